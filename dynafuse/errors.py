@@ -1,0 +1,96 @@
+"""What can go wrong, one class per kind of mistake: what happened, where, and what to do.
+
+    >>> str(OptionError.unknown("option", "stritc", ["strict", "workers"]))
+    "unknown option 'stritc': did you mean 'strict'? Valid: strict, workers"
+    >>> print(CompileError(["aten.add.Tensor", "aten.relu.default"], "out of shared memory", "/tmp/repro.py"))
+    a region of 2 ops failed to compile: out of shared memory
+      ops: aten.add.Tensor, aten.relu.default
+      repro: /tmp/repro.py
+      without DYNAFUSE_STRICT=1 the region runs eager instead
+
+Every class survives pickling: compile workers raise them across process borders.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_OPS_SHOWN = 12
+_DEMOTION = "without DYNAFUSE_STRICT=1 the region runs eager instead"
+
+
+class DynafuseError(Exception):
+    """Base of every error that dynafuse raises on purpose."""
+
+
+class DynafuseWarning(UserWarning):
+    """The result is right, but something did not go as asked: a region was demoted, a setting had no effect."""
+
+
+class OptionError(DynafuseError):
+    """An option, mode or environment variable is unknown, or its value is not one that it takes."""
+
+    @classmethod
+    def unknown(cls, what: str, name: object, valid: Iterable[str]) -> OptionError:
+        """`what` says which namespace was searched ("option", "mode", ...); `valid` are all names in it."""
+        names = sorted(valid)
+        close = difflib.get_close_matches(str(name), names, n=1)
+        hint = f" did you mean {close[0]!r}?" if close else ""
+        return cls(f"unknown {what} {name!r}:{hint} Valid: {', '.join(names) or 'none'}")
+
+    @classmethod
+    def ill_typed(cls, where: str, value: object, expected: str) -> OptionError:
+        """`where` names the setting as the user wrote it; `expected` says which values are valid."""
+        return cls(f"{where} is {value!r} ({type(value).__name__}): expected {expected}")
+
+
+class CompileError(DynafuseError):
+    """A region lowered but did not compile.
+
+    `ops` are the region's ops in order, `reason` the compiler's words, `repro` the file that shows the failure by itself.
+    """
+
+    def __init__(self, ops: Sequence[str], reason: str, repro: str | Path | None = None) -> None:
+        super().__init__(ops, reason, repro)
+        self.ops = tuple(ops)
+        self.reason = reason
+        self.repro = repro
+
+    def __str__(self) -> str:
+        return "\n  ".join(
+            [
+                f"a region of {_count(self.ops)} failed to compile: {self.reason}",
+                f"ops: {_shorten(self.ops)}",
+                f"repro: {self.repro}" if self.repro else "repro: none written (set DYNAFUSE_REPRO_DIR to get a file)",
+                _DEMOTION,
+            ]
+        )
+
+
+class LoweringError(DynafuseError):
+    """An op inside a region has no lowering for these operands: its row of the op table promises too much.
+
+    `op` is the overload, `reason` says which operand, shape or dtype is in the way, `where` the user's file and line.
+    """
+
+    def __init__(self, op: str, reason: str, where: str | None = None) -> None:
+        super().__init__(op, reason, where)
+        self.op = op
+        self.reason = reason
+        self.where = where
+
+    def __str__(self) -> str:
+        place = f" (from {self.where})" if self.where else ""
+        return f"cannot lower {self.op}{place}: {self.reason}\n  {_DEMOTION}"
+
+
+def _count(ops: Sequence[str]) -> str:
+    return "1 op" if len(ops) == 1 else f"{len(ops)} ops"
+
+
+def _shorten(ops: Sequence[str]) -> str:
+    """The first ops of a long region; the repro file has them all."""
+    rest = len(ops) - _OPS_SHOWN
+    return ", ".join(ops[:_OPS_SHOWN]) + (f", … {rest} more" if rest > 0 else "")
