@@ -1,7 +1,7 @@
 """What can go wrong, one class per kind of mistake: what happened, where, and what to do.
 
     >>> str(OptionError.unknown("option", "stritc", ["strict", "workers"]))
-    "unknown option 'stritc': did you mean 'strict'? Valid: strict, workers"
+    "unknown option 'stritc' (did you mean 'strict'?); valid: strict, workers"
     >>> print(CompileError(["aten.add.Tensor", "aten.relu.default"], "out of shared memory", "/tmp/repro.py"))
     a region of 2 ops failed to compile: out of shared memory
       ops: aten.add.Tensor, aten.relu.default
@@ -37,8 +37,8 @@ class OptionError(DynafuseError):
         """`what` says which namespace was searched ("option", "mode", ...); `valid` are all names in it."""
         names = sorted(valid)
         close = difflib.get_close_matches(str(name), names, n=1)
-        hint = f" did you mean {close[0]!r}?" if close else ""
-        return cls(f"unknown {what} {name!r}:{hint} Valid: {', '.join(names) or 'none'}")
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        return cls(f"unknown {what} {name!r}{hint}; valid: {', '.join(names) or 'none'}")
 
     @classmethod
     def ill_typed(cls, where: str, value: object, expected: str) -> OptionError:
@@ -49,7 +49,7 @@ class OptionError(DynafuseError):
 class CompileError(DynafuseError):
     """A region lowered but did not compile.
 
-    `ops` are the region's ops in order, `reason` the compiler's words, `repro` the file that shows the failure by itself.
+    `ops` are the region's ops in order, `reason` the compiler's words, `repro` a file that shows the failure by itself.
     """
 
     def __init__(self, ops: Sequence[str], reason: str, repro: str | Path | None = None) -> None:
@@ -63,7 +63,7 @@ class CompileError(DynafuseError):
             [
                 f"a region of {_count(self.ops)} failed to compile: {self.reason}",
                 f"ops: {_shorten(self.ops)}",
-                f"repro: {self.repro}" if self.repro else "repro: none written (set DYNAFUSE_REPRO_DIR to get a file)",
+                f"repro: {self.repro}" if self.repro else "repro: none written",
                 _DEMOTION,
             ]
         )

@@ -1,0 +1,359 @@
+"""The options: one declaration each, from which values, keys, errors and the README's table derive.
+
+    >>> config = resolve("reduce-overhead", {"workers": 0}, {"DYNAFUSE_STRICT": "1"})
+    >>> config.cudagraphs, config.workers, config.strict
+    (True, 0, True)
+    >>> config.key()
+    (('round_like_eager', False), ('fallback_random', False))
+
+An option is looked for in the call's `options`, then in the environment, then in what `mode` stands for; its default
+comes last. The backend resolves once per graph, when it compiles it, so a changed variable holds for the next graph.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynafuse.errors import OptionError
+
+PREFIX = "DYNAFUSE_"
+COST_PREFIX = "DYNAFUSE_COST_"
+DEFAULT_MODE = "default"
+MODES: Mapping[str, Mapping[str, object]] = {DEFAULT_MODE: {}, "reduce-overhead": {"cudagraphs": True}}
+
+RESERVED: Mapping[str, str] = {
+    "DYNAFUSE_CACHE_DIR": "directory of the kernel cache; default: the user's cache directory",
+    "DYNAFUSE_NVFUSER_UNMATCHED": "load an nvFuser that was built for another torch version than the one at hand",
+}
+"""Variables that other modules read by themselves; declared here so that a misspelt one is an error all the same."""
+
+_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_cost_constants: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of value: how a variable's text becomes one (`parse`) and which values it takes (`check`).
+
+    Both raise ValueError on what they do not take; `expected` completes the sentence "expected ..." for the user.
+    """
+
+    expected: str
+    parse: Callable[[str], object]
+    check: Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option. A default of None makes None a valid value; `in_key` says that it changes generated code."""
+
+    name: str
+    default: object
+    kind: Kind
+    env: str
+    doc: str
+    in_key: bool = False
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def expected(self) -> str:
+        """Which values are valid, in words."""
+        parts = [self.kind.expected]
+        if self.choices:
+            parts.append(f"out of {', '.join(self.choices)}")
+        if self.default is None:
+            parts.append("or None")
+        return " ".join(parts)
+
+    def from_text(self, text: str) -> object:
+        """The value that the environment variable's text stands for."""
+        try:
+            return self._checked(self.kind.parse(text))
+        except ValueError:
+            raise OptionError.ill_typed(f"environment variable {self.env}", text, self.expected) from None
+
+    def from_value(self, value: object) -> object:
+        """The value as given in `options`, checked and in its stored type."""
+        if value is None and self.default is None:
+            return None
+        try:
+            return self._checked(value)
+        except (ValueError, OverflowError):
+            raise OptionError.ill_typed(f"option {self.name!r}", value, self.expected) from None
+
+    def _checked(self, value: object) -> object:
+        value = self.kind.check(value)
+        if self.choices is not None:
+            _require(isinstance(value, tuple) and set(value) <= set(self.choices))
+        return value
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError
+
+
+def _parse_bool(text: str) -> bool:
+    _require(text.lower() in _TRUTH)
+    return _TRUTH[text.lower()]
+
+
+def _check_bool(value: object) -> object:
+    _require(isinstance(value, bool))
+    return value
+
+
+def _check_text(value: object) -> object:
+    _require(isinstance(value, str) and bool(value.strip()))
+    return value
+
+
+def _check_path(value: str | os.PathLike[str]) -> Path:
+    _require(isinstance(value, (str, os.PathLike)) and bool(str(value).strip()))
+    return Path(value).expanduser()
+
+
+def _check_executors(value: Any) -> tuple[str, ...]:
+    """Names in the order given, once each; eager is always allowed, so it is added last when it is missing."""
+    names = value.split(",") if isinstance(value, str) else value
+    _require(isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names))
+    return tuple(dict.fromkeys([*(name.strip() for name in names), "eager"]))
+
+
+def _at_least(minimum: int) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        _require(isinstance(value, int) and not isinstance(value, bool) and value >= minimum)
+        return value
+
+    return check
+
+
+def _check_cost(value: Any) -> float:
+    _require(isinstance(value, (int, float)) and not isinstance(value, bool))
+    number = float(value)
+    _require(math.isfinite(number) and number >= 0)
+    return number
+
+
+def _check_costs(value: Any) -> dict[str, float]:
+    _require(isinstance(value, Mapping))
+    return {_known_cost(name): _check_cost(number) for name, number in value.items()}
+
+
+def _parse_never(text: str) -> object:
+    raise ValueError("one variable per cost constant")
+
+
+BOOL = Kind("true or false (in the environment: 1, 0, true, false, yes, no, on, off)", _parse_bool, _check_bool)
+TEXT = Kind("a name", str, _check_text)
+PATH = Kind("a path", str, _check_path)
+COUNT = Kind("an integer, 0 or more", int, _at_least(0))
+POSITIVE = Kind("an integer, 1 or more", int, _at_least(1))
+EXECUTORS = Kind("names, comma separated or as a list,", str, _check_executors)
+COST = Kind("a finite number, 0 or more", float, _check_cost)
+COSTS = Kind("a dict from cost constants to finite numbers, 0 or more", _parse_never, _check_costs)
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "strict",
+        False,
+        BOOL,
+        "DYNAFUSE_STRICT",
+        "raise when a region fails to lower or compile, instead of running it eager with a warning",
+    ),
+    Option(
+        "device",
+        None,
+        TEXT,
+        "DYNAFUSE_DEVICE",
+        "plan for a described device, such as `h200`, instead of the one at hand",
+    ),
+    Option(
+        "executors",
+        ("triton", "eager"),
+        EXECUTORS,
+        "DYNAFUSE_EXECUTORS",
+        "executors that the plan may use; eager is always allowed",
+        choices=("triton", "eager"),
+    ),
+    Option(
+        "round_like_eager",
+        False,
+        BOOL,
+        "DYNAFUSE_ROUND_LIKE_EAGER",
+        "round 16-bit values after every op as eager does, instead of only where they are stored",
+        in_key=True,
+    ),
+    Option(
+        "fallback_random",
+        False,
+        BOOL,
+        "DYNAFUSE_FALLBACK_RANDOM",
+        "draw random numbers with eager's own ops, bit for bit",
+        in_key=True,
+    ),
+    Option(
+        "workers",
+        None,
+        COUNT,
+        "DYNAFUSE_WORKERS",
+        "compile worker processes; None: by the number of cores, 0: compile in this process",
+    ),
+    Option(
+        "repro_dir",
+        None,
+        PATH,
+        "DYNAFUSE_REPRO_DIR",
+        "where repro files of failed regions go; None: a temporary directory",
+    ),
+    Option(
+        "recompute",
+        True,
+        BOOL,
+        "DYNAFUSE_RECOMPUTE",
+        "let several regions recompute a cheap value rather than store and load it",
+    ),
+    Option(
+        "max_region_ops",
+        200,
+        POSITIVE,
+        "DYNAFUSE_MAX_REGION_OPS",
+        "most ops in one region",
+    ),
+    Option(
+        "cudagraphs",
+        False,
+        BOOL,
+        "DYNAFUSE_CUDAGRAPHS",
+        'capture and replay CUDA graphs; `mode="reduce-overhead"` turns it on',
+    ),
+    Option(
+        "cost",
+        {},
+        COSTS,
+        "DYNAFUSE_COST_<NAME>",
+        "override constants of the cost model, one variable or dict entry each",
+    ),
+)
+_BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
+_BY_ENV: Mapping[str, Option] = {option.env: option for option in OPTIONS if option.name != "cost"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The resolved options, one attribute per row of `OPTIONS`."""
+
+    strict: bool
+    device: str | None
+    executors: tuple[str, ...]
+    round_like_eager: bool
+    fallback_random: bool
+    workers: int | None
+    repro_dir: Path | None
+    recompute: bool
+    max_region_ops: int
+    cudagraphs: bool
+    cost: Mapping[str, float] = field(hash=False)
+
+    def key(self) -> tuple[tuple[str, object], ...]:
+        """Name and value of the options that change generated code, as declared: part of every kernel's key."""
+        return tuple((option.name, getattr(self, option.name)) for option in OPTIONS if option.in_key)
+
+
+def register_cost_constants(names: Iterable[str], doc: str) -> None:
+    """Declare constants of the cost model as valid for `cost` and `DYNAFUSE_COST_<NAME>`; `doc` says what they are.
+
+    The cost model calls this when it is imported: this module is a leaf and cannot ask. Repeating a name is harmless.
+    """
+    _cost_constants.update(dict.fromkeys(names, doc))
+
+
+def resolve(
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Config:
+    """The options in force: `options` over the environment over `mode` over the defaults.
+
+    Raises OptionError for an unknown mode, option or `DYNAFUSE_` variable, and for a value of the wrong type or range.
+    An empty variable counts as not set.
+    """
+    from_mode = _values_of_mode(mode)
+    from_environment = _values_of_environment(environ)
+    from_options = _values_of_options({} if options is None else options)
+    values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    values |= from_mode | from_environment | from_options
+    values["cost"] = _values_of_costs(environ) | from_options.get("cost", {})
+    return Config(**values)
+
+
+def describe() -> str:
+    """All options and environment variables as a Markdown table."""
+    head = ["| option | environment | default | values | in key | meaning |", "|---|---|---|---|---|---|"]
+    rows = [_row(option) for option in OPTIONS]
+    rows += [f"| | `{name}` | | | | {doc} |" for name, doc in RESERVED.items()]
+    return "\n".join(head + rows)
+
+
+def _row(option: Option) -> str:
+    in_key = "yes" if option.in_key else ""
+    default = ",".join(option.default) if isinstance(option.default, tuple) else repr(option.default)
+    return f"| `{option.name}` | `{option.env}` | `{default}` | {option.expected} | {in_key} | {option.doc} |"
+
+
+def _values_of_mode(mode: str | None) -> dict[str, Any]:
+    if mode is None:
+        return {}
+    if not isinstance(mode, str) or mode not in MODES:
+        raise OptionError.unknown("mode", mode, MODES)
+    return dict(MODES[mode])
+
+
+def _values_of_options(options: Mapping[str, object]) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise OptionError.ill_typed("options", options, "a dict from option names to values")
+    for name in options:
+        if name not in _BY_NAME:
+            raise OptionError.unknown("option", name, _BY_NAME)
+    return {name: _BY_NAME[name].from_value(value) for name, value in options.items()}
+
+
+def _values_of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    ours = [name for name in environ if name.startswith(PREFIX) and not name.startswith(COST_PREFIX)]
+    for name in ours:
+        if name not in _BY_ENV and name not in RESERVED:
+            raise OptionError.unknown("environment variable", name, [*_BY_ENV, *RESERVED, "DYNAFUSE_COST_<NAME>"])
+    set_here = [_BY_ENV[name] for name in ours if name in _BY_ENV and environ[name]]
+    return {option.name: option.from_text(environ[option.env]) for option in set_here}
+
+
+def _values_of_costs(environ: Mapping[str, str]) -> dict[str, float]:
+    by_variable = {COST_PREFIX + name.upper(): name for name in _cost_constants}
+    values = {}
+    for variable in environ:
+        if not variable.startswith(COST_PREFIX):
+            continue
+        if variable not in by_variable:
+            raise OptionError.unknown("environment variable", variable, by_variable)
+        if environ[variable]:
+            values[by_variable[variable]] = _cost_from_text(variable, environ[variable])
+    return values
+
+
+def _cost_from_text(variable: str, text: str) -> float:
+    try:
+        return _check_cost(float(text))
+    except ValueError:
+        raise OptionError.ill_typed(f"environment variable {variable}", text, COST.expected) from None
+
+
+def _known_cost(name: object) -> str:
+    if not isinstance(name, str) or name not in _cost_constants:
+        raise OptionError.unknown("cost constant", name, _cost_constants)
+    return name

@@ -1,0 +1,48 @@
+"""Settings for every test: strict, reproducible, and in Triton's interpreter where there is no CUDA device.
+
+    pytest                # everything that needs no GPU
+    pytest -m gpu         # what needs one
+
+Triton decides between compiler and interpreter when a kernel is decorated, its own library's kernels included, so the
+variable has to be there before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ["DYNAFUSE_STRICT"] = "1"
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+HAS_CUDA = torch.cuda.is_available()
+if HAS_CUDA:
+    os.environ.pop("TRITON_INTERPRET", None)
+else:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    if HAS_CUDA:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> Iterator[None]:
+    """Same random numbers in every test, and no graphs compiled by the test before."""
+    torch.manual_seed(0)
+    yield
+    # Only what was imported has state; importing Dynamo here would cost light tests a second.
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
