@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -266,12 +266,12 @@ class Config:
         return tuple((option.name, getattr(self, option.name)) for option in OPTIONS if option.in_key)
 
 
-def register_cost_constants(names: Iterable[str], doc: str) -> None:
-    """Declare constants of the cost model as valid for `cost` and `DYNAFUSE_COST_<NAME>`; `doc` says what they are.
+def register_cost_constants(docs: Mapping[str, str]) -> None:
+    """Declare constants of the cost model, name to meaning, as valid for `cost` and `DYNAFUSE_COST_<NAME>`.
 
     The cost model calls this when it is imported: this module is a leaf and cannot ask. Repeating a name is harmless.
     """
-    _cost_constants.update(dict.fromkeys(names, doc))
+    _cost_constants.update(docs)
 
 
 def resolve(

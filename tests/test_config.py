@@ -19,7 +19,7 @@ README = Path(__file__).parents[1] / "README.md"
 @pytest.fixture(autouse=True)
 def _cost_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "_cost_constants", {})
-    config.register_cost_constants(["launch_us", "bandwidth"], "made up for these tests")
+    config.register_cost_constants({"launch_us": "made up", "bandwidth": "made up as well"})
 
 
 def of(
