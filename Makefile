@@ -35,7 +35,8 @@ types: $(VENV)/.test-installed
 	$(BIN)/python -m mypy
 
 bench: $(VENV)/.bench-installed
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench.run --suite models --systems eager,inductor,dynafuse --out bench/results/models.json
+	$(BIN)/python -m bench.table bench/results/models.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
