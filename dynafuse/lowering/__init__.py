@@ -1,0 +1,1 @@
+"""Lowerings: a region becomes the code of one executor."""

@@ -1,0 +1,144 @@
+"""libdevice for Triton's interpreter: the functions that :mod:`dynafuse.lowering.triton.libm` calls, on NumPy data.
+
+Imported only under ``TRITON_INTERPRET=1``. An interpreted tensor is a handle that holds a NumPy array; a scalar's array
+has shape ``(1,)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+Array = np.ndarray[Any, Any]
+
+
+def _array(value: Any, like: tl.tensor) -> Array:
+    return value.handle.data if isinstance(value, tl.tensor) else np.asarray([value], _get_np_dtype(like.dtype))
+
+
+def _wrapped(data: Array, dtype: tl.dtype, *, block: bool) -> tl.tensor:
+    data = np.asarray(data).astype(_get_np_dtype(dtype), copy=False)
+    if not block:
+        return tl.tensor(TensorHandle(data.reshape(1), dtype), dtype)
+    return tl.tensor(TensorHandle(data, dtype), tl.block_type(dtype, list(data.shape)))
+
+
+def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
+    """A function of torch tensors as one of interpreted tensors and numbers, in the first tensor's dtype."""
+
+    def call(*operands: Any) -> tl.tensor:
+        tensors = [operand for operand in operands if isinstance(operand, tl.tensor)]
+        arrays = np.broadcast_arrays(*(_array(operand, tensors[0]) for operand in operands))
+        result = function(*(torch.from_numpy(array.copy()) for array in arrays))
+        return _wrapped(result.numpy(), tensors[0].dtype, block=any(tensor.type.is_block() for tensor in tensors))
+
+    return call
+
+
+def _rsqrt(x: torch.Tensor) -> torch.Tensor:
+    return 1 / x.sqrt()
+
+
+def _cbrt(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.cbrt(x.numpy()))
+
+
+exp = _elementwise(torch.exp)
+exp2 = _elementwise(torch.exp2)
+expm1 = _elementwise(torch.expm1)
+log = _elementwise(torch.log)
+log1p = _elementwise(torch.log1p)
+log2 = _elementwise(torch.log2)
+log10 = _elementwise(torch.log10)
+sin = _elementwise(torch.sin)
+cos = _elementwise(torch.cos)
+tan = _elementwise(torch.tan)
+asin = _elementwise(torch.asin)
+acos = _elementwise(torch.acos)
+atan = _elementwise(torch.atan)
+sinh = _elementwise(torch.sinh)
+cosh = _elementwise(torch.cosh)
+tanh = _elementwise(torch.tanh)
+asinh = _elementwise(torch.asinh)
+acosh = _elementwise(torch.acosh)
+atanh = _elementwise(torch.atanh)
+erf = _elementwise(torch.erf)
+erfc = _elementwise(torch.erfc)
+erfinv = _elementwise(torch.erfinv)
+lgamma = _elementwise(torch.lgamma)
+trunc = _elementwise(torch.trunc)
+fmod = _elementwise(torch.fmod)
+pow = _elementwise(torch.pow)
+hypot = _elementwise(torch.hypot)
+atan2 = _elementwise(torch.atan2)
+copysign = _elementwise(torch.copysign)
+nextafter = _elementwise(torch.nextafter)
+signbit = _elementwise(torch.signbit)
+erfcx = _elementwise(torch.special.erfcx)
+j0 = _elementwise(torch.special.bessel_j0)
+j1 = _elementwise(torch.special.bessel_j1)
+y0 = _elementwise(torch.special.bessel_y0)
+y1 = _elementwise(torch.special.bessel_y1)
+cyl_bessel_i0 = _elementwise(torch.special.i0)
+cyl_bessel_i1 = _elementwise(torch.special.i1)
+rint = _elementwise(torch.round)
+sqrt_rn = _elementwise(torch.sqrt)
+div_rn = _elementwise(torch.true_divide)
+rsqrt = _elementwise(_rsqrt)
+cbrt = _elementwise(_cbrt)
+
+
+def _reduction(function: Callable[..., Array]) -> Callable[..., tl.tensor]:
+    def call(x: tl.tensor, axis: int, keep_dims: bool = False) -> tl.tensor:
+        data = function(x.handle.data, axis=axis, keepdims=keep_dims)
+        return _wrapped(data, x.dtype, block=np.ndim(data) > 0)
+
+    return call
+
+
+amax = _reduction(np.max)
+amin = _reduction(np.min)
+prod = _reduction(np.prod)
+any_of = _reduction(np.bitwise_or.reduce)
+all_of = _reduction(np.bitwise_and.reduce)
+
+
+def _arg_reduction(pick: Callable[..., Array]) -> Callable[..., tuple[tl.tensor, tl.tensor]]:
+    """NumPy's arg functions have torch's rules as long as the indices ascend along the axis: first NaN, first of equals."""
+
+    def call(x: tl.tensor, at: tl.tensor, axis: int, keep_dims: bool = False) -> tuple[tl.tensor, tl.tensor]:
+        values, indices = np.broadcast_arrays(x.handle.data, at.handle.data)
+        order = np.argsort(indices, axis=axis, kind="stable")
+        values, indices = (np.take_along_axis(data, order, axis) for data in (values, indices))
+        chosen = np.expand_dims(pick(values, axis=axis), axis)
+        return (_picked(values, chosen, axis, keep_dims, x.dtype), _picked(indices, chosen, axis, keep_dims, at.dtype))
+
+    return call
+
+
+def _picked(data: Array, chosen: Array, axis: int, keep_dims: bool, dtype: tl.dtype) -> tl.tensor:
+    taken = np.take_along_axis(data, chosen, axis)
+    taken = taken if keep_dims else np.squeeze(taken, axis)
+    return _wrapped(taken, dtype, block=taken.ndim > 0)
+
+
+argmax = _arg_reduction(np.argmax)
+argmin = _arg_reduction(np.argmin)
+
+
+def welford(mean: tl.tensor, m2: tl.tensor, weight: tl.tensor, axis: int, keep_dims: bool = False) -> tuple[tl.tensor, ...]:
+    """Parts of (mean, sum of squared deviations, count) along ``axis`` as one such part."""
+    means, squares, weights = np.broadcast_arrays(mean.handle.data, m2.handle.data, weight.handle.data)
+    total = weights.sum(axis=axis, keepdims=True)
+    with np.errstate(all="ignore"):
+        centre = np.where(total == 0, 0, (means * weights).sum(axis=axis, keepdims=True) / total)
+    spread = (squares + weights * (means - centre) ** 2).sum(axis=axis, keepdims=True)
+    parts = (centre, spread, total)
+    if not keep_dims:
+        parts = tuple(np.squeeze(part, axis) for part in parts)
+    return tuple(_wrapped(part, mean.dtype, block=part.ndim > 0) for part in parts)

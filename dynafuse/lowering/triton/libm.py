@@ -1,0 +1,534 @@
+"""The math library of generated kernels, imported there as ``lm``.
+
+    from dynafuse.lowering.triton import libm as lm
+
+    @triton.jit
+    def kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+        at = tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, lm.silu_slope(tl.load(x_ptr + at)))
+
+Operands are tensors (a number must come as ``tl.full([], number, dtype)``) of float32 or float64, or of an integer type
+for the functions that say so. Accuracy is that of CUDA's own functions, as eager has it: ``tl.exp`` and ``/`` are faster
+and are off by more. NaNs go where eager's go.
+
+Under ``TRITON_INTERPRET=1`` there is no libdevice; the same functions then run as Python over
+:mod:`dynafuse.lowering.triton.interpreted_libdevice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+if knobs.runtime.interpret:
+    from dynafuse.lowering.triton import interpreted_libdevice as libdevice
+
+    def jit(function: Callable[..., Any]) -> Any:
+        """In the interpreter a device function is itself; ``fn`` is where ``tl.reduce`` looks for a combine function."""
+        function.fn = function  # type: ignore[attr-defined]
+        return function
+
+else:
+    from triton.language.extra import libdevice
+
+    jit = triton.jit
+
+# Thin wrappers instead of aliases: Triton replaces libdevice by the device's own library only where it is reached through
+# a global of the function that is being compiled.
+
+
+@jit
+def exp(x):
+    return libdevice.exp(x)
+
+
+@jit
+def exp2(x):
+    return libdevice.exp2(x)
+
+
+@jit
+def expm1(x):
+    return libdevice.expm1(x)
+
+
+@jit
+def log(x):
+    return libdevice.log(x)
+
+
+@jit
+def log1p(x):
+    return libdevice.log1p(x)
+
+
+@jit
+def log2(x):
+    return libdevice.log2(x)
+
+
+@jit
+def log10(x):
+    return libdevice.log10(x)
+
+
+@jit
+def sin(x):
+    return libdevice.sin(x)
+
+
+@jit
+def cos(x):
+    return libdevice.cos(x)
+
+
+@jit
+def tan(x):
+    return libdevice.tan(x)
+
+
+@jit
+def asin(x):
+    return libdevice.asin(x)
+
+
+@jit
+def acos(x):
+    return libdevice.acos(x)
+
+
+@jit
+def atan(x):
+    return libdevice.atan(x)
+
+
+@jit
+def sinh(x):
+    return libdevice.sinh(x)
+
+
+@jit
+def cosh(x):
+    return libdevice.cosh(x)
+
+
+@jit
+def tanh(x):
+    return libdevice.tanh(x)
+
+
+@jit
+def asinh(x):
+    return libdevice.asinh(x)
+
+
+@jit
+def acosh(x):
+    return libdevice.acosh(x)
+
+
+@jit
+def atanh(x):
+    return libdevice.atanh(x)
+
+
+@jit
+def erf(x):
+    return libdevice.erf(x)
+
+
+@jit
+def erfc(x):
+    return libdevice.erfc(x)
+
+
+@jit
+def erfinv(x):
+    return libdevice.erfinv(x)
+
+
+@jit
+def erfcx(x):
+    return libdevice.erfcx(x)
+
+
+@jit
+def lgamma(x):
+    return libdevice.lgamma(x)
+
+
+@jit
+def rsqrt(x):
+    return libdevice.rsqrt(x)
+
+
+@jit
+def cbrt(x):
+    return libdevice.cbrt(x)
+
+
+@jit
+def trunc(x):
+    return libdevice.trunc(x)
+
+
+@jit
+def j0(x):
+    return libdevice.j0(x)
+
+
+@jit
+def j1(x):
+    return libdevice.j1(x)
+
+
+@jit
+def y0(x):
+    return libdevice.y0(x)
+
+
+@jit
+def y1(x):
+    return libdevice.y1(x)
+
+
+@jit
+def sqrt(x):
+    return libdevice.sqrt_rn(x)
+
+
+@jit
+def round(x):
+    return libdevice.rint(x)
+
+
+@jit
+def i0(x):
+    return libdevice.cyl_bessel_i0(x)
+
+
+@jit
+def i1(x):
+    return libdevice.cyl_bessel_i1(x)
+
+
+@jit
+def div(x, y):
+    return libdevice.div_rn(x, y)
+
+
+@jit
+def fmod(x, y):
+    return libdevice.fmod(x, y)
+
+
+@jit
+def pow(x, y):
+    return libdevice.pow(x, y)
+
+
+@jit
+def hypot(x, y):
+    return libdevice.hypot(x, y)
+
+
+@jit
+def atan2(x, y):
+    return libdevice.atan2(x, y)
+
+
+@jit
+def copysign(x, y):
+    return libdevice.copysign(x, y)
+
+
+@jit
+def nextafter(x, y):
+    return libdevice.nextafter(x, y)
+
+
+@jit
+def fma(x, y, z):
+    return tl.fma(x, y, z)
+
+
+@jit
+def signbit(x):
+    return libdevice.signbit(x) != 0
+
+
+@jit
+def reciprocal(x):
+    return libdevice.div_rn(tl.full([], 1.0, x.dtype), x)
+
+
+@jit
+def sign(x):
+    """-1, 0 or 1 in the operand's dtype; 0 for NaN. Integers too."""
+    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)
+
+
+@jit
+def maximum(x, y):
+    """The larger operand; NaN if either is. Integers too."""
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def minimum(x, y):
+    """The smaller operand; NaN if either is. Integers too."""
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def fmax(x, y):
+    """The larger operand; the other one if one is NaN."""
+    return tl.where((x > y) | (y != y), x, y)
+
+
+@jit
+def fmin(x, y):
+    """The smaller operand; the other one if one is NaN."""
+    return tl.where((x < y) | (y != y), x, y)
+
+
+@jit
+def remainder(x, y):
+    """Python's ``%`` for floats: the sign of the divisor."""
+    rest = libdevice.fmod(x, y)
+    return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
+
+
+@jit
+def floor_div(x, y):
+    """Python's ``//`` for floats, corrected by the exact remainder as eager does it; ``x / y`` where ``y`` is 0."""
+    rest = libdevice.fmod(x, y)
+    quotient = libdevice.div_rn(x - rest, y)
+    quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+    floored = tl.floor(quotient)
+    floored = tl.where(quotient - floored > 0.5, floored + 1, floored)
+    exact = libdevice.div_rn(x, y)
+    return tl.where(y == 0, exact, tl.where(quotient == 0, libdevice.copysign(quotient, exact), floored))
+
+
+@jit
+def remainder_int(x, y):
+    """Python's ``%`` for integers; Triton's is C's."""
+    rest = x % y
+    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@jit
+def floor_div_int(x, y):
+    """Python's ``//`` for integers; Triton's is C's."""
+    quotient = x // y
+    return tl.where((x % y != 0) & ((x < 0) != (y < 0)), quotient - 1, quotient)
+
+
+@jit
+def pow_int(base, exponent):
+    """Exact integer power modulo 2^bits; a negative exponent gives 0 except for bases 1 and -1."""
+    result = tl.zeros_like(base) + 1
+    factor = base
+    bits = exponent
+    for _ in tl.static_range(exponent.dtype.primitive_bitwidth):
+        result = tl.where((bits & 1) != 0, result * factor, result)
+        factor = factor * factor
+        bits = bits >> 1
+    ones = tl.where(base == 1, 1, tl.where((exponent & 1) != 0, -1, 1))
+    reciprocals = tl.where((base == 1) | (base == -1), ones, 0)
+    return tl.where(exponent < 0, reciprocals.to(result.dtype), result)
+
+
+@jit
+def left_shift(x, y):
+    """``x << y``; 0 where the shift is negative or not below the width."""
+    return tl.where((y < 0) | (y >= x.dtype.primitive_bitwidth), 0, x << y)
+
+
+@jit
+def right_shift(x, y):
+    """``x >> y``, arithmetic for signed types; all sign bits where the shift is negative or not below the width."""
+    outside = (y < 0) | (y >= x.dtype.primitive_bitwidth)
+    shifted = x >> tl.where(outside, x.dtype.primitive_bitwidth - 1, y)
+    return tl.where(outside & (x >= 0), 0, shifted)
+
+
+@jit
+def sigmoid(x):
+    return libdevice.div_rn(tl.full([], 1.0, x.dtype), 1 + libdevice.exp(-x))
+
+
+@jit
+def softplus(x):
+    return libdevice.log1p(libdevice.exp(x))
+
+
+@jit
+def logit(x):
+    return libdevice.log(libdevice.div_rn(x, 1 - x))
+
+
+@jit
+def sinc(x):
+    scaled = x * 3.141592653589793
+    return tl.where(x == 0, 1.0, libdevice.div_rn(libdevice.sin(scaled), scaled))
+
+
+@jit
+def logaddexp(x, y):
+    """``log(exp(x) + exp(y))``; equal infinities give themselves."""
+    high = maximum(x, y)
+    gap = tl.where(x == y, 0.0, tl.abs(x - y))
+    return high + libdevice.log1p(libdevice.exp(-gap))
+
+
+@jit
+def silu_slope(x):
+    """The derivative of ``x * sigmoid(x)``."""
+    gate = sigmoid(x)
+    return gate * (1 + x * (1 - gate))
+
+
+@jit
+def mish_slope(x):
+    """The derivative of ``x * tanh(softplus(x))``."""
+    gate = libdevice.tanh(softplus(x))
+    return gate + x * sigmoid(x) * (1 - gate * gate)
+
+
+@jit
+def gelu_tanh_slope(x):
+    """The derivative of GELU's tanh approximation."""
+    gate = libdevice.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
+    inner = 0.7978845608028654 * (1 + 0.134145 * x * x)
+    return 0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * inner
+
+
+@jit
+def rand(seed, offset):
+    """Uniform float32 in [0, 1), one per offset, from Philox."""
+    return tl.rand(seed, offset)
+
+
+@jit
+def randn(seed, offset):
+    """Standard normal float32, one per offset, from Philox."""
+    return tl.randn(seed, offset)
+
+
+@jit
+def randint64(seed, offset, low, high):
+    """Uniform int64 in [low, high), one per offset, from Philox."""
+    first, second, _, _ = tl.randint4x(seed, offset)
+    word = first.to(tl.uint32, bitcast=True).to(tl.uint64) | (second.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
+    return (word % (high - low).to(tl.uint64)).to(tl.int64) + low
+
+
+# Combine functions for tl.reduce. Bools come in as integers: Triton's int1 is signed, so true < false there.
+
+
+@jit
+def combine_sum(x, y):
+    return x + y
+
+
+@jit
+def combine_prod(x, y):
+    return x * y
+
+
+@jit
+def combine_max(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def combine_min(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def combine_any(x, y):
+    return x | y
+
+
+@jit
+def combine_all(x, y):
+    return x & y
+
+
+@jit
+def combine_argmax(x, x_at, y, y_at):
+    """The larger (value, index); a NaN is larger than any number; of equals the lower index."""
+    tie = (x == y) | ((x != x) & (y != y))
+    left = (x > y) | ((x != x) & (y == y)) | (tie & (x_at < y_at))
+    return tl.where(left, x, y), tl.where(left, x_at, y_at)
+
+
+@jit
+def combine_argmin(x, x_at, y, y_at):
+    """The smaller (value, index); a NaN is smaller than any number; of equals the lower index."""
+    tie = (x == y) | ((x != x) & (y != y))
+    left = (x < y) | ((x != x) & (y == y)) | (tie & (x_at < y_at))
+    return tl.where(left, x, y), tl.where(left, x_at, y_at)
+
+
+@jit
+def combine_welford(mean, m2, weight, other_mean, other_m2, other_weight):
+    """Chan's rule for (mean, sum of squared deviations, count); a part of weight 0 changes nothing."""
+    gap = tl.where(mean == other_mean, 0.0, other_mean - mean)  # equal infinities must not make a NaN
+    total = weight + other_weight
+    share = tl.where(total == 0, 0.0, other_weight / total)
+    return mean + gap * share, m2 + other_m2 + gap * gap * weight * share, total
+
+
+# Reductions over an axis of a tile; the interpreter's own tl.reduce walks element by element.
+if knobs.runtime.interpret:
+    amax, amin, prod = libdevice.amax, libdevice.amin, libdevice.prod
+    any_of, all_of = libdevice.any_of, libdevice.all_of
+    argmax, argmin, welford = libdevice.argmax, libdevice.argmin, libdevice.welford
+else:
+
+    @jit
+    def amax(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        """The largest value along ``axis``; NaN if there is one."""
+        return tl.reduce(x, axis, combine_max, keep_dims=keep_dims)
+
+    @jit
+    def amin(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        """The smallest value along ``axis``; NaN if there is one."""
+        return tl.reduce(x, axis, combine_min, keep_dims=keep_dims)
+
+    @jit
+    def prod(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        return tl.reduce(x, axis, combine_prod, keep_dims=keep_dims)
+
+    @jit
+    def any_of(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        """Bitwise or along ``axis``."""
+        return tl.reduce(x, axis, combine_any, keep_dims=keep_dims)
+
+    @jit
+    def all_of(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        """Bitwise and along ``axis``."""
+        return tl.reduce(x, axis, combine_all, keep_dims=keep_dims)
+
+    @jit
+    def argmax(x, at, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        """``(value, index)`` of the largest value along ``axis``; ``at`` holds the elements' indices."""
+        return tl.reduce((x, at), axis, combine_argmax, keep_dims=keep_dims)
+
+    @jit
+    def argmin(x, at, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        """``(value, index)`` of the smallest value along ``axis``; ``at`` holds the elements' indices."""
+        return tl.reduce((x, at), axis, combine_argmin, keep_dims=keep_dims)
+
+    @jit
+    def welford(mean, m2, weight, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+        """``(mean, sum of squared deviations, count)`` of parts along ``axis``."""
+        return tl.reduce((mean, m2, weight), axis, combine_welford, keep_dims=keep_dims)

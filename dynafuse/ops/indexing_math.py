@@ -1,0 +1,266 @@
+"""Integer arithmetic on index expressions, simplified by what is known of the index symbols' ranges.
+
+    >>> i, j = symbol("i", 8), symbol("j", 128)
+    >>> floordiv(128 * i + j, 128), mod(128 * i + j, 128)
+    (i, j)
+    >>> floordiv(64 * i + j, 64), mod(64 * i + symbol("k", 64), 128)
+    (i + (j//64), 64*Mod(i, 2) + k)
+
+Index symbols are non-negative integers below a size that the symbol itself carries, so nothing has to be passed along.
+Sizes may be symbolic; torch's size symbols are positive integers. No call of ``sympy.simplify`` anywhere: these run for
+every load of every candidate kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from sympy import S
+from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing
+
+Size = int | sympy.Expr
+Limits = tuple[sympy.Expr | None, sympy.Expr | None]
+"""The lowest and the highest value that an expression can take; None where it is not known."""
+
+
+class IndexSymbol(sympy.Symbol):
+    """A non-negative integer below ``size``. Symbols of one name and different sizes are different symbols."""
+
+    __slots__ = ("size",)
+    size: sympy.Expr
+
+    def __new__(cls, name: str, size: Size) -> IndexSymbol:
+        return _index_symbol(name, sympy.sympify(size))
+
+    def _hashable_content(self) -> tuple[Any, ...]:
+        return (*super()._hashable_content(), self.size)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str, sympy.Expr], dict[str, Any]]:
+        return (self.name, self.size), {}
+
+
+@functools.lru_cache(maxsize=None)
+def _index_symbol(name: str, size: sympy.Expr) -> IndexSymbol:
+    made: IndexSymbol = sympy.Symbol.__xnew__(IndexSymbol, name, integer=True, nonnegative=True)
+    made.size = size
+    return made
+
+
+def symbol(name: str, size: Size) -> IndexSymbol:
+    """The index symbol ``name`` with ``0 <= name < size``; the same symbol for the same name and size."""
+    return IndexSymbol(name, size)
+
+
+def as_expr(value: Any) -> sympy.Expr:
+    """A size or index argument (int, SymInt, sympy expression, or FX node of one) as a sympy expression."""
+    if isinstance(value, torch.SymInt):
+        return value.node.expr
+    if isinstance(value, torch.fx.Node):
+        return as_expr(value.meta["val"])
+    return sympy.sympify(value)
+
+
+def bound(expr: sympy.Expr) -> sympy.Expr | None:
+    """An exclusive upper bound of ``expr``, or None."""
+    high = limits(expr)[1]
+    return None if high is None else high + 1
+
+
+def known_less(expr: sympy.Expr, size: Size) -> bool:
+    """Whether ``expr < size`` holds for every value of the symbols."""
+    high = limits(expr)[1]
+    return high is not None and _nonnegative(sympy.sympify(size) - 1 - high)
+
+
+def known_nonnegative(expr: sympy.Expr) -> bool:
+    """Whether ``expr >= 0`` holds for every value of the symbols."""
+    low = limits(expr)[0]
+    return low is not None and _nonnegative(low)
+
+
+def known_equal(left: Size, right: Size) -> bool:
+    """Whether two sizes are the same expression, products and sums multiplied out."""
+    return left == right or sympy.expand(sympy.sympify(left) - sympy.sympify(right)) == 0
+
+
+@functools.lru_cache(maxsize=65536)
+def limits(expr: sympy.Expr) -> Limits:
+    """The lowest and highest value of ``expr``, as far as its structure shows them."""
+    if isinstance(expr, sympy.Integer):
+        return expr, expr
+    if isinstance(expr, IndexSymbol):
+        return S.Zero, expr.size - 1
+    if isinstance(expr, sympy.Symbol):  # a size: fixed while the kernel runs, so it is its own limit
+        return expr, expr
+    if isinstance(expr, sympy.Add):
+        return _sum_limits(limits(term) for term in expr.args)
+    if isinstance(expr, sympy.Mul):
+        return functools.reduce(_product_limits, map(limits, expr.args))
+    if isinstance(expr, FloorDiv):
+        return _quotient_limits(*expr.args)
+    if isinstance(expr, Mod | ModularIndexing):
+        return S.Zero, expr.args[-1] - 1
+    return None, None
+
+
+def floordiv(expr: sympy.Expr, size: Size) -> sympy.Expr:
+    """``expr // size`` (rounded down) for a positive ``size``."""
+    return _divmod(sympy.sympify(expr), sympy.sympify(size))[0]
+
+
+def mod(expr: sympy.Expr, size: Size) -> sympy.Expr:
+    """``expr % size`` (never negative) for a positive ``size``."""
+    return _divmod(sympy.sympify(expr), sympy.sympify(size))[1]
+
+
+def flatten(index: Sequence[sympy.Expr], shape: Sequence[Size]) -> sympy.Expr:
+    """The row-major position of ``index`` in ``shape``, with quotients and remainders of one value joined again."""
+    flat: sympy.Expr = S.Zero
+    for at, size in zip(index, shape, strict=True):
+        flat = flat * size + at
+    return rejoin(sympy.expand(flat))
+
+
+def unflatten(position: sympy.Expr, shape: Sequence[Size]) -> tuple[sympy.Expr, ...]:
+    """The index in ``shape`` of a row-major ``position``, which must lie inside the shape."""
+    index: list[sympy.Expr] = []
+    for size in reversed(shape[1:]):
+        position, rest = _divmod(position, sympy.sympify(size))
+        index.append(rest)
+    return (position, *reversed(index)) if shape else ()
+
+
+def product(sizes: Iterable[Size]) -> sympy.Expr:
+    """The number of elements of a shape."""
+    return functools.reduce(lambda total, size: total * size, sizes, S.One)
+
+
+def rejoin(expr: sympy.Expr) -> sympy.Expr:
+    """``expr`` with every ``c*k*(x//k) + c*(x%k)`` written as ``c*x``."""
+    terms = _terms(expr)
+    for part, factor in list(terms.items()):
+        if isinstance(part, Mod) and terms.get(part, 0) == factor and _rejoin_one(terms, part, factor):
+            return rejoin(sympy.expand(_total(terms)))
+    return expr
+
+
+def _rejoin_one(terms: dict[sympy.Expr, sympy.Expr], part: Mod, factor: sympy.Expr) -> bool:
+    whole, size = part.args
+    quotient = _terms(sympy.expand(factor * size * floordiv(whole, size)))
+    if not quotient or any(terms.get(key) != value for key, value in quotient.items()):
+        return False
+    for key in (*quotient, part):
+        del terms[key]
+    terms[whole] = terms.get(whole, S.Zero) + factor
+    return True
+
+
+@functools.lru_cache(maxsize=65536)
+def _divmod(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    if size == 1:
+        return expr, S.Zero
+    quotient, rest = _split_multiples(sympy.expand(expr), size)
+    if known_nonnegative(rest) and known_less(rest, size):
+        return quotient, rest
+    inner_quotient, remainder = _reduced(rest, size) if size.is_Integer else _opaque(rest, size)
+    return quotient + inner_quotient, remainder
+
+
+def _split_multiples(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """``(q, r)`` with ``expr == q*size + r``: every term that is a multiple of ``size`` goes into ``q``."""
+    quotient, rest = S.Zero, S.Zero
+    for part, factor in _terms(expr).items():
+        share, left = _divide_term(part, factor, size)
+        quotient, rest = quotient + share, rest + left
+    return quotient, rest
+
+
+def _divide_term(part: sympy.Expr, factor: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    if size.is_Integer:
+        if part == 1:
+            return sympy.Integer(int(factor) // int(size)), sympy.Integer(int(factor) % int(size))
+        return (part * (factor / size), S.Zero) if factor % size == 0 else (S.Zero, part * factor)
+    share = part * factor / size if size.free_symbols <= part.free_symbols else S.Half
+    return (share, S.Zero) if _is_polynomial(share) else (S.Zero, part * factor)
+
+
+def _is_polynomial(expr: sympy.Expr) -> bool:
+    """Whether ``expr`` is free of fractions, so that it is an integer wherever its symbols are."""
+    numerator, denominator = expr.as_numer_denom()
+    return denominator == 1 and numerator.is_integer is not False
+
+
+def _reduced(rest: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """Division by a constant with a common factor cancelled: ``(g*a + r) // (g*b) == a // b`` while ``0 <= r < g``."""
+    for common in _common_factors(rest, int(size)):
+        high, low = _split_multiples(rest, sympy.Integer(common))
+        if known_nonnegative(low) and known_less(low, common):
+            quotient, remainder = _opaque(high, sympy.Integer(int(size) // common))
+            return quotient, common * remainder + low
+    return _opaque(rest, size)
+
+
+def _common_factors(expr: sympy.Expr, size: int) -> list[int]:
+    factors = {math.gcd(int(factor), size) for factor in _terms(expr).values() if factor.is_Integer}
+    return sorted(factors - {1, size}, reverse=True)
+
+
+def _opaque(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """Division that stays a division, after nested remainders are reduced."""
+    if size == 1:
+        return expr, S.Zero
+    if known_nonnegative(expr) and known_less(expr, size):
+        return S.Zero, expr
+    return FloorDiv(expr, size), _opaque_mod(expr, size)
+
+
+def _opaque_mod(expr: sympy.Expr, size: sympy.Expr) -> sympy.Expr:
+    if isinstance(expr, sympy.Integer):
+        return expr % size if size.is_Integer else Mod(expr, size)
+    if isinstance(expr, Mod) and expr.args[1].is_Integer and size.is_Integer and expr.args[1] % size == 0:
+        return mod(expr.args[0], size)
+    return Mod(expr, size, evaluate=False) if size.is_Integer else Mod(expr, size)
+
+
+def _terms(expr: sympy.Expr) -> dict[sympy.Expr, sympy.Expr]:
+    """An expanded sum as ``{part: integer factor}``; the constant term has part 1."""
+    found: dict[sympy.Expr, sympy.Expr] = {}
+    for term in sympy.Add.make_args(expr):
+        factor, part = term.as_coeff_Mul()
+        if factor != 0:
+            found[part] = found.get(part, S.Zero) + factor
+    return found
+
+
+def _total(terms: dict[sympy.Expr, sympy.Expr]) -> sympy.Expr:
+    return sympy.Add(*(part * factor for part, factor in terms.items()))
+
+
+def _nonnegative(expr: sympy.Expr) -> bool:
+    return bool(sympy.expand(expr).is_nonnegative)
+
+
+def _sum_limits(parts: Iterable[Limits]) -> Limits:
+    lows, highs = zip(*parts, strict=True)
+    return (None if None in lows else sympy.Add(*lows)), (None if None in highs else sympy.Add(*highs))
+
+
+def _product_limits(left: Limits, right: Limits) -> Limits:
+    for (low, high), (other, top) in ((left, right), (right, left)):
+        if low is not None and low == high and low.is_Integer and low < 0:  # a negative constant swaps the ends
+            return (None if top is None else low * top), (None if other is None else low * other)
+    if any(low is None or not _nonnegative(low) for low, _ in (left, right)):
+        return None, None
+    return left[0] * right[0], (None if left[1] is None or right[1] is None else left[1] * right[1])
+
+
+def _quotient_limits(whole: sympy.Expr, size: sympy.Expr) -> Limits:
+    low, high = limits(whole)
+    if low is None or not _nonnegative(low):
+        return None, None
+    return S.Zero, (None if high is None else FloorDiv(high, size))

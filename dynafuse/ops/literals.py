@@ -1,0 +1,95 @@
+"""Python scalars and dtypes as Triton source text.
+
+    >>> literal(0.1, torch.float32), literal(0.1, torch.bfloat16), literal(float("-inf"), torch.float32)
+    ('0.1', '0.10009765625', 'float("-inf")')
+    >>> literal(-1, torch.uint8), literal(2.7, torch.int32), literal(3, torch.float64), literal(2, torch.bool)
+    ('255', '2', '3.0', 'True')
+    >>> conversion("x", torch.float32, torch.bool)
+    'x != 0'
+
+Values of 16-bit and 8-bit floats live in float32 inside a kernel (their opmath type); every other dtype is its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+_INFINITIES = {math.inf: 'float("inf")', -math.inf: 'float("-inf")'}
+
+_TRITON = {
+    torch.bool: "tl.int1",
+    torch.uint8: "tl.uint8",
+    torch.int8: "tl.int8",
+    torch.uint16: "tl.uint16",
+    torch.int16: "tl.int16",
+    torch.uint32: "tl.uint32",
+    torch.int32: "tl.int32",
+    torch.uint64: "tl.uint64",
+    torch.int64: "tl.int64",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.float8_e4m3fn: "tl.float8e4nv",
+    torch.float8_e5m2: "tl.float8e5",
+}
+
+_NARROW_INTS = (torch.int8, torch.int16)
+
+
+def supported(dtype: torch.dtype) -> bool:
+    """Whether Triton has the dtype: false for complex, quantised and the rarer 8-bit floats."""
+    return dtype in _TRITON
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of ``dtype`` are computed."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+
+
+def triton_type(dtype: torch.dtype) -> str:
+    """``torch.float32`` as ``"tl.float32"``."""
+    return _TRITON[dtype]
+
+
+def literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """The Triton literal of ``value`` converted to ``dtype`` as eager converts it: rounded, truncated or wrapped."""
+    if dtype is torch.bool:
+        return str(bool(value))
+    return _float_literal(float(value), dtype) if dtype.is_floating_point else str(_wrapped(int(value), dtype))
+
+
+def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:
+    """The expression that converts a value of ``source`` named ``text`` to ``dest``; both are held in opmath types."""
+    have, want = opmath(source), opmath(dest)
+    if have is want:
+        return text
+    if want is torch.bool:
+        return f"{text} != 0"
+    if have.is_floating_point and not want.is_floating_point:
+        return f"{text}{_truncation(want)}"
+    return f"{text}.to({triton_type(want)})"
+
+
+def _truncation(dest: torch.dtype) -> str:
+    """Float to integer by way of a wide integer: hardware saturates at the width it converts to, eager wraps."""
+    if dest is torch.uint8 or dest is torch.uint16 or dest is torch.uint32:
+        return f".to(tl.int64).to({triton_type(dest)})"
+    return f".to(tl.int32).to({triton_type(dest)})" if dest in _NARROW_INTS else f".to({triton_type(dest)})"
+
+
+def _float_literal(value: float, dtype: torch.dtype) -> str:
+    if math.isnan(value):
+        return 'float("nan")'
+    rounded = torch.tensor(value, dtype=torch.float64).to(dtype).item()
+    if math.isinf(rounded):
+        return _INFINITIES[rounded]
+    # Float32 keeps the short text (0.1, not 0.10000000149011612): Triton rounds it in the same way.
+    return repr(value) if opmath(dtype) is dtype else repr(rounded)
+
+
+def _wrapped(value: int, dtype: torch.dtype) -> int:
+    info = torch.iinfo(dtype)
+    return (value - info.min) % (info.max - info.min + 1) + info.min

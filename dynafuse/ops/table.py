@@ -1,0 +1,189 @@
+"""The op table: one row per ATen or prims overload.
+
+A row says what an op *is* (its kind decides how it may be partitioned) and how it is *made* (an expression, a
+reduction, or an index rewrite). Ability and implementation sit in one place: the partitioner asks the table and never
+tries an op out. An op without a row, or with a row that names a reason, runs eager.
+
+Worked example, a row as a user would add one at run time::
+
+    import torch, dynafuse.ops as ops
+    ops.register(ops.pointwise(torch.ops.mylib.softcap.default, "{1} * lm.tanh({0} / {1})"))
+
+In a pointwise expression ``{0}``, ``{1}`` … are the op's arguments in schema order, already cast to the op's compute
+dtype; ``tl`` is ``triton.language`` and ``lm`` is the math library in ``dynafuse/lowering/triton/libm.py``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import sympy
+import torch
+
+Index = tuple[sympy.Expr, ...]
+"""Where a tensor is asked for: one integer expression per dimension."""
+
+
+class Kind(enum.Enum):
+    """What an op is, as far as partitioning is concerned."""
+
+    POINTWISE = "pointwise"  # output element i needs the (broadcast) operand elements i
+    REDUCTION = "reduction"  # closes over some dimensions of its one tensor operand
+    VIEW = "view"  # no data moves; an index rewrite without masks
+    INDEX = "index"  # moves data by an index rewrite, perhaps under masks: cat, pad, flip, slice_scatter, pooling
+    GATHER = "gather"  # the index holds a loaded value: embedding, gather, index
+    CREATION = "creation"  # no tensor operand: full, arange
+    RANDOM = "random"  # seeds and counters in, random numbers out
+    OPAQUE = "opaque"  # runs eager, as a whole
+
+
+class Cast(enum.Enum):
+    """Which dtype a pointwise op's tensor operands are cast to before its expression is evaluated."""
+
+    OUTPUT = "output"  # the output's dtype, in its opmath type (float32 for 16-bit floats)
+    PROMOTED = "promoted"  # the operands' common dtype by torch.result_type, in its opmath type: comparisons
+    NONE = "none"  # each operand in its own opmath type
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value in a kernel under construction: a variable's name, its torch dtype, the tile dimensions it varies along."""
+
+    name: str
+    dtype: torch.dtype
+    tiles: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pointwise expression may need to know besides its operands' names."""
+
+    dtype: torch.dtype  # the dtype in which the expression is evaluated (float32 for 16-bit floats)
+    out: torch.dtype  # the op's output dtype
+    operands: tuple[torch.dtype, ...] = ()  # the tensor operands' own dtypes, before the cast
+
+
+class Builder(Protocol):
+    """What an index, gather, creation or random row is given to build its value with (implemented by the lowering)."""
+
+    def operand(self, arg: Any, index: Index) -> Value:
+        """The value of tensor argument ``arg`` at ``index``."""
+
+    def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
+        """The sizes of tensor argument ``arg``."""
+
+    def dtype(self, arg: Any) -> torch.dtype:
+        """The dtype of tensor argument ``arg``."""
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
+        """A literal."""
+
+    def index_value(self, expr: sympy.Expr) -> Value:
+        """An index expression as an int64 value."""
+
+    def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
+        """A loaded integer ``value`` as an index into a dimension of ``size`` elements; negative values count from the
+        end, as in eager indexing."""
+
+    def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
+        """A bool value ``left op right`` over index expressions; ``op`` is one of ``< <= > >= ==``."""
+
+    def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
+        """``body()`` where ``condition`` holds, else ``other``; loads inside ``body`` are masked by ``condition``."""
+
+    def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
+        """A new value from a Triton expression; ``{0}``, ``{1}`` … are the operands."""
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """``value`` converted to ``dtype`` (kept in its opmath type)."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op: its arguments by schema name with defaults filled in; its output's sizes and dtype."""
+
+    target: torch._ops.OpOverload
+    args: dict[str, Any]
+    shape: tuple[sympy.Expr, ...]
+    dtype: torch.dtype
+
+    def __getitem__(self, name: str) -> Any:
+        return self.args[name]
+
+
+Lower = Callable[[Builder, Call, Index], Value]
+Emit = str | Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op. ``reason`` is non-empty exactly when the op runs eager although it has a row."""
+
+    target: torch._ops.OpOverload
+    kind: Kind
+    emit: Emit | None = None  # pointwise: the expression, a template or ``f(context, *arguments) -> str``
+    cast: Cast = Cast.OUTPUT
+    raw: tuple[int, ...] = ()  # pointwise: argument positions that are not cast (the condition of where)
+    lower: Lower | None = None  # view, index, gather, creation, random: the value at an index
+    reduction: str | None = None  # reduction: the name of its recurrence in lowering/triton/reductions.py
+    aligned: tuple[str, ...] = ()  # index, gather: arguments that are read at the output's own (broadcast) index
+    accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
+    flops: float = 1.0  # per output element (per input element for a reduction), counting a transcendental as 8
+    reason: str = ""
+
+    @property
+    def fusible(self) -> bool:
+        """Whether the op may be part of a fused region."""
+        return self.kind is not Kind.OPAQUE and not self.reason
+
+
+_TABLE: dict[torch._ops.OpOverload, Row] = {}
+
+
+def register(row: Row) -> Row:
+    """Add ``row`` to the table, or replace the row that its op has."""
+    _TABLE[row.target] = row
+    return row
+
+
+def lookup(target: object) -> Row | None:
+    """The row of an overload, or None: the op runs eager."""
+    return _TABLE.get(target)  # type: ignore[call-overload, no-any-return]
+
+
+def rows() -> Sequence[Row]:
+    """All rows, in the order in which they were added."""
+    return tuple(_TABLE.values())
+
+
+def pointwise(target: torch._ops.OpOverload, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (),
+              flops: float = 1.0) -> Row:
+    """A pointwise row: ``emit`` is a Triton expression over ``{0}``, ``{1}`` …, or a function that returns one."""
+    return Row(target, Kind.POINTWISE, emit=emit, cast=cast, raw=raw, flops=flops)
+
+
+def refusal(row: Row, call: Call) -> str:
+    """Why ``call`` cannot be part of a fused region, or "": the row's own reason, else what it says of this call."""
+    return row.reason or (row.accepts(call) if row.accepts else "")
+
+
+def reduction(target: torch._ops.OpOverload, name: str, *, flops: float = 1.0) -> Row:
+    """A reduction row; ``name`` is a recurrence of ``lowering/triton/reductions.py``."""
+    return Row(target, Kind.REDUCTION, reduction=name, flops=flops)
+
+
+def rewrite(target: torch._ops.OpOverload, kind: Kind, lower: Lower, *, flops: float = 1.0,
+            accepts: Callable[[Call], str] | None = None) -> Row:
+    """A row whose value at an index is made from its operands at other indices."""
+    return Row(target, kind, lower=lower, accepts=accepts, flops=flops)
+
+
+def eager(target: torch._ops.OpOverload, reason: str) -> Row:
+    """A row of an op that runs eager, with the reason that reports give."""
+    return Row(target, Kind.OPAQUE, reason=reason)

@@ -1,0 +1,292 @@
+"""Rows of views: no data moves, the index is rewritten.
+
+    >>> i, j = symbol("i", 4), symbol("j", 6)
+    >>> reshaped((i, j), (4, 6), (4, 2, 3))
+    (i, (j//3), Mod(j, 3))
+    >>> split_piece(torch.ops.aten.split.Tensor, {"self": None, "split_size": 4, "dim": -1}, 1, 6)
+    (-1, 4, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from sympy import S
+
+from dynafuse.ops.indexing_math import (
+    Size, as_expr, flatten, floordiv, known_equal, known_nonnegative, symbol, unflatten,
+)
+from dynafuse.ops.overloads import overloads
+from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
+
+Shape = tuple[sympy.Expr, ...]
+Rewrite = Callable[[Call, Index, Shape], Index]
+"""From a call, an index of its output and its operand's sizes to the operand's index."""
+
+
+def source(call: Call) -> Any:
+    """The first argument: ``self`` in ATen, ``a`` in prims."""
+    return next(iter(call.args.values()))
+
+
+def argument(call: Call, *names: str) -> Any:
+    """The argument that has one of the names."""
+    return next(call.args[name] for name in names if name in call.args)
+
+
+def dim_of(dim: int, rank: int) -> int:
+    """A dimension counted from the front; 0-d tensors have a dimension 0 in that sense."""
+    return dim % max(rank, 1)
+
+
+def dims_of(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """Dimensions counted from the front, in the order given."""
+    return tuple(dim_of(dim, rank) for dim in ([dims] if isinstance(dims, int) else dims))
+
+
+def replaced(index: Index, dim: int, at: sympy.Expr) -> Index:
+    """``index`` with another position in dimension ``dim``."""
+    return (*index[:dim], at, *index[dim + 1 :])
+
+
+def without(index: Index, dim: int) -> Index:
+    """``index`` without dimension ``dim``."""
+    return (*index[:dim], *index[dim + 1 :])
+
+
+def aligned(index: Index, shape: Sequence[Size]) -> Index:
+    """``index`` of a broadcast result as an index of an operand of ``shape``."""
+    tail = index[len(index) - len(shape) :]
+    return tuple(S.Zero if size == 1 else at for at, size in zip(tail, shape, strict=True))
+
+
+def from_end(position: sympy.Expr, size: sympy.Expr) -> sympy.Expr | None:
+    """A position that may count from the end as one from the front; None if its sign is not known."""
+    if known_nonnegative(position):
+        return position
+    return size + position if known_nonnegative(-position - 1) else None
+
+
+def clamped_bound(position: Any, size: sympy.Expr, default: sympy.Expr) -> sympy.Expr:
+    """A slice's start or end as Python reads it: counted from the end if negative, inside ``[0, size]``."""
+    if position is None:
+        return default
+    at = from_end(as_expr(position), size)
+    if at is None:
+        at = sympy.Piecewise((as_expr(position), as_expr(position) >= 0), (size + as_expr(position), True))
+    at = at if known_nonnegative(at) else sympy.Max(at, 0)
+    return at if known_nonnegative(size - at) else sympy.Min(at, size)
+
+
+def reshaped(index: Index, shape: Sequence[Size], operand: Sequence[Size]) -> Index:
+    """The operand's index of the element at ``index`` of the same data seen as ``shape``.
+
+    Runs of dimensions with equal products are matched first, so that dimensions which the reshape leaves alone pass
+    through as they are, whatever their sizes.
+    """
+    if any(size == 0 for size in shape):
+        return tuple(S.Zero for _ in operand)
+    result: list[sympy.Expr] = []
+    for outer, inner in _groups(shape, operand):
+        result += _regrouped(index[outer], shape[outer], operand[inner])
+    return tuple(result)
+
+
+def _regrouped(index: Index, shape: Sequence[Size], operand: Sequence[Size]) -> Iterator[sympy.Expr]:
+    """One group, with the dimensions of size 1 set aside."""
+    kept = [(at, size) for at, size in zip(index, shape, strict=True) if size != 1]
+    sizes = [size for size in operand if size != 1]
+    flat = flatten([at for at, _ in kept], [size for _, size in kept])
+    positions = iter((flat,) if len(sizes) == 1 else unflatten(flat, sizes))
+    return (S.Zero if size == 1 else next(positions) for size in operand)
+
+
+def _groups(left: Sequence[Size], right: Sequence[Size]) -> Iterator[tuple[slice, slice]]:
+    """The shortest runs of both shapes that hold equally many elements."""
+    i = j = 0
+    while i < len(left) or j < len(right):
+        first_i, first_j = i, j
+        here, there = S.One, S.One
+        while True:
+            if i < len(left) and (j == len(right) or _takes_left(here, there)):
+                here, i = here * left[i], i + 1
+            else:
+                there, j = there * right[j], j + 1
+            if known_equal(here, there) or (i == len(left) and j == len(right)):
+                break
+        yield slice(first_i, i), slice(first_j, j)
+
+
+def _takes_left(here: sympy.Expr, there: sympy.Expr) -> bool:
+    """Whether the left run is to grow; where neither product is known to be smaller, the one with fewer symbols."""
+    if here.is_Integer and there.is_Integer:
+        return bool(here <= there)
+    gap = sympy.expand(there - here)
+    if gap.is_nonnegative or gap.is_nonpositive:
+        return bool(gap.is_nonnegative)
+    return len(here.free_symbols) <= len(there.free_symbols)
+
+
+# The rewrites ----------------------------------------------------------------------------------------------------------
+
+
+def _reshape(call: Call, index: Index, shape: Shape) -> Index:
+    return reshaped(index, call.shape, shape)
+
+
+def _permute(call: Call, index: Index, shape: Shape) -> Index:
+    order = dims_of(argument(call, "dims", "permutation"), len(shape))
+    return tuple(index[order.index(dim)] for dim in range(len(shape)))
+
+
+def _transpose(call: Call, index: Index, shape: Shape) -> Index:
+    swapped = list(index)
+    if shape:
+        first, second = dims_of((call["dim0"], call["dim1"]), len(shape))
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+    return tuple(swapped)
+
+
+def _t(call: Call, index: Index, shape: Shape) -> Index:
+    return tuple(reversed(index))
+
+
+def _expand(call: Call, index: Index, shape: Shape) -> Index:
+    return aligned(index, shape)
+
+
+def _broadcast_in_dim(call: Call, index: Index, shape: Shape) -> Index:
+    return aligned(tuple(index[dim] for dim in call["broadcast_dimensions"]), shape)
+
+
+def _squeeze(call: Call, index: Index, shape: Shape) -> Index:
+    dims = next((call.args[name] for name in ("dim", "dimensions") if name in call.args), tuple(range(len(shape))))
+    gone = {dim for dim in dims_of(dims, len(shape)) if shape and shape[dim] == 1}
+    rest = iter(index)
+    return tuple(S.Zero if dim in gone else next(rest) for dim in range(len(shape)))
+
+
+def _unsqueeze(call: Call, index: Index, shape: Shape) -> Index:
+    return without(index, dim_of(call["dim"], len(index)))
+
+
+def _slice(call: Call, index: Index, shape: Shape) -> Index:
+    dim = dim_of(call["dim"], len(shape))
+    start = clamped_bound(call["start"], shape[dim], S.Zero)
+    return replaced(index, dim, start + index[dim] * as_expr(call["step"]))
+
+
+def _select(call: Call, index: Index, shape: Shape) -> Index:
+    dim = dim_of(call["dim"], len(shape))
+    at = from_end(as_expr(call["index"]), shape[dim])
+    assert at is not None  # _accepts_select has refused it
+    return (*index[:dim], at, *index[dim:])
+
+
+def _accepts_select(call: Call) -> str:
+    """The size does not matter here, only whether the sign is known."""
+    known = from_end(as_expr(call["index"]), S.One) is not None
+    return "" if known else "select: an index whose sign is not known"
+
+
+def _diagonal(call: Call, index: Index, shape: Shape) -> Index:
+    first, second = dims_of((call["dim1"], call["dim2"]), len(shape))
+    offset = as_expr(call["offset"])
+    rest = iter(index[:-1])
+    at = {first: index[-1] + sympy.Max(-offset, 0), second: index[-1] + sympy.Max(offset, 0)}
+    return tuple(at[dim] if dim in at else next(rest) for dim in range(len(shape)))
+
+
+def _unfold(call: Call, index: Index, shape: Shape) -> Index:
+    if not shape:
+        return ()
+    dim = dim_of(call["dimension"], len(shape))
+    return replaced(index[:-1], dim, index[dim] * as_expr(call["step"]) + index[-1])
+
+
+def _same(call: Call, index: Index, shape: Shape) -> Index:
+    return index
+
+
+def _split_dim(call: Call, index: Index, shape: Shape) -> Index:
+    return reshaped(index, call.shape, shape)
+
+
+_REWRITES: dict[str, Rewrite] = {
+    "aten.view.default aten._unsafe_view.default aten.reshape.default aten._reshape_alias.default aten.flatten.using_ints "
+    "aten.unflatten.int aten.view_copy.default prims.reshape.default prims.collapse_view.default prims.collapse.default "
+    "prims.split_dim.default": _reshape,
+    "aten.permute.default aten.permute_copy.default prims.transpose.default": _permute,
+    "aten.transpose.int aten.transpose_copy.int": _transpose,
+    "aten.t.default aten.t_copy.default": _t,
+    "aten.expand.default aten.expand_copy.default aten.broadcast_to.default": _expand,
+    "prims.broadcast_in_dim.default": _broadcast_in_dim,
+    "aten.squeeze.default aten.squeeze.dim aten.squeeze.dims aten.squeeze_copy.default aten.squeeze_copy.dim "
+    "aten.squeeze_copy.dims prims.squeeze.default": _squeeze,
+    "aten.unsqueeze.default aten.unsqueeze_copy.default": _unsqueeze,
+    "aten.slice.Tensor aten.slice_copy.Tensor": _slice,
+    "aten.diagonal.default aten.diagonal_copy.default": _diagonal,
+    "aten.unfold.default aten.unfold_copy.default": _unfold,
+    "aten.alias.default aten.detach.default aten.view_as.default": _same,
+}
+
+
+def lowered(rule: Rewrite) -> Callable[[Builder, Call, Index], Value]:
+    """A rewrite of the index as a row's ``lower``."""
+
+    def lower(build: Builder, call: Call, index: Index) -> Value:
+        operand = source(call)
+        return build.operand(operand, rule(call, index, tuple(build.shape(operand))))
+
+    return lower
+
+
+for _names, _rule in _REWRITES.items():
+    for _target in overloads(_names):
+        register(rewrite(_target, Kind.VIEW, lowered(_rule)))
+
+for _target in overloads("aten.select.int aten.select_copy.int"):
+    register(rewrite(_target, Kind.VIEW, lowered(_select), accepts=_accepts_select))
+
+_SPLITS = ("aten.split.Tensor aten.split_with_sizes.default aten.unbind.int aten.chunk.default aten.split_copy.Tensor "
+           "aten.split_with_sizes_copy.default aten.unbind_copy.int aten.split.sizes")
+
+_EAGER = {
+    _SPLITS: "returns a list: its pieces are taken as slices",
+    "aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default": "as_strided: strides over the storage",
+    "aten.view_as_real.default aten.view_as_complex.default aten.real.default aten.imag.default prims.real.default "
+    "prims.imag.default aten.view_as_real_copy.default aten.view_as_complex_copy.default aten._neg_view.default":
+        "complex stays whole",
+    "aten.view.dtype prims.view_of_dtype.default aten.view_copy.dtype": "reinterprets bits",
+}
+
+for _names, _reason in _EAGER.items():
+    for _target in overloads(_names):
+        register(eager(_target, _reason))
+
+
+def split_piece(target: torch._ops.OpOverload, args: dict[str, Any], k: int, size: Size) -> tuple[int, sympy.Expr, sympy.Expr]:
+    """Piece ``k`` of a split, unbind or chunk of a dimension of ``size``: ``(dim, start, length)``.
+
+    ``dim`` is as the call gives it. A piece of ``unbind`` has length 1 and loses the dimension: it is a ``select``.
+    """
+    whole, dim = as_expr(size), args.get("dim", 0)
+    if "split_sizes" in args or not isinstance(args.get("split_size", 0), int | torch.SymInt | torch.fx.Node | sympy.Expr):
+        sizes = [as_expr(piece) for piece in args.get("split_sizes", args.get("split_size"))]
+        return dim, sympy.Add(*sizes[:k]), sizes[k]
+    length = _piece_length(target, args, whole)
+    start = length * k
+    return dim, start, length if known_nonnegative(whole - start - length) else sympy.Min(length, whole - start)
+
+
+def _piece_length(target: torch._ops.OpOverload, args: dict[str, Any], size: sympy.Expr) -> sympy.Expr:
+    if "split_size" in args:
+        return as_expr(args["split_size"])
+    return floordiv(size + as_expr(args["chunks"]) - 1, args["chunks"]) if "chunks" in args else S.One
+
+
+__all__ = ["aligned", "argument", "clamped_bound", "dim_of", "dims_of", "from_end", "lowered", "replaced", "reshaped",
+           "source", "split_piece", "symbol", "without"]
