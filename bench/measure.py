@@ -1,0 +1,256 @@
+"""Measuring: step times by two clocks, device time by kernel group, memory, numerics against eager and a wider type.
+
+Example:
+    >>> group("triton_per_fused_add_mean_0"), group("nvjet_tst_128x256_64x4"), group("flash_fwd_kernel")
+    ('triton', 'gemm', 'attention')
+
+Clocks: `step_ms` is the host's clock around one step that ends in a synchronize: what a user's loop waits for when it
+looks at each loss. `event_ms` is the same step between two CUDA events. `pipelined_ms` is N steps without a
+synchronize, over N. `device_ms` is the sum of the profiler's kernel times, so gaps between kernels do not count.
+"""
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import DeviceType
+
+Metrics = dict[str, Any]
+Step = Callable[[], Any]
+
+# First match wins. Triton's kernels are told by the prefix that their generator gives them; a Triton template of a
+# matrix product counts as one. Convolutions come before products: cuDNN's kernels are implicit GEMMs by name.
+GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("attention", re.compile(r"^triton_tem_.*(attention|flex)", re.I)),
+    ("gemm", re.compile(r"^triton_(tem_|mm)", re.I)),
+    ("triton", re.compile(r"^(triton_|dynafuse_)")),
+    ("attention", re.compile(r"flash|fmha|attention|sdpa", re.I)),
+    ("convolution", re.compile(r"fprop|dgrad|wgrad|convolv|conv2d|winograd|implicit_?gemm|im2col", re.I)),
+    ("convolution", re.compile(r"nchwtonhwc|nhwctonchw", re.I)),  # cuDNN's own changes of layout
+    ("gemm", re.compile(r"gemm|gemv|nvjet|cublas|splitk|cutlass|dot_kernel", re.I)),
+)
+# Above this relative error of eager's gradients, twice of it would pass unrelated ones (whose error is 1.4).
+TELLING = 0.5
+GROUP_NAMES = ("gemm", "attention", "convolution", "triton", "other")
+
+
+def group(kernel: str) -> str:
+    """The group of a device kernel by its name."""
+    return next((name for name, pattern in GROUPS if pattern.search(kernel)), "other")
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device; the CPU needs no waiting."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def clear_gradients(module: nn.Module) -> None:
+    """Forget gradients, so that the next backward stores instead of adding."""
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+# ------ clocks
+def timed_once(step: Step, device: str) -> float:
+    """Seconds of one step on the host's clock, with the device idle before and after."""
+    synchronize(device)
+    start = time.perf_counter()
+    step()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def step_samples(step: Step, before: Step, device: str, steps: int) -> Metrics:
+    """Milliseconds of each of `steps` steps by both clocks; `before` runs outside the clocks."""
+    wall, events = [], []
+    for _ in range(steps):
+        before()
+        synchronize(device)
+        begin, end = _events(device)
+        start = time.perf_counter()
+        _record(begin)
+        step()
+        _record(end)
+        synchronize(device)
+        wall.append(1e3 * (time.perf_counter() - start))
+        if begin is not None and end is not None:
+            events.append(begin.elapsed_time(end))
+    return {"step_ms": wall, "event_ms": events}
+
+
+def pipelined_ms(step: Step, before: Step, device: str, steps: int) -> float:
+    """Milliseconds a step when the host may run ahead of the device."""
+    def run() -> None:
+        for _ in range(steps):
+            before()
+            step()
+
+    return 1e3 * timed_once(run, device) / steps
+
+
+def _events(device: str) -> tuple[Any, Any]:
+    if device != "cuda":
+        return None, None
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+def _record(event: Any) -> None:
+    if event is not None:
+        event.record()
+
+
+# ------ kernels
+def device_profile(step: Step, before: Step, device: str, steps: int) -> Metrics:
+    """Device time, launches and kernel names of one step, from the profiler's CUDA activity; empty on a CPU."""
+    if device != "cuda":
+        return {}
+    return summarize(kernel_times(step, before, steps), steps)
+
+
+def kernel_times(step: Step, before: Step, steps: int) -> dict[str, tuple[float, int]]:
+    """Kernel name -> (microseconds, launches) over `steps` steps."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            before()
+            step()
+        torch.cuda.synchronize()
+    on_device = (row for row in profile.key_averages() if row.device_type == DeviceType.CUDA)
+    # Annotations span kernels that have rows of their own.
+    kernels = (row for row in on_device if not row.is_user_annotation and row.self_device_time_total > 0)
+    return {row.key: (float(row.self_device_time_total), int(row.count)) for row in kernels}
+
+
+def summarize(times: dict[str, tuple[float, int]], steps: int) -> Metrics:
+    """Totals a step: by group in milliseconds, launches, distinct Triton kernels and the twenty longest kernels."""
+    by_group: dict[str, float] = defaultdict(float)
+    for name, (us, _) in times.items():
+        by_group[group(name)] += us / steps / 1e3
+    longest = sorted(times.items(), key=lambda item: -item[1][0])[:20]
+    return {
+        "device_ms": sum(by_group.values()),
+        **{f"{name}_ms": by_group[name] for name in GROUP_NAMES},
+        "launches": sum(count for _, count in times.values()) / steps,
+        "triton_kernels": sum(group(name) == "triton" for name in times),
+        "top_kernels": [_kernel_row(name, us / steps, count / steps) for name, (us, count) in longest],
+    }
+
+
+def _kernel_row(name: str, us: float, count: float) -> Metrics:
+    return {"name": name[:160], "us": us, "count": count, "group": group(name)}
+
+
+def peak_gb(step: Step, before: Step, device: str) -> float | None:
+    """Peak of allocated device memory during one warm step, in GB (1e9 bytes)."""
+    if device != "cuda":
+        return None
+    before()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 1e9
+
+
+# ------ numerics
+def relative_rmse(out: Tensor, reference: Tensor) -> float:
+    """|out - reference| / |reference| over elements that are finite in both; infinite when NaN or Inf sit elsewhere."""
+    out, reference = out.detach(), reference.detach().to(torch.float64)
+    kinds = (torch.isnan, torch.isposinf, torch.isneginf)
+    if not all(torch.equal(kind(out), kind(reference)) for kind in kinds):
+        return float("inf")
+    finite = torch.isfinite(reference)
+    error = torch.where(finite, out.to(torch.float64) - reference, 0).norm()
+    size = torch.where(finite, reference, 0).norm()
+    return float(error / size) if float(size) > 0 else float(error)
+
+
+class Outcome:
+    """What one step computed: its output (loss or logits) and the gradients of a module's parameters by name."""
+
+    def __init__(self, output: Tensor, module: nn.Module, keep: bool = True) -> None:
+        self.output = output.detach().clone() if keep else output.detach()
+        named = ((name, p.grad) for name, p in module.named_parameters() if p.grad is not None)
+        self.gradients = {name: grad.detach().clone() if keep else grad.detach() for name, grad in named}
+
+
+def compare(got: Outcome, eager: Outcome, reference: Outcome | None) -> Metrics:
+    """Differences of one system from eager, and of both from the wider reference; `right` is the verdict.
+
+    Right means: an error against the reference of at most twice eager's own (over all gradients, or the output in
+    inference), or without a reference, all gradient norms within 5% of eager's. None means that this cannot tell:
+    eager's own gradients are mostly rounding (a deep batch-normalized net in bfloat16), twice their error admits anything.
+    """
+    found = {**_output_differences(got, eager), **_norm_differences(got, eager)}
+    if reference is not None:
+        found |= _errors(got, reference, "") | _errors(eager, reference, "eager_")
+    return found | {"right": _verdict(found)}
+
+
+def _output_differences(got: Outcome, eager: Outcome) -> Metrics:
+    if got.output.numel() > 1:
+        return {"output_vs_eager": relative_rmse(got.output, eager.output)}
+    loss, expected = float(got.output), float(eager.output)
+    return {"loss": loss, "eager_loss": expected, "loss_difference": abs(loss - expected)}
+
+
+def _norm_differences(got: Outcome, eager: Outcome) -> Metrics:
+    if not eager.gradients:
+        return {}
+    if missing := eager.gradients.keys() ^ got.gradients.keys():
+        return {"gradients_missing": sorted(missing)}
+    norms = {name: float(grad.double().norm()) for name, grad in eager.gradients.items()}
+    # A gradient that is zero but for rounding (a key bias under softmax) has a norm of noise: no ratio to speak of.
+    floor = 1e-5 * sum(norm**2 for norm in norms.values()) ** 0.5
+    kept = {name: norm for name, norm in norms.items() if norm > floor}
+    ratios = {name: abs(float(got.gradients[name].double().norm()) / norm - 1) for name, norm in kept.items()}
+    worst = max(ratios, key=lambda name: _nan_last(ratios[name]))
+    return {
+        "grad_norm_max": ratios[worst],
+        "grad_norm_median": statistics.median(ratios.values()),
+        "grad_norm_worst": worst,
+        "grad_norm_left_out": len(norms) - len(kept),
+    }
+
+
+def _nan_last(value: float) -> float:
+    return float("inf") if value != value else value
+
+
+def _errors(got: Outcome, reference: Outcome, prefix: str) -> Metrics:
+    """Relative RMSE against the reference: of the output, of all gradients as one vector, the median by parameter."""
+    found: Metrics = {f"{prefix}output_rmse": relative_rmse(got.output, reference.output)}
+    pairs = [(got.gradients[name], grad) for name, grad in reference.gradients.items() if name in got.gradients]
+    if pairs:
+        found[f"{prefix}grad_rmse"] = _joint_rmse(pairs)
+        found[f"{prefix}grad_rmse_median"] = statistics.median(relative_rmse(mine, right) for mine, right in pairs)
+    return found
+
+
+def _joint_rmse(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    error = size = 0.0
+    for mine, right in pairs:
+        error += float((mine.double() - right.double()).square().sum())
+        size += float(right.double().square().sum())
+    return math.sqrt(error / size) if size else math.sqrt(error)
+
+
+def _verdict(found: Metrics) -> bool | None:
+    if "gradients_missing" in found:
+        return False
+    if found.get("eager_grad_rmse", 0.0) > TELLING:
+        return None if math.isfinite(found["grad_rmse"]) else False
+    if "grad_rmse" in found:
+        return bool(found["grad_rmse"] <= 2 * found["eager_grad_rmse"])
+    if "grad_norm_max" in found:
+        return bool(found["grad_norm_max"] <= 0.05)
+    # Of a scalar eager may hit the rounded value by luck; of many elements it cannot.
+    return bool(found.get("output_rmse", 0.0) <= 2 * found.get("eager_output_rmse", 0.0) + 1e-6)

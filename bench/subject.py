@@ -1,0 +1,184 @@
+"""A subject: one (case, system) in one process, driven by requests (plain dicts) so that rounds of systems interleave.
+
+Example:
+    >>> subject = ModelSubject({"case": "llama", "system": "eager", "device": "cpu", "scale": "tiny"})
+    >>> sorted(subject.prepare())[:2], len(subject.round(steps=3, warmup=1)["step_ms"])
+    (['cold_s', 'eager_loss'], 3)
+
+`prepare` runs eager once first: it loads the math libraries' kernels, which is nobody's compile time, and gives the
+outcome that the system is checked against. The same module is compiled afterwards, so the weights agree.
+"""
+from __future__ import annotations
+
+import copy
+import gc
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench import measure, systems
+from bench.measure import Metrics, Outcome
+from bench.models import CASES, Build, Workload
+
+
+class ModelSubject:
+    """A whole model under one system; inference with `train: False`."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.device = request["device"]
+        self.train = request.get("train", True)
+        self.with_reference = request.get("reference", True)
+        self.system = systems.find(request["system"])
+        dtype: torch.dtype = getattr(torch, request.get("dtype", "bfloat16"))
+        # TensorFloat-32 would make float32 runs, which exist to check results, as coarse as float16.
+        torch.backends.cudnn.allow_tf32 = False
+        how = Build(self.device, request["scale"], request.get("layers"), self.train, dtype)
+        self.work: Workload = CASES[request["case"]].build(how)
+        self.runner: Callable[..., Tensor] = self.work.module
+
+    def prepare(self) -> Metrics:
+        """Cold compile seconds, the first three steps, and the numerics of a warm step."""
+        eager = self._eager_outcome()
+        reference, note = self._reference_outcome()
+        self.runner = self.system.compile(self.work.module)
+        first = [self._first_step() for _ in range(3)]
+        self._before()
+        got = Outcome(self._step(), self.work.module, keep=False)
+        found = measure.compare(got, eager, reference)
+        del got, eager, reference
+        self._release()
+        cold = {"cold_s": first[0], "first_steps_s": first, "parameters": self._parameters()}
+        return {**cold, **note, **found, **compile_stats()}
+
+    def round(self, steps: int, warmup: int) -> Metrics:
+        """Samples of one round, after warm-up steps that refill the allocator's pools."""
+        for _ in range(warmup):
+            self._before()
+            self._step()
+        samples = measure.step_samples(self._step, self._before, self.device, steps)
+        pipelined = measure.pipelined_ms(self._step, self._before, self.device, steps)
+        self._release()
+        return {**samples, "pipelined_ms": [pipelined]}
+
+    def profile(self, steps: int) -> Metrics:
+        """Peak memory and device time by kernel, warm."""
+        self._before()
+        self._step()
+        peak = measure.peak_gb(self._step, self._before, self.device)
+        found = measure.device_profile(self._step, self._before, self.device, steps)
+        self._release()
+        return {"peak_gb": peak, **found, **compile_stats()}
+
+    def _first_step(self) -> float:
+        self._before()
+        return measure.timed_once(self._step, self.device)
+
+    def _before(self) -> None:
+        measure.clear_gradients(self.work.module)
+        if self.system.captures:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def _step(self) -> Tensor:
+        if self.train:
+            loss = self.runner(*self.work.inputs)
+            loss.backward()
+            return loss
+        with torch.no_grad():
+            return self.runner(*self.work.inputs)
+
+    def _eager_outcome(self) -> Outcome:
+        measure.clear_gradients(self.work.module)
+        outcome = Outcome(self._step(), self.work.module)
+        measure.synchronize(self.device)
+        return outcome
+
+    def _reference_outcome(self) -> tuple[Outcome | None, Metrics]:
+        """The outcome in the next wider type by eager, where it fits in memory."""
+        if not self.with_reference:
+            return None, {}
+        try:
+            return wider_outcome(self.work, self.train), {}
+        except torch.OutOfMemoryError:
+            return None, {"reference": "the wider copy ran out of memory"}
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Give memory back between rounds, so that other systems' processes fit beside this one."""
+        measure.clear_gradients(self.work.module)
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.work.module.parameters())
+
+
+def wider_outcome(work: Workload, train: bool) -> Outcome:
+    """One eager step of a copy in float32, or in float64 when the model is float32."""
+    is_single = next(work.module.parameters()).dtype == torch.float32
+    wide = torch.float64 if is_single else torch.float32
+    module = copy.deepcopy(work.module).to(wide)
+    measure.clear_gradients(module)
+    inputs = [x.to(wide) if x.is_floating_point() else x for x in work.inputs]
+    with torch.set_grad_enabled(train):
+        output = module(*inputs)
+        if train:
+            output.backward()
+    return Outcome(output, module, keep=False)
+
+
+def compile_stats() -> Metrics:
+    """How many kernels were compiled so far in this process, as far as the system that was used says so."""
+    found: Metrics = {}
+    inductor = sys.modules.get("torch._inductor.metrics")
+    if inductor is not None and inductor.generated_kernel_count:
+        found["kernels"] = int(inductor.generated_kernel_count)
+    if "dynafuse.backend" in sys.modules:
+        # A table that lacks a column is better than a run that dies over it: the numbers are dynafuse's to offer.
+        stats: dict[str, Any] = getattr(importlib.import_module("dynafuse.backend"), "stats", dict)()
+        found |= {key: value for key, value in stats.items() if isinstance(value, (int, float))}
+    return found
+
+
+def hello(request: dict[str, Any]) -> Metrics:
+    """Import whatever the case imports, by building its tiny version, so that no measurement waits for imports."""
+    if request.get("case"):
+        CASES[request["case"]].build(Build(device="cpu", scale="tiny"))
+    return {}
+
+
+def reset() -> None:
+    """Forget compiled code, so that the next case neither meets a warm graph nor a recompile limit."""
+    torch.compiler.reset()
+
+
+class Dispatch:
+    """Answers requests `{"do": ..., ...}`; the same whether they come through a pipe or from this process."""
+
+    def __init__(self) -> None:
+        self.subject: ModelSubject | None = None
+
+    def answer(self, request: dict[str, Any]) -> Metrics:
+        """The reply to one request; raises what the measured code raises."""
+        do = request["do"]
+        if do == "hello":
+            return hello(request)
+        if do == "micro":
+            from bench import micro
+
+            return micro.measure_case(request)
+        if do == "prepare":
+            self.subject = None
+            reset()
+            self.subject = ModelSubject(request)
+            return self.subject.prepare()
+        assert self.subject is not None, "prepare comes first"
+        if do == "round":
+            return self.subject.round(request["steps"], request["warmup"])
+        assert do == "profile", do
+        return self.subject.profile(request["steps"])

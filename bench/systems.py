@@ -1,0 +1,95 @@
+"""The systems under test as a table: a name, the `torch.compile` arguments, and environment variables that go with it.
+
+Example:
+    >>> find("inductor-reduce-overhead").mode
+    'reduce-overhead'
+    >>> find("dynafuse@DYNAFUSE_EXECUTORS=eager").env
+    {'DYNAFUSE_EXECUTORS': 'eager'}
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """One way to run a model: eager when `backend` is None, otherwise `torch.compile(backend=..., mode=...)`."""
+
+    name: str
+    backend: str | None = None
+    mode: str | None = None
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn` as this system runs it; an unknown backend raises here or at the first call, as torch does."""
+        if self.backend is None:
+            return fn
+        import torch
+
+        compiled: Callable[..., Any] = torch.compile(fn, backend=self.backend, mode=self.mode)
+        return compiled
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps replay CUDA graphs, so that each one has to be announced to the graph pool."""
+        return self.mode == "reduce-overhead"
+
+
+SYSTEMS: dict[str, System] = {
+    s.name: s
+    for s in (
+        System("eager"),
+        System("aot_eager", backend="aot_eager"),
+        # Dynamo, AOTAutograd and the partitioner without a code generator: the floor of anyone's compile time.
+        System("aot_only", backend="aot_eager_decomp_partition"),
+        System("inductor", backend="inductor"),
+        System("inductor-reduce-overhead", backend="inductor", mode="reduce-overhead"),
+        System("dynafuse", backend="dynafuse"),
+        System("dynafuse-reduce-overhead", backend="dynafuse", mode="reduce-overhead"),
+    )
+}
+
+
+def find(name: str) -> System:
+    """The system of that name; `NAME@VAR=VALUE;VAR=VALUE` is NAME with environment variables."""
+    base, _, extra = name.partition("@")
+    if base not in SYSTEMS:
+        raise SystemExit(f"bench: unknown system {base!r}; known: {', '.join(SYSTEMS)}")
+    pairs = [item.partition("=") for item in extra.split(";") if item]
+    if bad := [key for key, sign, _ in pairs if not sign]:
+        raise SystemExit(f"bench: {name!r}: write {bad[0]}=VALUE after the @")
+    return dataclasses.replace(SYSTEMS[base], name=name, env={key: value for key, _, value in pairs})
+
+
+def fresh_cache_env() -> dict[str, str]:
+    """Environment under which a cold compile is cold: new empty cache folders, and no caches of whole graphs."""
+    root = Path(tempfile.mkdtemp(prefix="bench-cache-"))
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor"),
+        "TRITON_CACHE_DIR": str(root / "triton"),
+        "DYNAFUSE_CACHE_DIR": str(root / "dynafuse"),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        "BENCH_CACHE_ROOT": str(root),
+    }
+
+
+@contextlib.contextmanager
+def cold_process(extra: dict[str, str]) -> Iterator[None]:
+    """This process under `fresh_cache_env` and `extra`; both are undone afterwards, and the caches removed."""
+    before = dict(os.environ)
+    caches = fresh_cache_env()
+    os.environ.update({**caches, **extra})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(caches["BENCH_CACHE_ROOT"], ignore_errors=True)

@@ -1,0 +1,200 @@
+"""Results as Markdown: ratios against Inductor, by suite.
+
+Example:
+    python -m bench.table                      # newest file of each suite in bench/results/
+    python -m bench.table a.json b.json        # these files, later ones winning row by row
+    python -m bench.table --update-readme      # and write it between the markers of README.md
+
+A ratio is time over Inductor's: below 1 is faster. A dash means not measured; an error shows its first words.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+BASE = "inductor"
+
+Metrics = dict[str, Any]
+Rows = dict[tuple[str, str], Metrics]  # (case, system) -> metrics
+
+
+def newest(folder: Path) -> list[Path]:
+    """For every suite the newest file that has rows of it, oldest first."""
+    by_suite: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.json"), key=lambda path: json.loads(path.read_text())["date"]):
+        for row in json.loads(path.read_text())["rows"]:
+            by_suite[row["suite"]] = path
+    return list(dict.fromkeys(by_suite.values()))
+
+
+def load(paths: Iterable[Path]) -> tuple[list[dict[str, Any]], dict[str, Rows]]:
+    """The files' heads, and rows by suite; a later file replaces a row of an earlier one."""
+    heads, suites = [], dict[str, Rows]()
+    for path in paths:
+        data = json.loads(path.read_text())
+        heads.append({key: data[key] for key in ("machine", "versions", "date")})
+        for row in data["rows"]:
+            suites.setdefault(row["suite"], {})[row["case"], row["system"]] = row["metrics"]
+    return heads, suites
+
+
+def render(paths: Iterable[Path]) -> str:
+    """All tables of these files."""
+    heads, suites = load(paths)
+    parts = list(dict.fromkeys(map(provenance, heads)))
+    for suite, rows in suites.items():
+        parts.append(f"**{TITLES.get(suite, suite)}**\n\n" + TABLES.get(suite, models)(rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def provenance(head: dict[str, Any]) -> str:
+    """One line that says where the numbers come from."""
+    machine, versions = head["machine"], head["versions"]
+    packages = ("torch", "triton", "transformers", "torchvision")
+    named = [f"{name} {versions[name]}" for name in packages if name in versions]
+    return f"{machine.get('gpu', machine.get('cpu', 'CPU'))}, {', '.join(named)}, {head['date'][:10]}."
+
+
+def models(rows: Rows) -> str:
+    """One line per case and system: step, ratio, device time by kind, cold compile, memory, agreement with eager."""
+    head = ["case", "system", "step ms", f"× {BASE}", "device ms", "Triton ms", f"× {BASE}", "GEMM", "attention",
+            "conv", "cold s", f"× {BASE}", "peak GB", "grad norm Δ", "error / eager's", "right"]
+    lines = (model_line(case, system, m, rows.get((case, BASE), {})) for (case, system), m in rows.items())
+    return markdown(head, lines)
+
+
+def model_line(case: str, system: str, m: Metrics, base: Metrics) -> list[str]:
+    """The cells of one row of the models table."""
+    if "error" in m and "step_ms" not in m:
+        return [case, system, failure(m), *["–"] * 13]
+    return [
+        case, system, number(m, "step_ms"), ratio(m, base, "step_ms"), number(m, "device_ms"), number(m, "triton_ms"),
+        ratio(m, base, "triton_ms"), number(m, "gemm_ms"), number(m, "attention_ms"), number(m, "convolution_ms"),
+        number(m, "cold_s"), ratio(m, base, "cold_s"), number(m, "peak_gb"), number(m, "grad_norm_max"),
+        against_eager(m), verdict(m),
+    ]
+
+
+def layers(rows: Rows) -> str:
+    """Compiled kernels and cold seconds as the model grows: cases are named MODEL/LAYERS."""
+    head = ["case", "system", "distinct kernels", "launch sites", "cold s", f"× {BASE}", "step ms", f"× {BASE}"]
+
+    def line(case: str, system: str, m: Metrics) -> list[str]:
+        if "error" in m and "cold_s" not in m:
+            return [case, system, failure(m), *["–"] * 5]
+        base = rows.get((case, BASE), {})
+        return [case, system, number(m, "kernels"), number(m, "launch_sites"), number(m, "cold_s"),
+                ratio(m, base, "cold_s"), number(m, "step_ms"), ratio(m, base, "step_ms")]
+
+    return markdown(head, (line(case, system, m) for (case, system), m in rows.items()))
+
+
+def micro(rows: Rows) -> str:
+    """One line per kernel, TB/s of ideal traffic by system; bold is the best, and wrong numbers say so."""
+    systems = list(dict.fromkeys(system for _, system in rows))
+    cases = list(dict.fromkeys(case for case, _ in rows))
+    head = ["kernel", *systems, *(f"{system} time × {BASE}" for system in systems if system not in (BASE, "eager"))]
+    return markdown(head, (micro_line(case, systems, rows) for case in cases))
+
+
+def micro_line(case: str, systems: list[str], rows: Rows) -> list[str]:
+    """The cells of one kernel: device rates where there are any, otherwise wall time in microseconds."""
+    mine = {system: rows.get((case, system), {}) for system in systems}
+    best = max((m["tb_per_s"] for m in mine.values() if m.get("right") and "tb_per_s" in m), default=None)
+    others = [mine[system] for system in systems if system not in (BASE, "eager")]
+    key = "device_us" if best is not None else "wall_us"
+    ratios = [ratio(m, mine.get(BASE, {}), key) for m in others]
+    return [case, *(micro_cell(m, best) for m in mine.values()), *ratios]
+
+
+def micro_cell(m: Metrics, best: float | None) -> str:
+    """A rate, or a time without a device; what is wrong is marked."""
+    if "error" in m:
+        return failure(m)
+    text = number(m, "tb_per_s") if "tb_per_s" in m else number(m, "wall_us") + (" µs" if "wall_us" in m else "")
+    text = f"**{text}**" if best is not None and m.get("tb_per_s") == best else text
+    return text if m.get("right", True) else f"{text} wrong"
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro}
+TITLES = {
+    "models": "Whole models (a step is loss and gradients in training, the output in inference)",
+    "layers": "The same model with more layers",
+    "micro": "Memory-bound kernels, TB/s of ideal traffic by device time",
+}
+
+
+def number(m: Metrics, key: str) -> str:
+    """Three significant digits, whole from a hundred on; a dash when absent."""
+    value = m.get(key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return "–" if value is None else str(value)
+    return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def ratio(m: Metrics, base: Metrics, key: str) -> str:
+    """Over the baseline's, two decimals."""
+    mine, theirs = m.get(key), base.get(key)
+    if not isinstance(mine, (int, float)) or not isinstance(theirs, (int, float)) or not theirs:
+        return "–"
+    return f"{mine / theirs:.2f}"
+
+
+def against_eager(m: Metrics) -> str:
+    """The system's error against float32 over eager's own."""
+    key = "grad_rmse" if "grad_rmse" in m else "output_rmse"
+    return ratio(m, {key: m.get(f"eager_{key}")}, key)
+
+
+def verdict(m: Metrics) -> str:
+    """yes, no, or a dash where nothing was checked; an error after the check is shown with it."""
+    answer = {True: "yes", False: "**no**", None: "–"}[m.get("right")]
+    return f"{answer}; {failure(m)}" if "error" in m else answer
+
+
+def failure(m: Metrics) -> str:
+    """The first words of an error, safe inside a table."""
+    first = str(m["error"]).strip().splitlines()[0][:60]
+    return f"failed: {first}".replace("|", "/")
+
+
+def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
+    """A Markdown table."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def update_readme(path: Path, text: str) -> None:
+    """Replace what stands between the markers; an error when they are missing."""
+    old = path.read_text()
+    if BEGIN not in old or END not in old:
+        raise SystemExit(f"bench: {path.name} has no {BEGIN} and {END} to write between")
+    before, rest = old.split(BEGIN, 1)
+    path.write_text(f"{before}{BEGIN}\n{text}{END}{rest.split(END, 1)[1]}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench.table", description="Results as Markdown.")
+    parser.add_argument("files", nargs="*", type=Path, help="default: newest of each suite in bench/results/")
+    parser.add_argument("--update-readme", action="store_true")
+    options = parser.parse_args(arguments)
+    files = options.files or newest(RESULTS)
+    if not files:
+        raise SystemExit("bench: no results yet: python -m bench.run writes them")
+    text = render(files)
+    print(text, end="")
+    if options.update_readme:
+        update_readme(README, text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
