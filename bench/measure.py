@@ -187,7 +187,7 @@ def compare(got: Outcome, eager: Outcome, reference: Outcome | None) -> Metrics:
 
     Right means: an error against the reference of at most twice eager's own (over all gradients, or the output in
     inference), or without a reference, all gradient norms within 5% of eager's. None means that this cannot tell:
-    eager's own gradients are mostly rounding (a deep batch-normalized net in bfloat16), twice their error admits anything.
+    eager's own gradients are mostly rounding (a deep batch-normalized net in bfloat16), so twice that admits anything.
     """
     found = {**_output_differences(got, eager), **_norm_differences(got, eager)}
     if reference is not None:

@@ -79,8 +79,6 @@ class ModelSubject:
 
     def _before(self) -> None:
         measure.clear_gradients(self.work.module)
-        if self.system.captures:
-            torch.compiler.cudagraph_mark_step_begin()
 
     def _step(self) -> Tensor:
         if self.train:

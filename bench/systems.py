@@ -34,12 +34,18 @@ class System:
         import torch
 
         compiled: Callable[..., Any] = torch.compile(fn, backend=self.backend, mode=self.mode)
-        return compiled
+        return announced(compiled) if self.mode == "reduce-overhead" else compiled
 
-    @property
-    def captures(self) -> bool:
-        """Whether steps replay CUDA graphs, so that each one has to be announced to the graph pool."""
-        return self.mode == "reduce-overhead"
+
+def announced(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls that tell the pool of captured CUDA graphs that a new step begins and old outputs may go."""
+    import torch
+
+    def run(*inputs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(*inputs)
+
+    return run
 
 
 SYSTEMS: dict[str, System] = {

@@ -85,17 +85,7 @@ def caller(graph: Graph, system: systems.System) -> Callable[[], Any]:
     def both() -> Any:
         return torch.autograd.grad(compiled(*inputs), inputs)
 
-    call = both if graph.backward else forward
-    return announced(call) if system.captures else call
-
-
-def announced(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A call that tells the graph pool that a new step begins."""
-    def run() -> Any:
-        torch.compiler.cudagraph_mark_step_begin()
-        return call()
-
-    return run
+    return both if graph.backward else forward
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
