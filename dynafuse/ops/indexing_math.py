@@ -164,11 +164,32 @@ def _rejoin_one(terms: dict[sympy.Expr, sympy.Expr], part: Mod, factor: sympy.Ex
 def _divmod(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     if size == 1:
         return expr, S.Zero
-    quotient, rest = _split_multiples(sympy.expand(expr), size)
-    if known_nonnegative(rest) and known_less(rest, size):
-        return quotient, rest
+    expr = sympy.expand(expr)
+    quotient, rest = _split_multiples(expr, size)
+    if not known_nonnegative(rest):
+        quotient, rest = _nonnegative_rest(expr, quotient, rest, size)
     inner_quotient, remainder = _reduced(rest, size) if size.is_Integer else _opaque(rest, size)
     return quotient + inner_quotient, remainder
+
+
+def _nonnegative_rest(
+    expr: sympy.Expr, quotient: sympy.Expr, rest: sympy.Expr, size: sympy.Expr
+) -> tuple[sympy.Expr, sympy.Expr]:
+    """Another ``(q, r)`` with an ``r`` that is not negative, if one shows: generated code divides like C.
+
+    Without one nothing is split: the whole is taken to be non-negative wherever its value matters.
+    """
+    if known_nonnegative(rest + size):
+        return quotient - 1, rest + size
+    share, left = _split_negatives(rest, size) if size.is_Integer else (S.Zero, rest)
+    return (quotient + share, left) if known_nonnegative(left) else (S.Zero, expr)
+
+
+def _split_negatives(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """``(q, r)`` with ``expr == q*size + r`` where every factor in ``r`` is in ``[0, size)``."""
+    factors = {part: divmod(int(factor), int(size)) for part, factor in _terms(expr).items()}
+    return (sympy.Add(*(part * whole for part, (whole, _) in factors.items())),
+            sympy.Add(*(part * left for part, (_, left) in factors.items())))
 
 
 def _split_multiples(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:

@@ -254,7 +254,7 @@ for _name, _operator in _BITWISE.items():
     _row(f"aten.bitwise_{_name}.Tensor aten.bitwise_{_name}.Scalar aten.bitwise_{_name}.Scalar_Tensor "
          f"aten.__{_name}__.Tensor aten.__{_name}__.Scalar prims.bitwise_{_name}.default", f"{{0}} {_operator} {{1}}")
 
-_row(_both("bitwise_not"), _by_dtype(floats="~{0}", bools="{0} == 0"))
+_row(_both("bitwise_not"), _by_dtype(floats=lambda context, value: f"{value} ^ {literal(-1, context.dtype)}", bools="{0} == 0"))
 _row("aten.bitwise_left_shift.Tensor aten.bitwise_left_shift.Tensor_Scalar aten.__lshift__.Tensor "
      "aten.__lshift__.Scalar aten.bitwise_left_shift.Scalar_Tensor prims.shift_left.default", _function("lm.left_shift"), flops=3)
 _row("aten.bitwise_right_shift.Tensor aten.bitwise_right_shift.Tensor_Scalar aten.__rshift__.Tensor "
@@ -325,8 +325,7 @@ _row("aten.i0.default prims.bessel_i0.default", "lm.i0({0})", flops=2 * _TRANSCE
 _row("aten.special_i1.default prims.bessel_i1.default", "lm.i1({0})", flops=2 * _TRANSCENDENTAL)
 for _name in ("j0", "j1", "y0", "y1"):
     _row(f"aten.special_bessel_{_name}.default prims.bessel_{_name}.default", f"lm.{_name}({{0}})", flops=2 * _TRANSCENDENTAL)
-_row("aten.xlogy.Tensor aten.xlogy.Scalar_Other",
-     "tl.where({1} != {1}, {1} + 0.0, tl.where({0} == 0, 0.0, {0} * lm.log({1})))", flops=_TRANSCENDENTAL + 2)
+_row("aten.xlogy.Tensor aten.xlogy.Scalar_Other aten.xlogy.Scalar_Self", _function("lm.xlogy"), flops=_TRANSCENDENTAL + 2)
 _row("aten.logaddexp.default", _function("lm.logaddexp"), flops=2 * _TRANSCENDENTAL)
 
 

@@ -40,7 +40,6 @@ else:
 # Thin wrappers instead of aliases: Triton replaces libdevice by the device's own library only where it is reached through
 # a global of the function that is being compiled.
 
-
 @jit
 def exp(x):
     return libdevice.exp(x)
@@ -258,6 +257,7 @@ def fma(x, y, z):
 
 @jit
 def signbit(x):
+    """Whether the sign bit is set, that of zeros and NaNs included."""
     return libdevice.signbit(x) != 0
 
 
@@ -335,7 +335,8 @@ def pow_int(base, exponent):
     result = tl.zeros_like(base) + 1
     factor = base
     bits = exponent
-    for _ in tl.static_range(exponent.dtype.primitive_bitwidth):
+    width: tl.constexpr = exponent.dtype.primitive_bitwidth
+    for _ in tl.static_range(width):
         result = tl.where((bits & 1) != 0, result * factor, result)
         factor = factor * factor
         bits = bits >> 1
@@ -377,6 +378,12 @@ def logit(x):
 def sinc(x):
     scaled = x * 3.141592653589793
     return tl.where(x == 0, 1.0, libdevice.div_rn(libdevice.sin(scaled), scaled))
+
+
+@jit
+def xlogy(x, y):
+    """``x * log(y)``; 0 where ``x`` is 0, unless ``y`` is NaN."""
+    return tl.where(y != y, y, tl.where(x == 0, 0.0, x * libdevice.log(y)))
 
 
 @jit

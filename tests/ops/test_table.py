@@ -1,0 +1,109 @@
+"""Every row is well formed, and the ops that real graphs are made of have rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import sympy
+import torch
+
+import dynafuse.ops as ops
+from dynafuse.ops import Call, Kind, Row
+from dynafuse.ops.overloads import overload
+from dynafuse.ops.reductions import correction, keepdim, reduced_dims
+from dynafuse.ops.views import split_piece
+
+FREQUENT = (Path(__file__).parent / "op_frequency.txt").read_text(encoding="utf-8").split()
+LOWERED = (Kind.VIEW, Kind.INDEX, Kind.GATHER, Kind.CREATION, Kind.RANDOM)
+every_row = pytest.mark.parametrize("row", ops.rows(), ids=lambda row: str(row.target))
+
+
+@pytest.mark.parametrize("name", FREQUENT)
+def test_frequent_ops_have_rows(name: str) -> None:
+    target = overload(name)
+    assert target is None or ops.lookup(target) is not None
+
+
+@every_row
+def test_a_row_is_made_in_the_way_of_its_kind(row: Row) -> None:
+    assert (row.emit is not None) == (row.kind is Kind.POINTWISE)
+    assert (row.lower is not None) == (row.kind in LOWERED)
+    assert (row.reduction is not None) == (row.kind is Kind.REDUCTION)
+    assert bool(row.reason) == (row.kind is Kind.OPAQUE) == (not row.fusible)
+    assert row.flops > 0
+
+
+@every_row
+def test_templates_and_raw_positions_name_arguments(row: Row) -> None:
+    count = len(row.target._schema.arguments)
+    used = re.findall(r"\{(\d+)\}", row.emit) if isinstance(row.emit, str) else []
+    assert all(int(position) < count for position in used)
+    assert all(position < count for position in row.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "rank", "dims", "kept"),
+    [
+        ("aten.sum.default", {"self": None}, 3, (0, 1, 2), False),
+        ("aten.sum.dim_IntList", {"self": None, "dim": [-1, 0], "keepdim": True}, 3, (0, 2), True),
+        ("aten.amax.default", {"self": None, "dim": [], "keepdim": False}, 2, (0, 1), False),
+        ("aten.argmax.default", {"self": None, "dim": None, "keepdim": False}, 2, (0, 1), False),
+        ("aten.argmax.default", {"self": None, "dim": -2, "keepdim": False}, 2, (0,), False),
+        ("aten.sum.dim_IntList", {"self": None, "dim": [-1], "keepdim": False}, 0, (), False),
+        ("prims.sum.default", {"inp": None, "dims": [1]}, 2, (1,), False),
+    ],
+)
+def test_reduced_dims(name: str, args: dict[str, object], rank: int, dims: tuple[int, ...], kept: bool) -> None:
+    target = overload(name)
+    assert target is not None
+    assert reduced_dims(target, args, rank) == dims
+    assert keepdim(target, args) is kept
+
+
+def test_correction() -> None:
+    assert correction({"correction": None}) == 1.0 and correction({"correction": 0}) == 0.0 and correction({}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("aten.split.Tensor", {"split_size": 4, "dim": 1}),
+        ("aten.split_with_sizes.default", {"split_sizes": [2, 3, 5], "dim": 1}),
+        ("aten.unbind.int", {"dim": 1}),
+        ("aten.chunk.default", {"chunks": 4, "dim": 1}),
+    ],
+)
+def test_split_pieces_are_eagers(name: str, args: dict[str, object]) -> None:
+    target, whole = overload(name), torch.arange(20).view(2, 10)
+    assert target is not None
+    for k, piece in enumerate(target(whole, **args)):
+        dim, start, length = split_piece(target, {"self": whole, **args}, k, 10)
+        assert torch.equal(whole.narrow(dim, int(start), int(length)).reshape(-1), piece.reshape(-1))
+
+
+def call_of(target: torch._ops.OpOverload, shape: tuple[int, ...], **args: object) -> Call:
+    return Call(target, args, tuple(sympy.Integer(size) for size in shape), torch.float32)
+
+
+def test_refusals_say_why() -> None:
+    row = ops.lookup(torch.ops.aten.avg_pool2d.default)
+    assert row is not None and row.accepts is not None
+    assert row.accepts(call_of(row.target, (1, 1, 2, 2), kernel_size=[3, 3])) == ""
+    assert "36 elements" in row.accepts(call_of(row.target, (1, 1, 2, 2), kernel_size=[6, 6]))
+    masks = ops.lookup(torch.ops.aten.index.Tensor)
+    assert masks is not None and masks.accepts is not None
+    assert "mask" in masks.accepts(call_of(masks.target, (3,), indices=[torch.ones(3, dtype=torch.bool)]))
+    assert masks.accepts(call_of(masks.target, (3,), indices=[torch.ones(3, dtype=torch.int64)])) == ""
+
+
+def test_a_user_can_add_a_row() -> None:
+    with torch.library._scoped_library("dynafuse_rows", "DEF") as library:
+        library.define("softcap(Tensor x, float cap) -> Tensor")
+        target = torch.ops.dynafuse_rows.softcap.default
+        assert ops.lookup(target) is None
+        ops.register(ops.pointwise(target, "{1} * lm.tanh({0} / {1})"))
+        row = ops.lookup(target)
+        assert row is not None and row.fusible
+        ops.table._TABLE.pop(target)
