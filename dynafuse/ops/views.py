@@ -1,5 +1,6 @@
 """Rows of views: no data moves, the index is rewritten.
 
+    >>> from dynafuse.ops.indexing_math import symbol
     >>> i, j = symbol("i", 4), symbol("j", 6)
     >>> reshaped((i, j), (4, 6), (4, 2, 3))
     (i, (j//3), Mod(j, 3))
@@ -9,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from sympy import S
 
 from dynafuse.ops.indexing_math import (
-    Size, as_expr, flatten, floordiv, known_equal, known_nonnegative, symbol, unflatten,
+    Size, as_expr, flatten, floordiv, known_equal, known_nonnegative, unflatten,
 )
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
@@ -211,10 +213,6 @@ def _same(call: Call, index: Index, shape: Shape) -> Index:
     return index
 
 
-def _split_dim(call: Call, index: Index, shape: Shape) -> Index:
-    return reshaped(index, call.shape, shape)
-
-
 _REWRITES: dict[str, Rewrite] = {
     "aten.view.default aten._unsafe_view.default aten.reshape.default aten._reshape_alias.default aten.flatten.using_ints "
     "aten.unflatten.int aten.view_copy.default prims.reshape.default prims.collapse_view.default prims.collapse.default "
@@ -234,6 +232,7 @@ _REWRITES: dict[str, Rewrite] = {
 }
 
 
+@functools.cache
 def lowered(rule: Rewrite) -> Callable[[Builder, Call, Index], Value]:
     """A rewrite of the index as a row's ``lower``."""
 
@@ -286,7 +285,3 @@ def _piece_length(target: torch._ops.OpOverload, args: dict[str, Any], size: sym
     if "split_size" in args:
         return as_expr(args["split_size"])
     return floordiv(size + as_expr(args["chunks"]) - 1, args["chunks"]) if "chunks" in args else S.One
-
-
-__all__ = ["aligned", "argument", "clamped_bound", "dim_of", "dims_of", "from_end", "lowered", "replaced", "reshaped",
-           "source", "split_piece", "symbol", "without"]
