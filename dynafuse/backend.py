@@ -1,0 +1,225 @@
+"""The backend: ``torch.compile(model, backend="dynafuse")``.
+
+The way of a graph is :func:`compile_graph`, one flat function; between any two steps stands a value that prints.
+
+Worked example::
+
+    compiled = torch.compile(model, backend="dynafuse", options={"strict": True})
+    compiled(x).sum().backward()
+    print(dynafuse.backend.stats())     # {"kernels": 12, "launch_sites": 96, "hits": 84, "misses": 12}
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch.fx import GraphModule, Node
+
+from dynafuse.cache.key import Bound, canonical
+from dynafuse.cache.store import Store, outcome
+from dynafuse.config import Config, resolve
+from dynafuse.demotion import demote
+from dynafuse.ir import Plan
+from dynafuse.lowering.triton import pool
+from dynafuse.lowering.triton.compiler import interpreting
+from dynafuse.lowering.triton.lower import lower
+from dynafuse.partition import device as devices
+from dynafuse.partition.annotate import annotate
+from dynafuse.partition.decompositions import decompositions
+from dynafuse.partition.joint import split_joint
+from dynafuse.partition.normalize import normalize
+from dynafuse.partition.regions import partition
+from dynafuse.runtime.launch import Kernel
+from dynafuse.runtime.wrapper import Step, write
+
+log = logging.getLogger(__name__)
+
+STORE: Store[Kernel] = Store()
+"""Compiled kernels of this process, by key."""
+
+_launch_sites = 0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A graph that went through the backend, for reports."""
+
+    kind: str  # forward | backward | inference
+    plan: Plan
+    bounds: Mapping[str, Bound]
+    device: devices.Device
+    reused: Mapping[str, bool]
+
+
+_listeners: list[Callable[[Compiled], None]] = []
+_plan_only = False
+
+
+def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+             options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Compile a Dynamo graph. Unknown modes, options and ``DYNAFUSE_`` variables raise ``OptionError``."""
+    config = resolve(mode, options)
+    if not _plan_only and torch.cuda.is_available():
+        pool.warm(config.workers)
+    compiler = lambda kind: functools.partial(compile_graph, kind, config)  # noqa: E731
+    return aot_autograd(  # a new object per graph: it keeps state
+        fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
+        partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random),
+        decompositions=decompositions(), keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+
+
+def reset() -> None:
+    """Forget compiled kernels (``torch.compiler.reset`` calls this)."""
+    global _launch_sites
+    STORE.clear()
+    _launch_sites = 0
+
+
+dynafuse.reset = reset  # type: ignore[attr-defined]
+
+
+def stats() -> dict[str, int]:
+    """Distinct kernels compiled, places in graphs that launch one, and the store's hits and misses."""
+    counters = STORE.counters
+    return {"kernels": len(STORE), "launch_sites": _launch_sites, "hits": counters.hits, "misses": counters.misses}
+
+
+@contextmanager
+def listening(listener: Callable[[Compiled], None], plan_only: bool) -> Iterator[None]:
+    """Hand every graph that compiles to ``listener``; with ``plan_only`` nothing is lowered and graphs run eager."""
+    global _plan_only
+    _listeners.append(listener)
+    before, _plan_only = _plan_only, plan_only
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+        _plan_only = before
+
+
+def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """One ATen graph, from FX to a function: the whole pipeline, in order."""
+    compile_regions_inside(kind, config, module)
+    module = normalize(module)
+    device = device_of(module, config)
+    eager: frozenset[Node] = frozenset()
+    while True:
+        annotated = annotate(module, fused_device(module, config), eager)
+        plan = partition(annotated, device, recompute=config.recompute, max_ops=config.max_region_ops)
+        target = None if interpreting() else device.capability
+        bounds = {r.name: canonical(annotated, r, config.key(), f"sm{target}") for r in plan.regions}
+        report(kind, plan, bounds, device)
+        if _plan_only:
+            return interpreter(module)
+        kernels, errors = outcome({name: request(bound, target, config) for name, bound in bounds.items()})
+        if not errors:
+            break
+        eager |= demote(plan, errors, config)
+    steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols) for name, b in bounds.items()}
+    call = write(plan, module, steps, static_inputs(kind))
+    log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]
+    return call
+
+
+def request(bound: Bound, target: int | None, config: Config) -> Any:
+    """The kernel of a region, from the store or from the lowering."""
+    global _launch_sites
+    _launch_sites += 1
+
+    def start() -> Any:
+        lowered = lower(bound.spec)
+        return _then(pool.submit(lowered, target, config.workers), lambda compiled: Kernel(
+            bound.key, lowered.source, lowered.launches, lowered.workspaces, compiled, target is None))
+
+    return STORE.request(bound.key, start)
+
+
+def _then(future: Any, function: Callable[[Any], Any]) -> Any:
+    """A future of ``function`` applied to a future's result."""
+    from concurrent.futures import Future
+
+    after: Future[Any] = Future()
+
+    def copy(done: Future[Any]) -> None:
+        error = done.exception()
+        if error is not None:
+            after.set_exception(error)
+        else:
+            after.set_result(function(done.result()))
+
+    future.add_done_callback(copy)
+    return after
+
+
+def compile_regions_inside(kind: str, config: Config, module: GraphModule) -> None:
+    """Compile the graphs of ``invoke_subgraph`` calls, each distinct one once; other higher-order ops stay eager."""
+    invoke = torch.ops.higher_order.invoke_subgraph
+    names = {n.args[0].target for n in module.graph.nodes if n.target is invoke}  # type: ignore[union-attr]
+    for name in sorted(map(str, names)):
+        inner = getattr(module, name)
+        if isinstance(inner, GraphModule):
+            setattr(module, name, Region(compile_graph(kind, config, inner, ())))
+
+
+class Region(torch.nn.Module):
+    """A compiled subgraph in the place of its graph module."""
+
+    def __init__(self, call: Callable[[list[Any]], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: Any) -> Any:
+        return self.call(list(args))
+
+
+def device_of(module: GraphModule, config: Config) -> devices.Device:
+    """What the cost model prices for: the described device if one is named, else the one the graph's tensors are on."""
+    if config.device:
+        return devices.describe(config.device).overridden(config.cost)
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type == "cuda" and torch.cuda.is_available():
+            return devices.at_hand(value.device.index or 0).overridden(config.cost)
+    return devices.describe("h200").overridden(config.cost)
+
+
+def fused_device(module: GraphModule, config: Config) -> str | None:
+    """The device type whose tensors are fused: CUDA; CPU tensors when kernels are interpreted or only planned."""
+    if "triton" not in config.executors:
+        return None
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    if any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values):
+        return "cuda"
+    return "cpu" if interpreting() or (_plan_only and config.device) else None
+
+
+def static_inputs(kind: str) -> frozenset[int]:
+    """Positions of inputs whose addresses do not change from call to call (parameters)."""
+    context = TracingContext.try_get()
+    if kind == "backward" or context is None or context.fw_metadata is None:
+        return frozenset()
+    return frozenset(context.fw_metadata.static_input_indices)
+
+
+def report(kind: str, plan: Plan, bounds: Mapping[str, Bound], device: devices.Device) -> None:
+    """Tell the listeners."""
+    for listener in _listeners:
+        listener(Compiled(kind, plan, bounds, device, {}))
+
+
+def interpreter(module: GraphModule) -> Callable[[list[Any]], Any]:
+    """Run a graph node by node."""
+    def run(args: list[Any]) -> Any:
+        return torch.fx.Interpreter(module).boxed_run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

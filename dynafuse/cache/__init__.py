@@ -1,0 +1,1 @@
+"""Keys of regions and the store of compiled kernels."""

@@ -1,0 +1,159 @@
+"""The canonical form of a region, and its key.
+
+A ``Spec`` holds everything that generated code can depend on and nothing else: names, node order and layer numbers do
+not enter. Lowering sees only the spec, so two regions with one key cannot need different kernels.
+
+Worked example: the residual adds of layers 3 and 17 both become ``%0 = aten.add.Tensor(in0, in1)`` over the same
+layouts, hence one key and one kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
+
+IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+"""Arguments that say where and how eager would allocate; a kernel writes where its output's layout says."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A spec with what its names stand for in one graph: the kernel's arguments."""
+
+    region: Region
+    spec: Spec
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    symbols: tuple[sympy.Expr, ...]  # what the spec's size symbols are in the graph
+    key: str
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Versions that change what a kernel's source or binary is."""
+    import dynafuse
+
+    return dynafuse.__version__, torch.__version__, version("triton")
+
+
+def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str) -> Bound:
+    """The spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter)."""
+    return _Canonical(annotated, region).bound(options, target)
+
+
+class _Canonical:
+    """Numbers a region's inputs, ops and size symbols in the order in which its outputs need them."""
+
+    def __init__(self, annotated: Annotated, region: Region) -> None:
+        self.facts = annotated.facts
+        self.region = region
+        self.inside = set(region.nodes)
+        self.inputs: dict[Node, int] = {}
+        self.ops: dict[Node, int] = {}
+        self.specs: list[OpSpec] = []
+        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.into: dict[Node, int] = {}
+
+    def bound(self, options: tuple[tuple[str, Any], ...], target: str) -> Bound:
+        for node in self.region.outputs:
+            self._visit(node)
+        stores = tuple(self._store(node) for node in self.region.outputs)
+        inputs = tuple(self._layout(node) for node in self.inputs)
+        axes = tuple(Axis(self._size(axis.size), axis.reduced) for axis in self.region.axes)
+        reductions = tuple(
+            (self.ops[node], self.region.dims[node]) for node in self.ops if node in self.region.dims
+            and self._is_looped_reduction(node)
+        )
+        spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, self.symbols.values())), options)
+        return Bound(self.region, spec, tuple(self.inputs), self.region.outputs, tuple(self.symbols),
+                     key_of(spec, target))
+
+    def _is_looped_reduction(self, node: Node) -> bool:
+        return node in self.region.reductions
+
+    # ------------------------------------------------------------------ numbering
+
+    def _visit(self, root: Node) -> None:
+        """Number ``root`` and what it needs, operands first, without recursion (chains may be long)."""
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in self.ops or node in self.inputs:
+                continue
+            if node not in self.inside:
+                if self.facts[node].tensor is not None:
+                    self.inputs[node] = len(self.inputs)
+            elif ready:
+                self._number(node)
+            else:
+                stack.append((node, True))
+                stack.extend((a, False) for a in reversed(self._operands(node)))
+
+    def _operands(self, node: Node) -> Sequence[Node]:
+        return [a for a in node.all_input_nodes if self.facts[a].role != "host"]
+
+    def _number(self, node: Node) -> None:
+        facts = self.facts[node]
+        assert facts.call is not None and facts.tensor is not None
+        args = tuple((k, self._argument(v)) for k, v in facts.call.args.items() if k not in IGNORED)
+        self.ops[node] = len(self.specs)
+        self.specs.append(OpSpec(str(node.target), args, self._sizes(facts.tensor.shape), facts.tensor.dtype))
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            if value in self.ops:
+                return Ref("op", self.ops[value])
+            return Ref("in", self.inputs[value]) if value in self.inputs else self._size(_expr(value.meta["val"]))
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._argument, value))
+        return self._size(_expr(value)) if isinstance(value, torch.SymInt) else value
+
+    def _sizes(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
+        return tuple(map(self._size, sizes))
+
+    def _size(self, size: Size) -> Size:
+        if not isinstance(size, sympy.Expr):
+            return size
+        for symbol in sorted(size.free_symbols, key=str):
+            self.symbols.setdefault(symbol, sympy.Symbol(f"s{len(self.symbols)}", integer=True, positive=True))
+        return size.xreplace(self.symbols)
+
+    # ------------------------------------------------------------------ tensors
+
+    def _layout(self, node: Node) -> Layout:
+        tensor = self.facts[node].tensor
+        assert tensor is not None
+        return Layout(tensor.dtype, self._sizes(tensor.shape), self._sizes(tensor.stride))
+
+    def _store(self, node: Node) -> Store:
+        dims: Dims = self.region.out_dims[node]
+        target = self.region.copies.get(node)
+        into = None if target is None else self.inputs.setdefault(target, len(self.inputs))
+        return Store(self.ops[node], self._layout(node if target is None else target), dims, into)
+
+
+def _expr(value: Any) -> Any:
+    return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
+def key_of(spec: Spec, target: str) -> str:
+    """The key of a spec: a digest of its text, the versions and the target."""
+    return hashlib.sha256("\n".join([repr(spec), *versions(), target]).encode()).hexdigest()[:32]
+
+
+def reuse(bounds: Sequence[Bound]) -> Mapping[str, int]:
+    """How many regions each key serves."""
+    counts: dict[str, int] = {}
+    for bound in bounds:
+        counts[bound.key] = counts.get(bound.key, 0) + 1
+    return counts

@@ -1,0 +1,49 @@
+"""What happens to a region that fails to lower or compile: it runs eager, with one warning and a file that shows why.
+
+Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileError`` naming the ops and that file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.fx import Node
+
+from dynafuse.config import Config
+from dynafuse.errors import CompileError, DynafuseWarning
+from dynafuse.ir import Plan, Region
+
+
+def demote(plan: Plan, errors: Mapping[str, BaseException], config: Config) -> frozenset[Node]:
+    """The nodes of failed regions, to be run eager. Raises CompileError instead when strict."""
+    found: set[Node] = set()
+    for region in plan.regions:
+        error = errors.get(region.name)
+        if error is None:
+            continue
+        failure = CompileError([str(n.target) for n in region.nodes], _reason(error), _repro(region, error, config))
+        if config.strict:
+            raise failure from error
+        warnings.warn(str(failure), DynafuseWarning, stacklevel=2)
+        found.update(n for n in region.nodes if plan.annotated.facts[n].role == "fused")
+    return frozenset(found)
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def _repro(region: Region, error: BaseException, config: Config) -> Path:
+    """A file with the region's ops and sizes, and the error's traceback."""
+    folder = config.repro_dir or Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", prefix="dynafuse_repro_", suffix=".txt", dir=folder, delete=False) as file:
+        file.write(f"{region}\n\n")
+        file.writelines(f"{node.format_node()}  {node.meta.get('val')}\n" for node in region.nodes)
+        file.writelines(["\n", *traceback.format_exception(error)])
+    return Path(file.name)

@@ -1,0 +1,241 @@
+"""What the steps of the pipeline hand to each other: frozen values, each with a ``__str__`` worth reading.
+
+The way of a graph: ``Annotated`` (an FX graph plus facts per node) → ``Plan`` (regions, eager calls and views in
+order) → ``Spec`` per region (canonical, without names: what a kernel is made from and keyed by) → ``Kernel``.
+
+Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose spec prints as::
+
+    in0: float32[8, 4] (4, 1)
+    %0 = aten.relu.default(in0) : float32[8, 4]
+    %1 = aten.add.Tensor(%0, 1) : float32[8, 4]
+    store %1 (4, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, Node
+
+from dynafuse.ops.table import Call, Row
+
+Size = int | sympy.Expr
+"""A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
+
+Dims = tuple[tuple[int, ...], ...]
+"""A tensor's dimensions in a region's axes: per dimension the axes that it runs over, outermost first."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Sizes, strides (in elements), dtype and device of a strided tensor; ``hint`` is its number of elements for costs."""
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    hint: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements, each counted once (a stride of zero repeats an element without moving it)."""
+        return self.hint * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one node. ``tensor`` is None for scalars and for ops with several outputs."""
+
+    role: str  # input | host | view | fused | eager | output
+    tensor: Tensor | None
+    row: Row | None = None
+    call: Call | None = None
+    reason: str = ""  # why a node that computes runs eager
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """An FX graph with facts about each of its nodes."""
+
+    graph: Graph
+    facts: Mapping[Node, Facts]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{node.name:24s} {f.role:6s} {f.tensor or ''} {f.reason}" for node, f in self.facts.items())
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a region's iteration space: its size, and whether a reduction of the region closes over it."""
+
+    size: Size
+    reduced: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A merge that was turned down: what kind of obstacle, between which two nodes, with which numbers."""
+
+    kind: str
+    first: str
+    second: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.first} | {self.second}: {self.kind}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that one kernel computes. ``nodes`` may repeat cheap nodes of other regions: those are computed again."""
+
+    name: str
+    executor: str
+    nodes: tuple[Node, ...]  # in graph order
+    inputs: tuple[Node, ...]  # materialised tensors that are read
+    outputs: tuple[Node, ...]  # what is stored, in graph order
+    axes: tuple[Axis, ...]
+    dims: Mapping[Node, Dims]  # of every node that runs along the axes; of a reduction, its operand's
+    out_dims: Mapping[Node, Dims]  # of outputs
+    reductions: frozenset[Node]  # those that are not written out element by element
+    copies: Mapping[Node, Node]  # outputs that overwrite an input, with that input
+    bytes: int
+    predicted_us: float
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        ops = ", ".join(n.name for n in self.nodes)
+        return f"{self.name} [{self.executor}] {ops}: {self.bytes / 1e6:.3f} MB, {self.predicted_us:.1f} us"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph as steps in order: regions, and single nodes that run eager, are views, or compute sizes on the host."""
+
+    annotated: Annotated
+    steps: tuple[Region | Node, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The steps that are fused regions."""
+        return tuple(step for step in self.steps if isinstance(step, Region))
+
+    def __str__(self) -> str:
+        facts = self.annotated.facts
+        lines = [str(s) if isinstance(s, Region) else f"{s.name} [{facts[s].role}] {s.target}" for s in self.steps]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A reference inside a spec: to its input or to its op number ``position``."""
+
+    kind: str  # in | op
+    position: int
+
+    def __str__(self) -> str:
+        return f"in{self.position}" if self.kind == "in" else f"%{self.position}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor as a kernel sees it: what code depends on, without names."""
+
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    aligned: bool = True  # whether its address is a multiple of 16 bytes
+
+    def __str__(self) -> str:
+        shape, stride = (", ".join(map(str, sizes)) for sizes in (self.shape, self.stride))
+        return f"{str(self.dtype)[6:]}[{shape}] ({stride})" + ("" if self.aligned else " unaligned")
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op of a spec: its overload's name, its arguments by schema name (tensors as ``Ref``), its output."""
+
+    target: str
+    args: tuple[tuple[str, Any], ...]
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{name}={value}" for name, value in self.args)
+        return f"{self.target}({args}) : {str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Store:
+    """One stored op: to a new tensor of a layout, or into input ``into``."""
+
+    op: int
+    layout: Layout
+    dims: Dims
+    into: int | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A region in canonical form. Two regions with equal specs are computed by the same kernel."""
+
+    inputs: tuple[Layout, ...]
+    ops: tuple[OpSpec, ...]
+    axes: tuple[Axis, ...]
+    reductions: tuple[tuple[int, Dims], ...]  # op, its operand's dims; a reduction that is not here is written out
+    stores: tuple[Store, ...]
+    symbols: tuple[str, ...]  # size symbols, each an integer argument of the kernel
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
+        lines += [f"%{i} = {op}" for i, op in enumerate(self.ops)]
+        lines += [f"store %{s.op} {s.layout}" + ("" if s.into is None else f" into in{s.into}") for s in self.stores]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a lowered region.
+
+    ``arguments`` name, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces) and size symbols.
+    ``grid`` holds integer expressions over the size symbols.
+    """
+
+    entry: str  # the function's name in the source
+    signature: tuple[tuple[str, str], ...]  # argument, Triton type
+    grid: tuple[Size, Size, Size]
+    constants: tuple[tuple[str, int], ...]  # constexpr arguments
+    warps: int
+    stages: int = 1
+    unaligned: frozenset[str] = frozenset()  # pointer arguments that may not be 16-byte aligned
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A temporary tensor of a lowered region."""
+
+    name: str
+    dtype: torch.dtype
+    size: Size  # elements
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Generated source with its launches, in order."""
+
+    source: str
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+    kernel_class: str = ""
+    notes: tuple[str, ...] = field(default=())

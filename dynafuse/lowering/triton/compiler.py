@@ -1,0 +1,65 @@
+"""From generated source to something that can be launched, on a GPU or in Triton's interpreter.
+
+Worked example::
+
+    kernels = load(lower(spec), None)          # TRITON_INTERPRET=1: Python functions
+    kernels = load(lower(spec), 90)            # compiled for compute capability 9.0
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynafuse.ir import Launch, Lowered
+
+
+def module_of(source: str) -> Any:
+    """The module of a source text, written to torch's code cache so that tracebacks and debuggers show it."""
+    from torch._inductor.codecache import PyCodeCache
+
+    return PyCodeCache.load(source)
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels in its interpreter."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def compile_launch(source: str, launch: Launch, capability: int) -> Any:
+    """Compile one kernel; Triton keeps the binary in its own cache folder. No GPU is needed."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = getattr(module_of(source), launch.entry)
+    names = [name for name, _ in launch.signature]
+    signature = dict(launch.signature) | {name: "constexpr" for name, _ in launch.constants}
+    pointers = [i for i, (name, kind) in enumerate(launch.signature) if kind[0] == "*" and name not in launch.unaligned]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    assert names == function.arg_names[:len(names)], (names, function.arg_names)
+    built = ASTSource(fn=function, signature=signature, constexprs=dict(launch.constants), attrs=attributes)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    return triton.compile(built, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def compile_all(source: str, launches: Sequence[Launch], capability: int) -> Mapping[str, int]:
+    """Compile every kernel of a source, for its effect on Triton's cache (what worker processes do); their registers."""
+    return {launch.entry: compile_launch(source, launch, capability).metadata.shared for launch in launches}
+
+
+def load(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
+    """What can be launched: compiled kernels for a capability, or (None) the interpreter's functions."""
+    if capability is None:
+        module = module_of(lowered.source)
+        return tuple(getattr(module, launch.entry) for launch in lowered.launches)
+    return tuple(compile_launch(lowered.source, launch, capability) for launch in lowered.launches)
+
+
+def worker_environment() -> dict[str, str]:
+    """What a worker process needs to import this package the way its parent does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

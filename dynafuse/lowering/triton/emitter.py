@@ -1,0 +1,389 @@
+"""Emits the body of one kernel: values on demand, each once, in the scope where what it depends on is known.
+
+Index expressions stay symbolic until the text is printed: only then is it known which axes every access treats as one,
+and such axes are merged, so that a kernel over contiguous tensors has no division in it.
+
+Worked example, ``x + y.t()`` over ``[i, j]``: the value of ``add`` at ``(i, j)`` asks ``x`` at ``(i, j)`` and ``y`` at
+``(j, i)``; the lines are ``v0 = tl.load(in0 + (8*i + j))``, ``v1 = tl.load(in1 + (8*j + i))``, ``v2 = v0 + v1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from dynafuse.errors import LoweringError
+from dynafuse.ir import Dims, Layout, OpSpec, Ref, Size, Spec
+from dynafuse.lowering.triton.promotion import compute_dtype
+from dynafuse.ops import Call, Context, Index, Kind, Row, Value, lookup
+from dynafuse.ops.indexing_math import symbol
+from dynafuse.ops.literals import conversion, literal, opmath, triton_type
+from dynafuse.ops.overloads import overload
+
+_printer = PythonPrinter()
+
+
+@dataclass
+class Line:
+    """One line of a kernel: text with ``{i}`` for each of its index expressions; ``name`` is what it defines."""
+
+    text: str
+    exprs: tuple[sympy.Expr, ...] = ()
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store: which tensor, its layout, the offset in elements, the name of its line."""
+
+    tensor: str
+    layout: Layout
+    offset: sympy.Expr
+    store: bool
+
+
+@dataclass
+class Scope:
+    """Lines of the kernel's top level or of a loop, with what has been computed in it."""
+
+    lines: list[Line | Scope] = field(default_factory=list)
+    known: dict[Any, Value] = field(default_factory=dict)
+    header: str = ""
+
+
+class Emitter:
+    """Builds values for one kernel of a spec (implements :class:`dynafuse.ops.table.Builder`).
+
+    ``tile_of`` maps every axis to the tile dimension that walks it (``x``, ``y`` or ``r``); ``loop`` is the tile
+    dimension that a loop walks, if any: a value that varies along it lives in the loop, any other outside.
+    """
+
+    def __init__(self, spec: Spec, tile_of: Sequence[str], loop: str | None = None, round_like_eager: bool = False):
+        self.spec = spec
+        self.loop = loop
+        self.round_like_eager = round_like_eager
+        self.axes = [symbol(f"i{k}", axis.size) for k, axis in enumerate(spec.axes)]
+        self.tile_of: dict[sympy.Symbol, frozenset[str]] = {
+            axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)
+        }
+        self.top = Scope()
+        self.inner: Scope | None = None
+        self.accesses: list[Access] = []
+        self.reduced: dict[int, Value] = {}  # reductions whose result is known
+        self.on_reduction: Callable[[int], Value] | None = None
+        self.masks: tuple[Value, ...] = ()
+        self.single = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: one point
+        self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
+        self.calls = [self._call(op) for op in spec.ops]
+        self._count = 0
+
+    def _call(self, op: OpSpec) -> tuple[Row, Call]:
+        target = overload(op.target)
+        row = lookup(target)
+        if target is None or row is None:
+            raise LoweringError(op.target, "it has no row in the op table")
+        shape = tuple(sympy.sympify(s) for s in op.shape)
+        return row, Call(target, dict(op.args), shape, op.dtype)
+
+    # ------------------------------------------------------------------ indices
+
+    def index(self, dims: Dims) -> Index:
+        """The index of a tensor whose dimensions run over ``dims``."""
+        return tuple(self._flat(axes) for axes in dims)
+
+    def _flat(self, axes: Iterable[int]) -> sympy.Expr:
+        flat: sympy.Expr = sympy.S.Zero
+        for k in axes:
+            flat = flat * self.spec.axes[k].size + self.axes[k]
+        return sympy.expand(flat)
+
+    def tiles(self, expr: sympy.Expr) -> frozenset[str]:
+        """The tile dimensions that an index expression varies along."""
+        found: frozenset[str] = frozenset()
+        for s in expr.free_symbols:
+            found |= self.tile_of.get(s, frozenset())
+        return found
+
+    # ------------------------------------------------------------------ scopes
+
+    def scope(self, tiles: frozenset[str]) -> Scope:
+        """Where a value that varies along ``tiles`` is computed."""
+        if self.loop is None or self.loop not in tiles:
+            return self.top
+        if self.inner is None:
+            raise LoweringError("a value", f"it varies along {self.loop} but is needed outside the loop over it")
+        return self.inner
+
+    def open_loop(self, header: str) -> None:
+        """Start a loop; values that vary along its tile dimension go into it."""
+        self.inner = Scope(header=header)
+
+    def close_loop(self) -> None:
+        """End the loop: what it computed per iteration is forgotten."""
+        assert self.inner is not None
+        self.top.lines.append(self.inner)
+        self.inner = None
+
+    def line(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> None:
+        """A line that defines nothing that could be shared."""
+        self.scope(tiles).lines.append(Line(text, exprs, comment))
+
+    def name(self, prefix: str = "v") -> str:
+        """A new variable."""
+        self._count += 1
+        return f"{prefix}{self._count - 1}"
+
+    def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
+        """A variable for an expression; the same expression in the same scope is computed once."""
+        scope = self.scope(tiles)
+        key = (text, exprs)
+        if key not in scope.known:
+            value = Value(self.name(), dtype, tiles)
+            scope.lines.append(Line(f"{value.name} = {text}", exprs, comment))
+            scope.known[key] = value
+        return scope.known[key]
+
+    # ------------------------------------------------------------------ values (the Builder protocol)
+
+    def operand(self, arg: Any, index: Index) -> Value:
+        """The value of an input or op at an index."""
+        assert isinstance(arg, Ref), arg
+        if arg.kind == "in":
+            return self.load(f"in{arg.position}", self.spec.inputs[arg.position], index)
+        return self.value(arg.position, index)
+
+    def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
+        """The sizes of a tensor argument."""
+        assert isinstance(arg, Ref), arg
+        sizes = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].shape
+        return tuple(sympy.sympify(s) for s in sizes)
+
+    def dtype(self, arg: Any) -> torch.dtype:
+        """The dtype of a tensor argument."""
+        return (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].dtype
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
+        """A literal."""
+        return Value(literal(value, dtype), dtype)
+
+    def index_value(self, expr: sympy.Expr) -> Value:
+        """An index expression as an int64 value."""
+        expr = sympy.sympify(expr)
+        if expr.is_Integer:
+            return Value(str(expr), torch.int64)
+        text = "{0}" if self._holds_tensor(expr) else "{0} + 0"
+        return self.define(f"({text}).to(tl.int64)", torch.int64, self.tiles(expr), expr)
+
+    def _holds_tensor(self, expr: sympy.Expr) -> bool:
+        return bool(self.tiles(expr)) or any(str(s) in self.spec.symbols for s in expr.free_symbols)
+
+    def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
+        """A loaded integer as an index; negative values count from the end."""
+        wide = self.cast(value, torch.int64)
+        wrapped = self.define(f"tl.where({wide} < 0, {wide} + {{0}}, {wide})", torch.int64, value.tiles, size)
+        index = symbol(wrapped.name, size)
+        self.tile_of[index] = value.tiles
+        return index
+
+    def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
+        """A comparison of index expressions."""
+        left, right = sympy.sympify(left), sympy.sympify(right)
+        decided = _decide(left, op, right)
+        if decided is not None:
+            return Value(str(decided), torch.bool)
+        return self.define(f"{{0}} {op} {{1}}", torch.bool, self.tiles(left) | self.tiles(right), left, right)
+
+    def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
+        """``body()`` under a mask, ``other`` elsewhere."""
+        if condition.name == "True":
+            return body()
+        outer, self.masks = self.masks, (*self.masks, condition)
+        inside = body()
+        self.masks = outer
+        tiles = condition.tiles | inside.tiles
+        return self.define(f"tl.where({condition}, {inside}, {literal(other, inside.dtype)})", inside.dtype, tiles)
+
+    def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
+        """A value from a Triton expression over operands."""
+        tiles = frozenset[str]().union(*(v.tiles for v in operands))
+        return self.define(_escape(text.format(*(_wrap(v.name) for v in operands))), dtype, tiles)
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """A value in another dtype."""
+        if opmath(value.dtype) is opmath(dtype):
+            return Value(value.name, dtype, value.tiles)
+        if not value.name.isidentifier():  # a literal
+            return self._cast_literal(value, dtype)
+        return self.define(_escape(conversion(value.name, value.dtype, dtype)), dtype, value.tiles)
+
+    def _cast_literal(self, value: Value, dtype: torch.dtype) -> Value:
+        number = {"True": True, "False": False}.get(value.name)
+        if number is None:
+            number = float(value.name.removeprefix('float("').removesuffix('")')) if value.dtype.is_floating_point else int(value.name)
+        return self.constant(number, dtype)
+
+    # ------------------------------------------------------------------ ops
+
+    def value(self, position: int, index: Index) -> Value:
+        """The value of op ``position`` at ``index``."""
+        key = (position, index, self.masks)
+        for scope in (self.inner, self.top):
+            if scope is not None and key in scope.known:
+                return scope.known[key]
+        made = self._compute(position, index)
+        self.scope(made.tiles).known[key] = made
+        return made
+
+    def _compute(self, position: int, index: Index) -> Value:
+        row, call = self.calls[position]
+        if row.kind is Kind.POINTWISE:
+            return self._round(self._pointwise(position, row, call, index))
+        if row.kind is Kind.REDUCTION:
+            return self._reduction(position, call, index)
+        assert row.lower is not None, row
+        made = row.lower(self, call, index)
+        return made if row.kind is Kind.VIEW else self._round(Value(made.name, call.dtype, made.tiles))
+
+    def _round(self, value: Value) -> Value:
+        if not self.round_like_eager or opmath(value.dtype) is value.dtype or not value.name.isidentifier():
+            return value
+        narrow = triton_type(value.dtype)
+        return self.define(f"{value}.to({narrow}).to(tl.float32)", value.dtype, value.tiles)
+
+    def _pointwise(self, position: int, row: Row, call: Call, index: Index) -> Value:
+        wanted = _wanted(row)
+        dtype = compute_dtype(row, call, self)
+        operands: list[Any] = []
+        tiles: frozenset[str] = frozenset()
+        for i, arg in enumerate(call.args.values()):
+            if isinstance(arg, Ref):
+                value = self._pointwise_operand(arg, index, None if dtype is None or i in row.raw else dtype) if wanted(i) else None
+                tiles |= value.tiles if value else frozenset()
+                operands.append(_wrap(value.name) if value else "None")
+            elif isinstance(arg, sympy.Expr) and not arg.is_number:
+                value = self.cast(self.index_value(arg), dtype or call.dtype)
+                tiles |= value.tiles
+                operands.append(value.name)
+            else:
+                operands.append(arg)
+        context = Context(opmath(dtype or call.dtype), call.dtype,
+                          tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
+        text = _format(row, context, operands)
+        return self.define(_escape(text), call.dtype, tiles, comment=f"%{position} {call.target}")
+
+    def _pointwise_operand(self, arg: Ref, index: Index, dtype: torch.dtype | None) -> Value:
+        shape = self.shape(arg)
+        kept = index[len(index) - len(shape):]
+        at = tuple(sympy.S.Zero if size == 1 else i for i, size in zip(kept, shape, strict=True))
+        value = self.operand(arg, at)
+        return value if dtype is None else self.cast(value, dtype)
+
+    def _reduction(self, position: int, call: Call, index: Index) -> Value:
+        if position in self.reduced:
+            return self.reduced[position]
+        if any(op == position for op, _ in self.spec.reductions):
+            if self.on_reduction is None:
+                raise LoweringError(str(call.target), "its result is needed before it is complete")
+            return self.on_reduction(position)
+        from dynafuse.lowering.triton.unrolled import unrolled
+
+        return unrolled(self, call, index)
+
+    # ------------------------------------------------------------------ memory
+
+    def load(self, tensor: str, layout: Layout, index: Index) -> Value:
+        """Load an element of a tensor; a value of a 16-bit float arrives in float32."""
+        offset = sympy.expand(sum((i * s for i, s in zip(index, layout.stride, strict=True)), sympy.S.Zero))
+        tiles = self.tiles(offset)
+        pointer, mask, tiles = self._pointer(tensor, offset, tiles)
+        if not any(a.tensor == tensor and a.offset == offset for a in self.accesses):
+            self.accesses.append(Access(tensor, layout, offset, False))
+        text = f"tl.load({pointer}{mask})"
+        if layout.dtype is torch.bool:
+            text += ".to(tl.int1)"
+        elif opmath(layout.dtype) is not layout.dtype:
+            text += ".to(tl.float32)"
+        return self.define(text, layout.dtype, tiles, offset)
+
+    def _pointer(
+        self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset()
+    ) -> tuple[str, str, frozenset[str]]:
+        """Pointer text with ``{0}`` for the offset, mask argument text, the tile dimensions of the access.
+
+        A mask must not vary along more dimensions than the pointer, so a pointer is widened to its masks.
+        """
+        masks = [m.name for m in self.masks]
+        wide = tiles.union(along, *(m.tiles for m in self.masks))
+        widen = "".join(f" + {tile}_zero" for tile in sorted(wide - tiles))
+        masks += [f"{tile}_mask" for tile in sorted(wide - self.exact)]
+        mask = f", {' & '.join(masks)}" if masks else ""
+        return f"{tensor} + ({{0}}{widen})", mask, wide
+
+    def store(self, tensor: str, layout: Layout, index: Index, value: Value, every: frozenset[str], barrier: bool) -> None:
+        """Store a value, converted to the tensor's dtype, at an index."""
+        offset = sympy.expand(sum((i * s for i, s in zip(index, layout.stride, strict=True)), sympy.S.Zero))
+        tiles = self.tiles(offset)
+        tiles |= value.tiles & self.single
+        if not value.tiles <= tiles:
+            raise LoweringError(f"the store of {tensor}", f"stored along {sorted(tiles)}, varies along {sorted(value.tiles)}")
+        widen = value.tiles & self.single
+        pointer, mask, tiles = self._pointer(tensor, offset, tiles - widen, widen)
+        self.accesses.append(Access(tensor, layout, offset, True))
+        text = self._stored(value, layout.dtype)
+        if barrier:  # other threads may still have to read what is overwritten
+            self.line("tl.debug_barrier()", tiles)
+        self.line(f"tl.store({pointer}, {_escape(text)}{mask})", tiles, offset)
+
+    def _stored(self, value: Value, dtype: torch.dtype) -> str:
+        converted = self.cast(value, dtype)
+        if not converted.name.isidentifier():
+            return converted.name
+        return converted.name if opmath(dtype) is dtype else f"{converted}.to({triton_type(dtype)})"
+
+
+def _wanted(row: Row) -> Callable[[int], bool]:
+    """Which operands a pointwise row's expression uses (all of them, if it is a function)."""
+    emit = row.emit
+    return (lambda i: f"{{{i}}}" in emit) if isinstance(emit, str) else (lambda i: True)
+
+
+def _format(row: Row, context: Context, operands: list[Any]) -> str:
+    if isinstance(row.emit, str):
+        return row.emit.format(*(literal(o, context.dtype) if isinstance(o, (bool, int, float)) else o for o in operands))
+    assert row.emit is not None
+    return row.emit(context, *operands)
+
+
+def _wrap(name: str) -> str:
+    """A negative literal in brackets, so that it can stand anywhere in an expression."""
+    return f"({name})" if name.startswith("-") else name
+
+
+def _escape(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
+    """The outcome of a comparison that the ranges of the index symbols decide."""
+    from dynafuse.ops.indexing_math import limits
+
+    low, high = limits(sympy.expand(left - right))
+    positive = low is not None and low.is_number and low >= 0
+    if op == ">=" and positive:
+        return True
+    if op == "<" and positive:
+        return False
+    negative = high is not None and high.is_number and high < 0
+    if op == "<" and negative:
+        return True
+    return False if op == ">=" and negative else None
+
+
+def size_text(size: Size) -> str:
+    """A size as Python or Triton source."""
+    return str(size) if isinstance(size, int) else _printer.doprint(size)

@@ -1,0 +1,1 @@
+"""From an FX graph to a plan: normalise, annotate, grow regions by cost."""

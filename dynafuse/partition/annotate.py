@@ -1,0 +1,147 @@
+"""What the partitioner needs to know of every node: role, sizes, strides, dtype, row of the op table.
+
+Sizes are ints or sympy expressions; hints exist only for costs, never for correctness.
+
+Worked example: in a graph of ``relu(x) @ w`` the ``relu`` gets role ``fused`` and the ``mm`` role ``eager`` with the
+reason ``no row in the op table``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.fx import Graph, GraphModule, Node
+
+from dynafuse import ops
+from dynafuse.ir import Annotated, Facts, Size, Tensor
+from dynafuse.ops import Call, Kind, Row
+from dynafuse.ops.reductions import reduced_dims
+from dynafuse.partition.normalize import arguments
+
+DTYPES = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
+})
+UNKNOWN_SIZE = 8192  # the hint of a size that is only known at run time
+
+
+def size_of(size: int | torch.SymInt) -> Size:
+    """A size as an int or a sympy expression."""
+    if isinstance(size, int):
+        return size
+    expr = size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr
+    return int(expr) if expr.is_Integer else expr
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The value of a size in the example inputs, for costs."""
+    if isinstance(size, int):
+        return size
+    if size.node._hint is not None:
+        return int(size.node._hint)
+    known = size.node.shape_env.replace(size.node.expr).xreplace(size.node.shape_env.backed_var_to_val)
+    return int(known) if known.is_number else UNKNOWN_SIZE
+
+
+def tensor_of(value: torch.Tensor) -> Tensor:
+    """The facts of a fake tensor."""
+    count = 1
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        count *= 1 if isinstance(stride, int) and stride == 0 else hint(size)
+    return Tensor(tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), value.dtype, value.device, count)
+
+
+def annotate(module: GraphModule, device_type: str | None, eager: frozenset[Node] = frozenset()) -> Annotated:
+    """Facts for every node. Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never."""
+    facts: dict[Node, Facts] = {}
+    for node in module.graph.nodes:
+        found = _facts(node, module, device_type)
+        facts[node] = replace(found, role="eager", reason="demoted") if node in eager else found
+    return Annotated(module.graph, facts)
+
+
+def _facts(node: Node, module: GraphModule, device_type: str | None) -> Facts:
+    value = node.meta.get("val")
+    tensor = tensor_of(value) if _is_strided(value) else None
+    if node.op == "output":
+        return Facts("output", None)
+    if node.op == "placeholder":
+        return Facts("input" if isinstance(value, torch.Tensor) else "host", tensor)
+    if node.op == "get_attr":
+        return _constant(node, module)
+    if not isinstance(value, torch.Tensor):
+        scalar = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+        return Facts("host" if scalar and not _touches_tensor(node) else "eager", None, reason="returns no single tensor")
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return Facts("eager", tensor, reason=f"{node.target} is no ATen op")
+    return _computed(node, tensor, device_type)
+
+
+def _constant(node: Node, module: GraphModule) -> Facts:
+    holder: Any = module
+    for part in str(node.target).split("."):
+        holder = getattr(holder, part)
+    return Facts("input", tensor_of(holder)) if isinstance(holder, torch.Tensor) else Facts("host", None)
+
+
+def _touches_tensor(node: Node) -> bool:
+    return any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes)
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
+
+
+def _computed(node: Node, tensor: Tensor | None, device_type: str | None) -> Facts:
+    row = ops.lookup(node.target)
+    if row is None:
+        return Facts("eager", tensor, reason="no row in the op table")
+    if tensor is None:
+        return Facts("eager", None, row, reason="not a strided tensor")
+    shape = tuple(sympy.sympify(s) for s in tensor.shape)
+    call = Call(node.target, arguments(node), shape, tensor.dtype)  # type: ignore[arg-type]
+    if row.kind is Kind.VIEW and not row.reason:
+        return Facts("view", tensor, row, call)
+    reason = row.reason or obstacle(node, row, call, tensor, device_type)
+    return Facts("eager" if reason else "fused", tensor, row, call, reason)
+
+
+def obstacle(node: Node, row: Row, call: Call, tensor: Tensor, device_type: str | None) -> str:
+    """Why this call of a fusible op cannot be fused; empty if it can."""
+    tensors = [tensor, *(tensor_of(v) for v in _operand_values(node) if _is_strided(v))]
+    if any(not _is_strided(v) for v in _operand_values(node)):
+        return "an operand is not a strided tensor"
+    for t in tensors:
+        if t.device.type != device_type or t.device != tensor.device:
+            return f"on {t.device}, fused kernels run on {device_type}"
+        if t.dtype not in DTYPES:
+            return f"dtype {t.dtype} is not fused"
+        if any(isinstance(s, int) and s == 0 for s in t.shape):
+            return "an empty tensor"
+    if not is_non_overlapping_and_dense_or_false(node.meta["val"]):
+        return "its output is not dense"
+    if row.kind is Kind.REDUCTION and _reduced_count(node, call) in (None, 1):
+        return "reduces no more than one element"
+    return row.accepts(call) if row.accepts else ""
+
+
+def _operand_values(node: Node) -> Sequence[torch.Tensor]:
+    return [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
+
+
+def _reduced_count(node: Node, call: Call) -> Size | None:
+    shape = _operand_values(node)[0].shape
+    count: Size = 1
+    for dim in reduced_dims(call.target, call.args, len(shape)):
+        count = count * size_of(shape[dim])
+    return count
+
+
+def signature(graph: Graph) -> str:
+    """The graph as text, for logs and goldens."""
+    return "\n".join(node.format_node() or "" for node in graph.nodes)

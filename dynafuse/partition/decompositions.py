@@ -1,0 +1,34 @@
+"""Into which ops AOTAutograd decomposes: Inductor's table, less what is better kept whole.
+
+Worked example: ``layer_norm`` arrives as ``var_mean``, ``sub``, ``rsqrt``, ``mul``; ``embedding`` has its backward whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+WHOLE = {
+    aten.embedding_dense_backward: "CUDA's kernel sorts the indices: no atomics, the same result every time",
+    aten.max_pool2d_with_indices: "its kernel reads each window once; its backward pairs with it",
+    aten.max_pool2d_with_indices_backward: "pairs with the forward's int64 indices",
+}
+"""Ops that Inductor would decompose, with the reason why they stay whole here."""
+
+
+@cache
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """The decomposition table."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = dict(select_decomp_table())
+    for packet in WHOLE:
+        for name in packet.overloads():
+            table.pop(getattr(packet, name), None)
+    return table

@@ -1,0 +1,184 @@
+"""What one kernel can compute: the classes of iteration space, and why a set of nodes fits none.
+
+- ``pointwise``: no reduction; every output runs along all axes.
+- ``row``: every reduction closes over the same axes R; outputs run along all axes or along all but R.
+- ``rowcol``: some reductions close over R, others over all axes but R (a norm's backward: dx and dgamma in one read).
+
+Worked example: softmax over the last of two axes is ``row`` with R = {last}; adding a column sum of its output to the
+same kernel would need that sum before it is complete, so the refusal ``used before it is complete`` comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from dynafuse.ir import Refusal
+from dynafuse.partition.axes import Axis, leaves
+from dynafuse.partition.spaces import Spaces
+
+LONGEST_ROWCOL = 16384  # elements of a row that a row + column kernel holds in registers
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The iteration space of a region: its axes, those that are reduced, and those of column reductions."""
+
+    kind: str  # pointwise | row | rowcol
+    axes: tuple[Axis, ...]
+    reduced: frozenset[Axis]
+    columns: frozenset[Axis] = frozenset()
+
+    @property
+    def rows(self) -> int:
+        """Hint of how many independent rows there are."""
+        return product(a for a in self.axes if a not in self.reduced)
+
+    @property
+    def length(self) -> int:
+        """Hint of how many elements a row has."""
+        return product(self.reduced)
+
+
+def product(axes: Iterable[Axis]) -> int:
+    """The number of points of some axes; a dynamic axis counts as its hint."""
+    total = 1
+    for axis in axes:
+        total *= axis.size if isinstance(axis.size, int) else 1024
+    return total
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node of a candidate region with its axes resolved."""
+
+    node: Node
+    axes: tuple[Axis, ...]
+    reduced: frozenset[Axis]  # of a reduction
+    stored: bool
+
+    @property
+    def out(self) -> frozenset[Axis]:
+        """The axes that its output runs along."""
+        return frozenset(self.axes) - self.reduced
+
+
+def members(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], outputs: frozenset[Node]) -> list[Member]:
+    """The nodes that run along axes of the region; inlined ones are computed at other indices and have none."""
+    found = []
+    for node in nodes:
+        if node not in inlined:
+            axes = tuple(leaves(axis for dim in spaces.dims[node] for axis in dim))
+            reduced: Iterable[Axis] = ()
+            if spaces.is_reduction(node):
+                reduced = leaves(axis for dim in spaces.reduced_axes(node) for axis in dim)
+            found.append(Member(node, axes, frozenset(reduced), node in outputs))
+    return found
+
+
+def classify(spaces: Spaces, found: Sequence[Member]) -> Shape | Refusal:
+    """The iteration space that all members fit, or why there is none."""
+    for member in found:
+        if len(set(member.axes)) != len(member.axes):
+            return _refuse("one axis twice", member, found[0])
+    full = tuple(dict.fromkeys(axis for m in sorted(found, key=lambda m: -len(m.axes)) for axis in m.axes))
+    sets = list(dict.fromkeys(m.reduced for m in found if m.reduced))
+    if not sets:
+        return _pointwise(found, full)
+    if len(sets) == 1:
+        return _row(found, full, sets[0])
+    if len(sets) == 2:
+        return _rowcol(spaces, found, full, sets)
+    return Refusal("reductions over different dimensions", found[0].node.name, found[-1].node.name, f"{len(sets)} sets")
+
+
+def _refuse(kind: str, first: Member, second: Member, detail: str = "") -> Refusal:
+    return Refusal(kind, first.node.name, second.node.name, detail)
+
+
+def _pointwise(found: Sequence[Member], full: tuple[Axis, ...]) -> Shape | Refusal:
+    for member in found:
+        if member.stored and len(member.axes) != len(full):
+            return _refuse("sizes differ", member, found[-1], f"{product(member.axes)} against {product(full)}")
+    return Shape("pointwise", full, frozenset())
+
+
+def _row(found: Sequence[Member], full: tuple[Axis, ...], reduced: frozenset[Axis]) -> Shape | Refusal:
+    everything = frozenset(full)
+    for member in found:
+        if member.reduced and len(member.axes) != len(full):
+            return _refuse("a reduction over fewer rows", member, found[-1])
+        if member.stored and member.out not in (everything, everything - reduced):
+            return _refuse("sizes differ", member, found[-1], f"{product(member.out)} against {product(full)}")
+    return Shape("row", full, reduced)
+
+
+def _rowcol(
+    spaces: Spaces, found: Sequence[Member], full: tuple[Axis, ...], sets: list[frozenset[Axis]]
+) -> Shape | Refusal:
+    everything = frozenset(full)
+    first, second = sets
+    if first & second or first | second != everything:
+        return Refusal("reductions over different dimensions", found[0].node.name, found[-1].node.name)
+    row, column = (first, second) if _innermost(spaces, found, first) else (second, first)
+    if not _innermost(spaces, found, row):
+        return Refusal("no contiguous rows", found[0].node.name, found[-1].node.name)
+    if product(row) > LONGEST_ROWCOL or not all(isinstance(axis.size, int) for axis in row):
+        return Refusal("rows too long for one pass", found[0].node.name, found[-1].node.name, f"{product(row)} elements")
+    early = _used_early(spaces, found, column, row)
+    if early:
+        return Refusal("used before it is complete", early[0].name, early[1].name)
+    for member in found:
+        if member.reduced and len(member.axes) != len(full):
+            return _refuse("a reduction over fewer rows", member, found[-1])
+        if member.stored and member.out not in (everything, everything - row, everything - column):
+            return _refuse("sizes differ", member, found[-1])
+    return Shape("rowcol", full, row, column)
+
+
+def _innermost(spaces: Spaces, found: Sequence[Member], axes: frozenset[Axis]) -> bool:
+    """Whether the largest operand of the reductions has ``axes`` contiguous."""
+    for member in found:
+        if member.reduced:
+            operand = spaces.tensor(member.node.all_input_nodes[0])
+            dims = spaces.dims[member.node]
+            for dim, stride in zip(dims, operand.stride, strict=True):
+                if stride == 1 and dim:
+                    return leaves(dim)[-1] in axes
+    return False
+
+
+def _used_early(
+    spaces: Spaces, found: Sequence[Member], column: frozenset[Axis], row: frozenset[Axis]
+) -> tuple[Node, Node] | None:
+    """A column reduction whose result feeds a node that runs along rows, with that node."""
+    late = frozenset(m.node for m in found if m.reduced == column)
+    after_it = after(spaces, found, late)
+    early = next((m.node for m in found if m.node in after_it and not m.out <= row), None)
+    return None if early is None else (next(iter(late)), early)
+
+
+def after(spaces: Spaces, found: Sequence[Member], reductions: frozenset[Node]) -> set[Node]:
+    """Members that need a result of ``reductions``, directly or through views, cheap nodes and other members."""
+    reached: set[Node] = set()
+    for member in found:
+        if any(_reaches(spaces, argument, reached | reductions) for argument in member.node.all_input_nodes):
+            reached.add(member.node)
+    return reached
+
+
+def _reaches(spaces: Spaces, node: Node, targets: set[Node] | frozenset[Node]) -> bool:
+    if node in targets:
+        return True
+    looked_through = spaces.facts[node].role == "view" or node in spaces.cheap
+    return looked_through and any(_reaches(spaces, argument, targets) for argument in node.all_input_nodes)
+
+
+def computes_anywhere(spaces: Spaces, nodes: Iterable[Node]) -> Node | None:
+    """None if every node can be computed at any index; else one that cannot (a reduction, a copy into an input)."""
+    for node in nodes:
+        if spaces.is_reduction(node) or node.target is spaces.copies_into:
+            return node
+    return None

@@ -1,0 +1,135 @@
+"""Clean-ups of an ATen graph before it is partitioned; each leaves a graph that computes the same.
+
+In order: outputs of multi-output ops become ops of their own (``var_mean(x)[1]`` is ``mean(x)``), ops that do nothing
+go, equal calls are merged, dead code goes.
+
+Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.compile_utils import fx_graph_cse
+from torch.fx import GraphModule, Node
+
+from dynafuse.ops.views import split_piece
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
+NOTHING = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
+SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default}
+
+
+def normalize(module: GraphModule) -> GraphModule:
+    """Run the clean-ups in order; the module is changed in place (merging equal calls makes a new graph)."""
+    dissolve_multiple_outputs(module)
+    remove_noops(module)
+    module.graph = fx_graph_cse(module.graph)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """A call's arguments by schema name, defaults filled in."""
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    schema = target._schema.arguments
+    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+    for argument in schema:
+        if argument.name not in given:
+            given[argument.name] = argument.default_value if argument.has_default_value() else None
+    return {argument.name: given[argument.name] for argument in schema}
+
+
+def dissolve_multiple_outputs(module: GraphModule) -> None:
+    """Replace each ``getitem`` of an op whose outputs can be made one by one."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], Node):
+            rewrite = _piece(node.args[0], node.args[1])
+            if rewrite is not None:
+                _replace(node, *rewrite)
+
+
+def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """The call that makes output ``position`` of ``source`` alone."""
+    target = source.target
+    if target in SPLITS:
+        args = arguments(source)
+        base = args["self"]
+        if target is aten.unbind.int:
+            return aten.select.int, (base, args["dim"], position)
+        dim = args["dim"] % base.meta["val"].dim()
+        dim, start, length = split_piece(target, args, position, base.meta["val"].shape[dim])
+        return aten.slice.Tensor, (base, dim, start, start + length)
+    if target is aten.var_mean.correction:
+        args = arguments(source)
+        if position == 1:
+            return aten.mean.dim, (args["self"], args["dim"], args["keepdim"])
+        return aten.var.correction, (args["self"], args["dim"])
+    if target in (aten.max.dim, aten.min.dim):
+        args = arguments(source)
+        value, index = (aten.amax, aten.argmax) if target is aten.max.dim else (aten.amin, aten.argmin)
+        if position == 0:
+            return value.default, (args["self"], [args["dim"]], args["keepdim"])
+        return index.default, (args["self"], args["dim"], args["keepdim"])
+    return None
+
+
+def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Put a call of ``target`` in the place of ``node``, with the metadata of ``node``."""
+    kwargs: dict[str, Any] = {}
+    if target is aten.var.correction:
+        source = arguments(node.args[0])  # type: ignore[arg-type]
+        kwargs = {"correction": source["correction"], "keepdim": source["keepdim"]}
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(target, args, kwargs)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def remove_noops(module: GraphModule) -> None:
+    """Drop aliases, views to the same sizes and casts to the same dtype.
+
+    One that is returned stays when it wraps an input: an output that *is* an input has another meaning to its caller.
+    """
+    output = module.graph.output_node()
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or not _is_noop(node):
+            continue
+        source = node.args[0]
+        if output in node.users and source.op in ("placeholder", "get_attr"):
+            continue
+        node.replace_all_uses_with(source)
+        module.graph.erase_node(node)
+
+
+def _is_noop(node: Node) -> bool:
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node):
+        return False
+    before, after = source.meta.get("val"), node.meta.get("val")
+    if not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)):
+        return False
+    if node.target in NOTHING:
+        return True
+    if node.target in SAME_SHAPE:
+        return _same(before.shape, after.shape) and _same(before.stride(), after.stride())
+    if node.target is prims.convert_element_type.default:
+        return before.dtype == after.dtype
+    return node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype
+
+
+def _same(left: Any, right: Any) -> bool:
+    return len(left) == len(right) and all(_expr(a) == _expr(b) for a, b in zip(left, right, strict=True))
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size

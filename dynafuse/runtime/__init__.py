@@ -1,0 +1,1 @@
+"""What happens when a compiled graph is called: launches, allocations, buffer lifetimes."""

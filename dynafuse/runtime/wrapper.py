@@ -1,0 +1,341 @@
+"""One Python function per graph: allocates, launches, calls eager ops, frees.
+
+The function is generated once, so that a call does nothing that could be done before: no look-ups by name, no objects
+built that can be built once, every buffer dropped at its last use.
+
+Worked example, for ``relu(x) @ w``::
+
+    def call(args):
+        x, w = args
+        args.clear()
+        stream = stream_of(0)
+        relu = empty((8, 4), (4, 1), c0)
+        k0(stream, 1, 1, 1, x, relu)
+        del x
+        mm = c1(relu, w)
+        return (mm,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._sympy.printers import PythonPrinter
+
+from dynafuse.ir import Facts, Plan, Region, Size
+from dynafuse.runtime.launch import Kernel
+
+_print = PythonPrinter().doprint
+
+
+@dataclass(frozen=True)
+class Step:
+    """A region as it runs: its kernel and what the kernel's arguments are in this graph."""
+
+    region: Region
+    kernel: Kernel
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    symbols: tuple[sympy.Expr, ...]
+
+
+class Writer:
+    """Writes the function of one graph."""
+
+    def __init__(self, plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int]) -> None:
+        self.plan = plan
+        self.facts: Mapping[Node, Facts] = plan.annotated.facts
+        self.module = module
+        self.steps = steps
+        self.static = static
+        self.names: dict[Node, str] = {}
+        self.symbols: dict[sympy.Symbol, str] = {}
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {}
+        self._constants: dict[int, str] = {}
+        self.output = plan.annotated.graph.output_node()
+        self.last = self._last_uses()
+        self.devices = self._devices()
+
+    # ------------------------------------------------------------------ the whole function
+
+    def write(self) -> tuple[str, dict[str, Any]]:
+        """The source of ``call`` and the globals that it needs."""
+        self._inputs()
+        self._prologue()
+        for number, step in enumerate(self.plan.steps):
+            if isinstance(step, Region):
+                self._region(self.steps[step.name])
+            else:
+                self._node(step)
+            self._free(number)
+        self.lines.append(f"return ({self._returned()})")
+        body = "\n".join(f"    {line}" for line in self.lines)
+        return f"def call(args):\n{body}\n", self.globals
+
+    def _inputs(self) -> None:
+        placeholders = [n for n in self.facts if n.op == "placeholder"]
+        for node in placeholders:
+            self.names[node] = _identifier(node.name)
+        if placeholders:
+            self.lines.append(f"{', '.join(self.names[n] for n in placeholders)}, = args")
+        self.lines.append("args.clear()")
+        for node in placeholders:
+            self._bind_symbols(node)
+        for node in self.facts:
+            if node.op == "get_attr":
+                self.names[node] = self.constant(_attribute(self.module, str(node.target)))
+        self._align(placeholders)
+
+    def _align(self, placeholders: Sequence[Node]) -> None:
+        """Kernels assume 16-byte alignment: a misaligned input of a kernel is copied (never one that is written to)."""
+        read = {i for step in self.steps.values() for i in step.inputs}
+        written = {i for step in self.steps.values() for i in step.region.copies.values()}
+        for number, node in enumerate(placeholders):
+            if node in read and node not in written and number not in self.static:
+                self._align_one(node)
+
+    def _align_one(self, node: Node) -> None:
+        name = self.names[node]
+        self.lines.append(f"if {name}.data_ptr() & 15: {name} = {self.constant(aligned)}({name})")
+
+    def _prologue(self) -> None:
+        if self.steps:
+            for index in self.devices:
+                self.lines.append(f"stream{index} = {self.constant(stream_of)}({index})")
+
+    def _returned(self) -> str:
+        outputs = self.output.args[0]
+        assert isinstance(outputs, (list, tuple))
+        return "".join(f"{self._argument(o)}, " for o in outputs)
+
+    # ------------------------------------------------------------------ lifetimes
+
+    def _last_uses(self) -> dict[int, list[Node]]:
+        """Per step, the nodes whose variables are not needed after it."""
+        last: dict[Node, int] = {}
+        for number, step in enumerate(self.plan.steps):
+            for node in self._uses(step):
+                last[node] = number
+        kept = set(self.output.all_input_nodes)
+        found: dict[int, list[Node]] = {}
+        for node, number in last.items():
+            if node not in kept and node.op != "get_attr" and self.facts[node].role != "host":
+                found.setdefault(number, []).append(node)
+        return found
+
+    def _uses(self, step: Region | Node) -> Sequence[Node]:
+        if isinstance(step, Region):
+            held = self.steps[step.name]
+            return [*held.inputs, *held.outputs]
+        if self.facts[step].role == "view":
+            return [self._base(step), step]
+        return [*step.all_input_nodes, step]
+
+    def _base(self, node: Node) -> Node:
+        while self.facts[node].role == "view":
+            node = node.all_input_nodes[0]
+        return node
+
+    def _free(self, number: int) -> None:
+        names = [self.names[n] for n in self.last.get(number, ()) if n in self.names]
+        if names:
+            self.lines.append(f"del {', '.join(names)}")
+
+    # ------------------------------------------------------------------ sizes
+
+    def _bind_symbols(self, node: Node) -> None:
+        """Give names to size symbols that ``node`` shows."""
+        value, name = node.meta.get("val"), self.names[node]
+        if isinstance(value, torch.SymInt):
+            self._bind(value, name)
+        elif isinstance(value, torch.Tensor):
+            for d, size in enumerate(value.shape):
+                self._bind(size, f"{name}.size({d})")
+            if value.layout is torch.strided:
+                for d, stride in enumerate(value.stride()):
+                    self._bind(stride, f"{name}.stride({d})")
+
+    def _bind(self, size: int | torch.SymInt, text: str) -> None:
+        if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+            symbol = size.node.expr
+            if symbol not in self.symbols:
+                self.symbols[symbol] = _identifier(str(symbol))
+                self.lines.append(f"{self.symbols[symbol]} = {text}")
+
+    def size(self, size: Size) -> str:
+        """A size as Python source over the bound symbols."""
+        if isinstance(size, int):
+            return str(size)
+        return str(_print(sympy.sympify(size).xreplace({s: sympy.Symbol(n, integer=True) for s, n in self.symbols.items()})))
+
+    def _sizes(self, sizes: Sequence[Size]) -> str:
+        return f"({''.join(self.size(s) + ', ' for s in sizes)})"
+
+    # ------------------------------------------------------------------ steps
+
+    def _devices(self) -> tuple[int, ...]:
+        indices = {self._device(step) for step in self.steps.values()}
+        return tuple(sorted(i for i in indices if i is not None))
+
+    def _device(self, step: Step) -> int | None:
+        tensor = self.facts[step.outputs[0]].tensor
+        assert tensor is not None
+        return tensor.device.index or 0 if tensor.device.type == "cuda" else None
+
+    def _region(self, step: Step) -> None:
+        for node in step.outputs:
+            if node not in step.region.copies:
+                self._allocate(node)
+        device = self._device(step)
+        arguments = self._arguments(step, device)
+        for launcher, launch in zip(step.kernel.bound(), step.kernel.launches, strict=True):
+            name = self.constant(launcher, f"k_{launch.entry}")
+            spec_names = [arguments[a] for a, _ in launch.signature]
+            grid = [self._grid(g, step) for g in launch.grid]
+            stream = "None" if device is None else f"stream{device}"
+            call = f"{name}({', '.join([stream, *grid, *spec_names])})"
+            self.lines.append(self._guarded(call, device, grid))
+        for node, into in step.region.copies.items():
+            self.names[node] = self.names[into]
+        if step.kernel.workspaces:
+            self.lines.append(f"del {', '.join(arguments[w.name] for w in step.kernel.workspaces)}")
+
+    def _guarded(self, call: str, device: int | None, grid: Sequence[str]) -> str:
+        """A launch on its device, left out when an axis of a dynamic size is empty."""
+        dynamic = [g for g in grid if not g.isdigit()]
+        if len(self.devices) > 1:
+            call = f"{self.constant(launch_on)}({device}, lambda: {call})"
+        return f"if {' and '.join(f'({g}) > 0' for g in dynamic)}: {call}" if dynamic else call
+
+    def _allocate(self, node: Node) -> None:
+        tensor = self.facts[node].tensor
+        assert tensor is not None
+        self.names[node] = _identifier(node.name)
+        sizes = f"{self._sizes(tensor.shape)}, {self._sizes(tensor.stride)}"
+        self.lines.append(f"{self.names[node]} = {self._empty(sizes, tensor.dtype, tensor.device)}")
+
+    def _empty(self, sizes: str, dtype: torch.dtype, device: torch.device) -> str:
+        if device.type == "cuda" and len(self.devices) == 1:
+            return f"{self.constant(torch._C._dynamo.guards._empty_strided_cuda, 'empty')}({sizes}, {self.constant(dtype)})"
+        return f"{self.constant(torch.empty_strided)}({sizes}, dtype={self.constant(dtype)}, device={self.constant(device)})"
+
+    def _arguments(self, step: Step, device: int | None) -> dict[str, str]:
+        """The kernel's argument names as variables of this function; allocates workspaces."""
+        found = {f"in{i}": self.names[node] for i, node in enumerate(step.inputs)}
+        for i, node in enumerate(step.outputs):
+            into = step.region.copies.get(node)
+            found[f"out{i}"] = self.names[node if into is None else into]
+        for i, symbol in enumerate(step.symbols):
+            found[f"s{i}"] = self.size(symbol)
+        where = torch.device("cpu") if device is None else torch.device("cuda", device)
+        for number, space in enumerate(step.kernel.workspaces):
+            name = f"ws{number}"
+            size = self.size(self._renamed(space.size, step))
+            self.lines.append(f"{name} = {self._empty(f'({size},), (1,)', space.dtype, where)}")
+            found[space.name] = name
+        return found
+
+    def _grid(self, size: Size, step: Step) -> str:
+        return self.size(self._renamed(size, step))
+
+    def _renamed(self, size: Size, step: Step) -> Size:
+        """A size over a spec's symbols as one over the graph's."""
+        if isinstance(size, int):
+            return size
+        real = {s: step.symbols[int(str(s)[1:])] for s in size.free_symbols}
+        return size.xreplace(real)
+
+    def _node(self, node: Node) -> None:
+        role = self.facts[node].role
+        self.names[node] = _identifier(node.name)
+        if role == "view":
+            self.lines.append(f"{self.names[node]} = {self._view(node)}")
+            return
+        target = self.constant(node.target, _identifier(getattr(node.target, "__name__", "op")))
+        arguments = [self._argument(a) for a in node.args]
+        arguments += [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
+        self.lines.append(f"{self.names[node]} = {target}({', '.join(arguments)})")
+        self._bind_symbols(node)
+        if role == "eager" and any(node in step.inputs for step in self.steps.values()):
+            self._align_one(node)
+
+    def _view(self, node: Node) -> str:
+        """A chain of views as one new tensor over the base's memory."""
+        base = self._base(node)
+        facts, value, source = self.facts[node], node.meta["val"], base.meta["val"]
+        assert facts.tensor is not None
+        offset = value.storage_offset() - source.storage_offset()
+        text = self.size(offset if isinstance(offset, int) else offset.node.expr)
+        reinterpret = self.constant(torch._C._dynamo.guards._reinterpret_tensor, "reinterpret")
+        return f"{reinterpret}({self.names[base]}, {self._sizes(facts.tensor.shape)}, {self._sizes(facts.tensor.stride)}, {text})"
+
+    # ------------------------------------------------------------------ arguments
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, Node):
+            return self.names[value]
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(self._argument(v) for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        if isinstance(value, slice):
+            return f"slice({self._argument(value.start)}, {self._argument(value.stop)}, {self._argument(value.step)})"
+        if isinstance(value, torch.SymInt):
+            return self.size(value.node.expr)
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return self.constant(value)
+
+    def constant(self, value: Any, name: str = "c") -> str:
+        """A global that holds ``value``."""
+        if id(value) not in self._constants:
+            unique = f"{name}_{len(self._constants)}"
+            self._constants[id(value)] = unique
+            self.globals[unique] = value
+        return self._constants[id(value)]
+
+
+def _identifier(name: str) -> str:
+    import keyword
+
+    clean = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return f"v_{clean}" if not clean.isidentifier() or keyword.iskeyword(clean) or clean in ("args", "call") else clean
+
+
+def _attribute(module: GraphModule, target: str) -> Any:
+    holder: Any = module
+    for part in target.split("."):
+        holder = getattr(holder, part)
+    return holder
+
+
+def stream_of(index: int) -> int:
+    """The current stream of a CUDA device, as a raw pointer."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+def launch_on(index: int, launch: Callable[[], None]) -> None:
+    """Launch with a device current."""
+    with torch.cuda.device(index):
+        launch()
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the memory that a tensor spans, with the same sizes and strides (expanded ones too)."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.size(), tensor.stride(), 0)
+
+
+def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int]) -> Callable[[list[Any]], Any]:
+    """The function that runs a plan. Boxed: it takes its arguments in a list, which it empties."""
+    source, namespace = Writer(plan, module, steps, static).write()
+    exec(compile(source, "<dynafuse graph>", "exec"), namespace)
+    call = namespace["call"]
+    call._boxed_call = True
+    call.source = source
+    return call  # type: ignore[no-any-return]
