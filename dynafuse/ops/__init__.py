@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from dynafuse.ops import creation, gathers, indexing, pointwise_rows, reductions, views  # noqa: F401  (fill the table)
 from dynafuse.ops.table import (
-    Builder, Call, Cast, Context, Index, Kind, Row, Value, eager, lookup, pointwise, reduction, register, rewrite, rows,
+    Builder,
+    Call,
+    Cast,
+    Context,
+    Index,
+    Kind,
+    Row,
+    Value,
+    eager,
+    lookup,
+    pointwise,
+    reduction,
+    register,
+    rewrite,
+    rows,
 )
 
 __all__ = [

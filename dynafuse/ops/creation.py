@@ -49,7 +49,9 @@ def _range(build: Builder, call: Call, index: Index) -> Value:
 
 def _accepts_range(call: Call) -> str:
     """Floats with an integer result: eager rounds each of them to an integer first."""
-    mixed = not call.dtype.is_floating_point and any(isinstance(call.args.get(name), float) for name in ("start", "step"))
+    mixed = not call.dtype.is_floating_point and any(
+        isinstance(call.args.get(name), float) for name in ("start", "step")
+    )
     return "an integer range with float bounds" if mixed else ""
 
 
@@ -75,7 +77,9 @@ def _accepts_random(call: Call) -> str:
 def _randint(build: Builder, call: Call, index: Index) -> Value:
     seed = build.operand(call["seed"], ())
     low, high = (build.index_value(as_expr(call[name])) for name in ("low", "high"))
-    return build.expression("lm.randint64({0}, {1}, {2}, {3})", torch.int64, seed, _position(build, call, index), low, high)
+    return build.expression(
+        "lm.randint64({0}, {1}, {2}, {3})", torch.int64, seed, _position(build, call, index), low, high
+    )
 
 
 def _lookup_seed(build: Builder, call: Call, index: Index) -> Value:
@@ -104,8 +108,7 @@ _EAGER = {
     "aten.randperm.default aten.randperm.generator aten.multinomial.default aten.poisson.default aten.binomial.default "
     "aten._standard_gamma.default": "random numbers that need a sort or a loop",
     "aten.range.default aten.range.step aten.bartlett_window.default aten.blackman_window.default "
-    "aten.hamming_window.default aten.kaiser_window.default aten.tril_indices.default aten.triu_indices.default":
-        "small and made once",
+    "aten.hamming_window.default aten.kaiser_window.default aten.tril_indices.default aten.triu_indices.default": "small and made once",
 }
 
 for _names, _lower in _CREATIONS.items():

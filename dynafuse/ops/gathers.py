@@ -104,8 +104,7 @@ _EAGER = {
     "aten.embedding_dense_backward.default aten._embedding_bag.default aten._embedding_bag_forward_only.default "
     "aten._embedding_bag_backward.default": "embedding backward: adds rows at loaded indices",
     "aten.gather_backward.default aten.masked_scatter_backward.default": "scatter: writes at loaded indices",
-    "aten.grid_sampler_2d_backward.default aten.grid_sampler_3d.default aten.grid_sampler_3d_backward.default":
-        "grid sampling stays whole",
+    "aten.grid_sampler_2d_backward.default aten.grid_sampler_3d.default aten.grid_sampler_3d_backward.default": "grid sampling stays whole",
 }
 
 for _names, _lower in _GATHERS.items():

@@ -9,13 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import sympy
 import torch
 from sympy import S
 
 from dynafuse.ops.indexing_math import (
-    as_expr, flatten, floordiv, known_less, known_nonnegative, mod, product, unflatten,
+    as_expr,
+    flatten,
+    floordiv,
+    known_less,
+    known_nonnegative,
+    mod,
+    product,
+    unflatten,
 )
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.overloads import overloads
@@ -84,7 +92,9 @@ def _misses(at: sympy.Expr, start: sympy.Expr, end: sympy.Expr) -> bool:
     return known_less(at, start) or known_nonnegative(at - end) or start == end
 
 
-def _fold(build: Builder, call: Call, index: Index, dim: int, spans: Sequence[tuple[object, sympy.Expr, sympy.Expr]]) -> Value:
+def _fold(
+    build: Builder, call: Call, index: Index, dim: int, spans: Sequence[tuple[object, sympy.Expr, sympy.Expr]]
+) -> Value:
     """The pieces from the last to the first: each is chosen where the index lies before its end."""
     result: Value | None = None
     for position, (piece, start, end) in reversed(list(enumerate(spans))):
@@ -170,7 +180,9 @@ def _slice_scatter(build: Builder, call: Call, index: Index) -> Value:
     if step != 1:
         bounds.append((mod(at, step), "==", S.Zero))
     inner = replaced(index, dim, floordiv(at, step))
-    return _overlaid(build, call, bounds, _piece(build, call, call["src"], inner), lambda: build.operand(call["self"], index))
+    return _overlaid(
+        build, call, bounds, _piece(build, call, call["src"], inner), lambda: build.operand(call["self"], index)
+    )
 
 
 def _select_scatter(build: Builder, call: Call, index: Index) -> Value:
@@ -251,9 +263,15 @@ def _span(build: Builder, at: sympy.Expr, window: tuple[int, int, int], size: sy
     """How many elements a window counts in one dimension: it is cut at the padded edge, or at the data's."""
     length, stride, padding = window
     start, edge = at * stride - padding, size + padding if with_padding else size
-    end = build.expression("tl.minimum({0}, {1})", torch.int64, build.index_value(start + length), build.index_value(edge))
+    end = build.expression(
+        "tl.minimum({0}, {1})", torch.int64, build.index_value(start + length), build.index_value(edge)
+    )
     low = build.index_value(start)
-    low = low if with_padding else build.expression("tl.maximum({0}, {1})", torch.int64, low, build.constant(0, torch.int64))
+    low = (
+        low
+        if with_padding
+        else build.expression("tl.maximum({0}, {1})", torch.int64, low, build.constant(0, torch.int64))
+    )
     return build.expression("{0} - {1}", torch.int64, end, low)
 
 
@@ -268,14 +286,18 @@ def _avg_pool_backward(build: Builder, call: Call, index: Index) -> Value:
 def _window_share(build: Builder, call: Call, index: Index, windows: Sequence[tuple[int, int, int]],
                   back: tuple[int, ...]) -> Value:
     sizes, grads = build.shape(call["self"])[-2:], build.shape(call["grad_output"])[-2:]
-    at, bounds = [], []
+    at: list[sympy.Expr] = []
+    bounds: list[Bounds] = []
     for position, (length, stride, padding), steps, count in zip(index[-2:], windows, back, grads, strict=True):
         window = floordiv(position + padding, stride) - steps
         at.append(window)
         bounds += _inside(window, S.Zero, count)
         bounds += _inside(position + padding - window * stride, S.Zero, sympy.Integer(length))
-    grad = lambda: build.operand(call["grad_output"], (*index[:-2], *at))  # noqa: E731
-    return _under(build, bounds, lambda: _averaged(build, call, grad(), tuple(at), sizes), 0)
+
+    def share() -> Value:
+        return _averaged(build, call, build.operand(call["grad_output"], (*index[:-2], *at)), tuple(at), sizes)
+
+    return _under(build, bounds, share, 0)
 
 
 def _accepts_pool(call: Call) -> str:
@@ -315,10 +337,10 @@ def _accepts_adaptive(operand: str, limit: int) -> Callable[[Call], str]:
     return accepts
 
 
-def _sizes(arg: object) -> Sequence[int | sympy.Expr]:
+def _sizes(arg: Any) -> Sequence[int | sympy.Expr]:
     """The last two sizes of a tensor argument: an FX node, or a tensor itself."""
     value = arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg
-    return [as_expr(size) for size in value.shape[-2:]]  # type: ignore[attr-defined]
+    return [as_expr(size) for size in value.shape[-2:]]
 
 
 def _max_pool_indices(build: Builder, call: Call, index: Index) -> Value:
@@ -332,7 +354,13 @@ def _max_pool_indices(build: Builder, call: Call, index: Index) -> Value:
     total: Value | None = None
     for d, step in enumerate((rest, *reversed(steps))):
         base = index[len(index) - rank + d] * as_expr(call["stride"][d]) - as_expr(call["padding"][d])
-        place = _int(build, "{0} + {1} * {2}", build.index_value(base), step, build.constant(int(call["dilation"][d]), torch.int64))
+        place = _int(
+            build,
+            "{0} + {1} * {2}",
+            build.index_value(base),
+            step,
+            build.constant(int(call["dilation"][d]), torch.int64),
+        )
         size = build.index_value(as_expr(call["input_size"][d]))
         total = place if total is None else _int(build, "{0} * {1} + {2}", total, size, place)
     assert total is not None
@@ -365,8 +393,7 @@ _EAGER = {
     "aten.diagonal_scatter.default": "diagonal_scatter: rare",
     "aten.as_strided_scatter.default prims.as_strided_scatter.default": "as_strided: strides over the storage",
     "prims._low_memory_max_pool_with_offsets.default aten.max_pool2d_with_indices.default "
-    "aten.max_pool3d_with_indices.default aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default":
-        "max pooling: two outputs",
+    "aten.max_pool3d_with_indices.default aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default": "max pooling: two outputs",
     "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default "
     "aten.adaptive_max_pool2d_backward.default aten.adaptive_max_pool3d_backward.default "
     "aten.max_pool2d_backward.default": "max pooling backward: adds at loaded indices",
@@ -377,8 +404,7 @@ _EAGER = {
     "aten._upsample_nearest_exact2d_backward.default aten._upsample_nearest_exact3d_backward.default "
     "aten.upsample_bilinear2d_backward.default aten.upsample_linear1d_backward.default "
     "aten.upsample_trilinear3d_backward.default aten.upsample_bicubic2d_backward.default": "upsampling backward: a scatter",
-    "aten.upsample_trilinear3d.default aten.upsample_bilinear2d.default aten.upsample_bicubic2d.default":
-        "upsampling that Inductor's table leaves whole",
+    "aten.upsample_trilinear3d.default aten.upsample_bilinear2d.default aten.upsample_bicubic2d.default": "upsampling that Inductor's table leaves whole",
     "aten.replication_pad1d_backward.default aten.replication_pad2d_backward.default "
     "aten.replication_pad3d_backward.default aten.reflection_pad1d_backward.default "
     "aten.reflection_pad2d_backward.default aten.reflection_pad3d_backward.default": "padding backward: a scatter",

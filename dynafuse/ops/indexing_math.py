@@ -4,7 +4,7 @@
     >>> floordiv(128 * i + j, 128), mod(128 * i + j, 128)
     (i, j)
     >>> floordiv(64 * i + j, 64), mod(64 * i + symbol("k", 64), 128)
-    (i + (j//64), 64*Mod(i, 2) + k)
+    (i + ((j//64)), k + 64*(Mod(i, 2)))
 
 Index symbols are non-negative integers below a size that the symbol itself carries, so nothing has to be passed along.
 Sizes may be symbolic; torch's size symbols are positive integers. No call of ``sympy.simplify`` anywhere: these run for
@@ -16,19 +16,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 from sympy import S
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing
 
-Size = int | sympy.Expr
-Limits = tuple[sympy.Expr | None, sympy.Expr | None]
+Size: TypeAlias = "int | sympy.Expr"
+Limits: TypeAlias = "tuple[sympy.Expr | None, sympy.Expr | None]"
 """The lowest and the highest value that an expression can take; None where it is not known."""
 
 
-class IndexSymbol(sympy.Symbol):
+class IndexSymbol(sympy.Symbol):  # type: ignore[misc]
     """A non-negative integer below ``size``. Symbols of one name and different sizes are different symbols."""
 
     __slots__ = ("size",)
@@ -44,7 +44,7 @@ class IndexSymbol(sympy.Symbol):
         return (self.name, self.size), {}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _index_symbol(name: str, size: sympy.Expr) -> IndexSymbol:
     made: IndexSymbol = sympy.Symbol.__xnew__(IndexSymbol, name, integer=True, nonnegative=True)
     made.size = size
@@ -85,7 +85,7 @@ def known_nonnegative(expr: sympy.Expr) -> bool:
 
 def known_equal(left: Size, right: Size) -> bool:
     """Whether two sizes are the same expression, products and sums multiplied out."""
-    return left == right or sympy.expand(sympy.sympify(left) - sympy.sympify(right)) == 0
+    return bool(left == right) or bool(sympy.expand(sympy.sympify(left) - sympy.sympify(right)) == 0)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -275,7 +275,7 @@ def _product_limits(left: Limits, right: Limits) -> Limits:
     for (low, high), (other, top) in ((left, right), (right, left)):
         if low is not None and low == high and low.is_Integer and low < 0:  # a negative constant swaps the ends
             return (None if top is None else low * top), (None if other is None else low * other)
-    if any(low is None or not _nonnegative(low) for low, _ in (left, right)):
+    if left[0] is None or right[0] is None or not (_nonnegative(left[0]) and _nonnegative(right[0])):
         return None, None
     return left[0] * right[0], (None if left[1] is None or right[1] is None else left[1] * right[1])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch._inductor.inductor_prims  # noqa: F401  (registers the random and pooling prims)
+import torch._inductor.inductor_prims
 from torch._ops import OpOverload
 
 

@@ -181,7 +181,11 @@ _row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode)
 _row("prims.div.default", _prims_div)
 _row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, flops=4)
 _row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, flops=_TRANSCENDENTAL)
-_row(_tensor_or_scalar("remainder") + " aten.remainder.Scalar_Tensor prims.remainder.default", _REMAINDER, flops=_TRANSCENDENTAL)
+_row(
+    _tensor_or_scalar("remainder") + " aten.remainder.Scalar_Tensor prims.remainder.default",
+    _REMAINDER,
+    flops=_TRANSCENDENTAL,
+)
 _row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4)
 _row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=2 * _TRANSCENDENTAL)
@@ -198,8 +202,14 @@ _row("prims.cbrt.default", "lm.cbrt({0})", flops=_TRANSCENDENTAL)
 _row("prims.fma.default", _by_dtype(floats="lm.fma({0}, {1}, {2})", ints="{0} * {1} + {2}"), flops=2)
 _row(_both("hypot"), _function("lm.hypot"), flops=_TRANSCENDENTAL)
 _row("aten.copysign.Tensor aten.copysign.Scalar", _function("lm.copysign"))
-_row(_both("nextafter"), _function("lm.nextafter"), flops=4,
-     accepts=lambda call: "" if call.dtype in (torch.float32, torch.float64) else "nextafter needs the 16-bit type itself")
+_row(
+    _both("nextafter"),
+    _function("lm.nextafter"),
+    flops=4,
+    accepts=lambda call: (
+        "" if call.dtype in (torch.float32, torch.float64) else "nextafter needs the 16-bit type itself"
+    ),
+)
 _row("aten.ldexp.Tensor", "{0} * lm.exp2({1})", flops=_TRANSCENDENTAL)
 _eager("aten.gcd.default prims.gcd.default", "gcd: a data-dependent loop")
 
@@ -254,9 +264,16 @@ for _name, _operator in _BITWISE.items():
     _row(f"aten.bitwise_{_name}.Tensor aten.bitwise_{_name}.Scalar aten.bitwise_{_name}.Scalar_Tensor "
          f"aten.__{_name}__.Tensor aten.__{_name}__.Scalar prims.bitwise_{_name}.default", f"{{0}} {_operator} {{1}}")
 
-_row(_both("bitwise_not"), _by_dtype(floats=lambda context, value: f"{value} ^ {literal(-1, context.dtype)}", bools="{0} == 0"))
-_row("aten.bitwise_left_shift.Tensor aten.bitwise_left_shift.Tensor_Scalar aten.__lshift__.Tensor "
-     "aten.__lshift__.Scalar aten.bitwise_left_shift.Scalar_Tensor prims.shift_left.default", _function("lm.left_shift"), flops=3)
+_row(
+    _both("bitwise_not"),
+    _by_dtype(floats=lambda context, value: f"{value} ^ {literal(-1, context.dtype)}", bools="{0} == 0"),
+)
+_row(
+    "aten.bitwise_left_shift.Tensor aten.bitwise_left_shift.Tensor_Scalar aten.__lshift__.Tensor "
+    "aten.__lshift__.Scalar aten.bitwise_left_shift.Scalar_Tensor prims.shift_left.default",
+    _function("lm.left_shift"),
+    flops=3,
+)
 _row("aten.bitwise_right_shift.Tensor aten.bitwise_right_shift.Tensor_Scalar aten.__rshift__.Tensor "
      "aten.__rshift__.Scalar aten.bitwise_right_shift.Scalar_Tensor prims.shift_right_arithmetic.default",
      _function("lm.right_shift"), flops=3)
@@ -297,7 +314,11 @@ def _nan_to_num(context: Context, value: Any, nan: Any = None, posinf: Any = Non
     return f"tl.where({value} != {value}, {literal(nan or 0.0, context.out)}, {finite})"
 
 
-_row("aten.where.self aten.where.ScalarSelf aten.where.ScalarOther aten.where.Scalar prims.where.default", _where, raw=(0,))
+_row(
+    "aten.where.self aten.where.ScalarSelf aten.where.ScalarOther aten.where.Scalar prims.where.default",
+    _where,
+    raw=(0,),
+)
 _row("aten.masked_fill.Scalar aten.masked_fill.Tensor",
      lambda context, value, mask, other: _where(context, mask, other, value), raw=(1,))
 _row("aten.clamp.default aten.clamp.Tensor aten.clip.default aten.clip.Tensor", _clamp, flops=2)
@@ -324,8 +345,14 @@ _row("aten.sinc.default", "lm.sinc({0})", flops=_TRANSCENDENTAL + 4)
 _row("aten.i0.default prims.bessel_i0.default", "lm.i0({0})", flops=2 * _TRANSCENDENTAL)
 _row("aten.special_i1.default prims.bessel_i1.default", "lm.i1({0})", flops=2 * _TRANSCENDENTAL)
 for _name in ("j0", "j1", "y0", "y1"):
-    _row(f"aten.special_bessel_{_name}.default prims.bessel_{_name}.default", f"lm.{_name}({{0}})", flops=2 * _TRANSCENDENTAL)
-_row("aten.xlogy.Tensor aten.xlogy.Scalar_Other aten.xlogy.Scalar_Self", _function("lm.xlogy"), flops=_TRANSCENDENTAL + 2)
+    _row(
+        f"aten.special_bessel_{_name}.default prims.bessel_{_name}.default",
+        f"lm.{_name}({{0}})",
+        flops=2 * _TRANSCENDENTAL,
+    )
+_row(
+    "aten.xlogy.Tensor aten.xlogy.Scalar_Other aten.xlogy.Scalar_Self", _function("lm.xlogy"), flops=_TRANSCENDENTAL + 2
+)
 _row("aten.logaddexp.default", _function("lm.logaddexp"), flops=2 * _TRANSCENDENTAL)
 
 
@@ -344,10 +371,15 @@ _eager(
     "prims.bessel_i1e.default aten.special_ndtri.default prims.ndtri.default aten.special_zeta.default prims.zeta.default "
     "aten.special_airy_ai.default aten.special_spherical_bessel_j0.default prims.spherical_bessel_j0.default "
     "aten.special_modified_bessel_i0.default aten.special_modified_bessel_i1.default "
-    "aten.special_modified_bessel_k0.default aten.special_modified_bessel_k1.default", _SPECIAL_REASON)
+    "aten.special_modified_bessel_k0.default aten.special_modified_bessel_k1.default",
+    _SPECIAL_REASON,
+)
 _eager("aten.frexp.Tensor prims.frexp.default", "two outputs of different dtypes")
-_eager("aten.complex.default aten.polar.default aten._conj.default aten._conj_physical.default "
-       "aten.conj_physical.default prims.conj.default prims.conj_physical.default aten.angle.default", "complex stays whole")
+_eager(
+    "aten.complex.default aten.polar.default aten._conj.default aten._conj_physical.default "
+    "aten.conj_physical.default prims.conj.default prims.conj_physical.default aten.angle.default",
+    "complex stays whole",
+)
 
 # Rounding --------------------------------------------------------------------------------------------------------------
 
@@ -386,10 +418,14 @@ def _gelu_backward(context: Context, grad: Any, value: Any, approximate: str = "
 
 
 def _elu(context: Context, value: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> str:
-    return fill("tl.where({0} > 0, {0} * {2}, lm.expm1({0} * {3}) * ({1} * {2}))", context, value, alpha, scale, input_scale)
+    return fill(
+        "tl.where({0} > 0, {0} * {2}, lm.expm1({0} * {3}) * ({1} * {2}))", context, value, alpha, scale, input_scale
+    )
 
 
-def _elu_backward(context: Context, grad: Any, alpha: Any, scale: Any, input_scale: Any, is_result: bool, value: Any) -> str:
+def _elu_backward(
+    context: Context, grad: Any, alpha: Any, scale: Any, input_scale: Any, is_result: bool, value: Any
+) -> str:
     slope = "({4} + {1} * {2})" if is_result else "({1} * {2}) * lm.exp({4} * {3})"
     return fill(f"tl.where({{4}} <= 0, {{0}} * {{3}} * {slope}, {{0}} * {{2}})",
                 context, grad, alpha, scale, input_scale, value)

@@ -19,7 +19,13 @@ import torch
 from sympy import S
 
 from dynafuse.ops.indexing_math import (
-    Size, as_expr, flatten, floordiv, known_equal, known_nonnegative, unflatten,
+    Size,
+    as_expr,
+    flatten,
+    floordiv,
+    known_equal,
+    known_nonnegative,
+    unflatten,
 )
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
@@ -257,8 +263,7 @@ _EAGER = {
     _SPLITS: "returns a list: its pieces are taken as slices",
     "aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default": "as_strided: strides over the storage",
     "aten.view_as_real.default aten.view_as_complex.default aten.real.default aten.imag.default prims.real.default "
-    "prims.imag.default aten.view_as_real_copy.default aten.view_as_complex_copy.default aten._neg_view.default":
-        "complex stays whole",
+    "prims.imag.default aten.view_as_real_copy.default aten.view_as_complex_copy.default aten._neg_view.default": "complex stays whole",
     "aten.view.dtype prims.view_of_dtype.default aten.view_copy.dtype": "reinterprets bits",
 }
 
@@ -267,14 +272,18 @@ for _names, _reason in _EAGER.items():
         register(eager(_target, _reason))
 
 
-def split_piece(target: torch._ops.OpOverload, args: dict[str, Any], k: int, size: Size) -> tuple[int, sympy.Expr, sympy.Expr]:
+def split_piece(
+    target: torch._ops.OpOverload, args: dict[str, Any], k: int, size: Size
+) -> tuple[int, sympy.Expr, sympy.Expr]:
     """Piece ``k`` of a split, unbind or chunk of a dimension of ``size``: ``(dim, start, length)``.
 
     ``dim`` is as the call gives it. A piece of ``unbind`` has length 1 and loses the dimension: it is a ``select``.
     """
     whole, dim = as_expr(size), args.get("dim", 0)
-    if "split_sizes" in args or not isinstance(args.get("split_size", 0), int | torch.SymInt | torch.fx.Node | sympy.Expr):
-        sizes = [as_expr(piece) for piece in args.get("split_sizes", args.get("split_size"))]
+    if "split_sizes" in args or not isinstance(
+        args.get("split_size", 0), int | torch.SymInt | torch.fx.Node | sympy.Expr
+    ):
+        sizes = [as_expr(piece) for piece in args["split_sizes" if "split_sizes" in args else "split_size"]]
         return dim, sympy.Add(*sizes[:k]), sizes[k]
     length = _piece_length(target, args, whole)
     start = length * k

@@ -65,7 +65,7 @@ class Dependencies:
         inside = set(first) | set(second)
         limit = max(self._place[n] for n in inside)
         seen: set[Node] = set()
-        stack = [s for n in inside for s in self.successors(n) if s not in inside]
+        stack = self._leaving(inside)
         while stack:
             node = stack.pop()
             if node in inside:
@@ -76,6 +76,25 @@ class Dependencies:
             seen.update(together)
             stack.extend(s for n in together for s in self.successors(n) if s not in seen)
         return False
+
+    def _leaving(self, inside: set[Node]) -> list[Node]:
+        """Where paths out of ``inside`` begin. Views and cheap nodes on the way are computed inside, so they are no exit."""
+        looked_through: set[Node] = set()
+        stack = list(inside)
+        exits: list[Node] = []
+        while stack:
+            for successor in self.successors(stack.pop()):
+                if successor in inside or successor in looked_through:
+                    continue
+                if self._transparent(successor):
+                    looked_through.add(successor)
+                    stack.append(successor)
+                else:
+                    exits.append(successor)
+        return exits
+
+    def _transparent(self, node: Node) -> bool:
+        return self._spaces.facts[node].role == "view" or node in self._spaces.cheap
 
     def _first(self, node: Node) -> int:
         """The earliest place of whatever runs together with ``node``."""
@@ -88,8 +107,7 @@ class Dependencies:
         stack = list(nodes)
         while stack:
             for argument in stack.pop().all_input_nodes:
-                looked_through = self._spaces.facts[argument].role == "view" or argument in self._spaces.cheap
-                if looked_through and argument not in found:
+                if self._transparent(argument) and argument not in found:
                     found.add(argument)
                     stack.append(argument)
         return tuple(sorted(found, key=self.position))

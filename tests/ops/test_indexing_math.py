@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynafuse.ops.indexing_math import (
-    IndexSymbol, bound, flatten, floordiv, known_less, known_nonnegative, limits, mod, symbol, unflatten,
+    IndexSymbol,
+    bound,
+    flatten,
+    floordiv,
+    known_less,
+    known_nonnegative,
+    limits,
+    mod,
+    symbol,
+    unflatten,
 )
 from dynafuse.ops.views import reshaped
 

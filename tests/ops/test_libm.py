@@ -10,12 +10,42 @@ import torch
 from pointwise_harness import load
 
 SIZE = 32
-SPECIALS = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, float("inf"), float("-inf"), float("nan")], dtype=torch.float64)
+SPECIALS = torch.tensor(
+    [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, float("inf"), float("-inf"), float("nan")], dtype=torch.float64
+)
 
-UNARY = (
-    "exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma "
-    "rsqrt sqrt trunc round reciprocal sign sigmoid"
-).split()
+UNARY = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+    "rsqrt",
+    "sqrt",
+    "trunc",
+    "round",
+    "reciprocal",
+    "sign",
+    "sigmoid",
+]
 BINARY = {
     "maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin, "fmod": torch.fmod,
     "remainder": torch.remainder, "floor_div": torch.floor_divide, "pow": torch.pow, "atan2": torch.atan2,
@@ -37,11 +67,21 @@ def run(expression: str, operands: list[torch.Tensor], out: torch.Tensor, folder
     """``expression`` over ``x0``, ``x1`` … (and ``at``, their positions)."""
     names = [f"x{k}" for k in range(len(operands))]
     body = [f"{name} = tl.load({name}_pointer + at)" for name in names] + [f"out = {expression}"]
-    text = "\n".join([
-        "import triton", "import triton.language as tl", "from dynafuse.lowering.triton import libm as lm", "", "",
-        "@triton.jit", f"def kernel({', '.join(f'{name}_pointer' for name in names)}, out_pointer, N: tl.constexpr, M: tl.constexpr):",
-        "    at = tl.arange(0, N)", *(f"    {line}" for line in body), "    tl.store(out_pointer + tl.arange(0, M), out)", "",
-    ])
+    text = "\n".join(
+        [
+            "import triton",
+            "import triton.language as tl",
+            "from dynafuse.lowering.triton import libm as lm",
+            "",
+            "",
+            "@triton.jit",
+            f"def kernel({', '.join(f'{name}_pointer' for name in names)}, out_pointer, N: tl.constexpr, M: tl.constexpr):",
+            "    at = tl.arange(0, N)",
+            *(f"    {line}" for line in body),
+            "    tl.store(out_pointer + tl.arange(0, M), out)",
+            "",
+        ]
+    )
     load(text, folder).kernel[(1,)](*operands, out, N=operands[0].numel(), M=out.numel())
     return out
 
@@ -60,14 +100,18 @@ def values(seed: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("name", UNARY)
 def test_unary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     x = values(0, dtype)
-    torch.testing.assert_close(run(f"lm.{name}(x0)", [x], torch.empty_like(x), tmp_path), getattr(torch, name)(x), equal_nan=True)
+    torch.testing.assert_close(
+        run(f"lm.{name}(x0)", [x], torch.empty_like(x), tmp_path), getattr(torch, name)(x), equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", BINARY)
 def test_binary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     x, y = values(0, dtype), values(1, dtype)
-    torch.testing.assert_close(run(f"lm.{name}(x0, x1)", [x, y], torch.empty_like(x), tmp_path), BINARY[name](x, y), equal_nan=True)
+    torch.testing.assert_close(
+        run(f"lm.{name}(x0, x1)", [x, y], torch.empty_like(x), tmp_path), BINARY[name](x, y), equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8], ids=str)
@@ -127,7 +171,9 @@ def test_reductions(name: str, nan: bool, combine: bool, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_arg_reductions(name: str, data: list[float], combine: bool, tmp_path: Path) -> None:
     x = torch.tensor(data)
-    text = f"tl.reduce((x0, at), 0, lm.combine_{name}, keep_dims=True)[1]" if combine else f"lm.{name}(x0, at, 0, True)[1]"
+    text = (
+        f"tl.reduce((x0, at), 0, lm.combine_{name}, keep_dims=True)[1]" if combine else f"lm.{name}(x0, at, 0, True)[1]"
+    )
     assert run(text, [x], torch.empty(1, dtype=torch.int32), tmp_path).item() == getattr(torch, name)(x).item()
 
 
@@ -137,6 +183,10 @@ def test_welford(combine: bool, tmp_path: Path) -> None:
     weight[3] = 0
     parts = "x0, x0 * 0, x1"
     for part, expected in enumerate([x[weight > 0].mean(), x[weight > 0].var(correction=0) * (SIZE - 1), weight.sum()]):
-        reduce = f"tl.reduce(({parts}), 0, lm.combine_welford, keep_dims=True)" if combine else f"lm.welford({parts}, 0, True)"
+        reduce = (
+            f"tl.reduce(({parts}), 0, lm.combine_welford, keep_dims=True)"
+            if combine
+            else f"lm.welford({parts}, 0, True)"
+        )
         out = run(f"{reduce}[{part}]", [x, weight], torch.empty(1, dtype=torch.float64), tmp_path)
         torch.testing.assert_close(out[0], expected)

@@ -24,8 +24,15 @@ def pooled(**kwargs: Any) -> list[Any]:
     return list(values.values())
 
 
-POOLS = [pooled(), pooled(ceil_mode=True), pooled(count_include_pad=False), pooled(divisor_override=5), pooled(stride=[]),
-         pooled(kernel_size=[3], padding=[1], stride=[1]), pooled(ceil_mode=True, count_include_pad=False, stride=[3, 1])]
+POOLS = [
+    pooled(),
+    pooled(ceil_mode=True),
+    pooled(count_include_pad=False),
+    pooled(divisor_override=5),
+    pooled(stride=[]),
+    pooled(kernel_size=[3], padding=[1], stride=[1]),
+    pooled(ceil_mode=True, count_include_pad=False, stride=[3, 1]),
+]
 
 
 def grad_of(pool: list[Any]) -> torch.Tensor:
@@ -119,7 +126,11 @@ CASES: list[tuple[str, list[Any]]] = [
 
 
 def case_id(case: tuple[str, list[Any]]) -> str:
-    return case[0] + "-" + "-".join("x".join(map(str, a.shape)) if isinstance(a, torch.Tensor) else str(a)[:40] for a in case[1])
+    return (
+        case[0]
+        + "-"
+        + "-".join("x".join(map(str, a.shape)) if isinstance(a, torch.Tensor) else str(a)[:40] for a in case[1])
+    )
 
 
 def bound(row: Row, args: list[Any]) -> dict[str, Any]:

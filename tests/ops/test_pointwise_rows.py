@@ -14,7 +14,24 @@ from dynafuse.ops import Kind, Row
 
 SIZE = 64
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int8, torch.uint8, torch.bool)
-SPECIALS = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 6.0, float("inf"), float("-inf"), float("nan"), 1e-3)
+SPECIALS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.0,
+    -3.0,
+    6.0,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    1e-3,
+)
 ROWS = [row for row in ops.rows() if row.kind is Kind.POINTWISE]
 
 NUMBERS: dict[str, list[list[Any]]] = {
@@ -83,7 +100,9 @@ def tensor(dtype: torch.dtype, position: int, row: Row) -> torch.Tensor:
     if dtype.is_floating_point:
         values = torch.randn(SIZE, dtype=torch.float64) * 2
         # On the CPU the vectorised backward functions and the scalar ones treat NaN differently; CUDA has the scalar ones.
-        specials = torch.tensor([x for x in SPECIALS if x == x or "_backward" not in str(row.target)], dtype=torch.float64)
+        specials = torch.tensor(
+            [x for x in SPECIALS if x == x or "_backward" not in str(row.target)], dtype=torch.float64
+        )
         return values.index_put((torch.randperm(SIZE)[: len(specials)],), specials).to(dtype)
     low = 0 if dtype is torch.uint8 or "shift" in str(row.target) or "pow" in str(row.target) else -7
     values = torch.randint(low, 8, (SIZE,)).to(dtype)

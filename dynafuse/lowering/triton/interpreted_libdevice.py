@@ -131,14 +131,14 @@ argmax = _arg_reduction(np.argmax)
 argmin = _arg_reduction(np.argmin)
 
 
-def welford(mean: tl.tensor, m2: tl.tensor, weight: tl.tensor, axis: int, keep_dims: bool = False) -> tuple[tl.tensor, ...]:
+def welford(
+    mean: tl.tensor, m2: tl.tensor, weight: tl.tensor, axis: int, keep_dims: bool = False
+) -> tuple[tl.tensor, ...]:
     """Parts of (mean, sum of squared deviations, count) along ``axis`` as one such part."""
     means, squares, weights = np.broadcast_arrays(mean.handle.data, m2.handle.data, weight.handle.data)
     total = weights.sum(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
         centre = np.where(total == 0, 0, (means * weights).sum(axis=axis, keepdims=True) / total)
     spread = (squares + weights * (means - centre) ** 2).sum(axis=axis, keepdims=True)
-    parts = (centre, spread, total)
-    if not keep_dims:
-        parts = tuple(np.squeeze(part, axis) for part in parts)
+    parts = [part if keep_dims else np.squeeze(part, axis) for part in (centre, spread, total)]
     return tuple(_wrapped(part, mean.dtype, block=part.ndim > 0) for part in parts)

@@ -42,26 +42,16 @@ def _mean(states: Names, count: str) -> str:
     return f"{states[0]} / {count}"
 
 
-def _reduce(states: Names, function: str) -> str:
-    packed = f"({', '.join(states)})" if len(states) > 1 else states[0]
-    return f"tl.reduce({packed}, AXIS, {function})"
+def _across(states: Names, function: str) -> str:
+    return f"{function}({', '.join(states)}, AXIS)"
 
 
-def _simple(dtype: torch.dtype, identity: str, step: str, combine: str,
+def _simple(dtype: torch.dtype, identity: str, step: str, across: str,
             finish: Callable[[Names, str], str] = _first) -> Recurrence:
-    """One state; ``step`` takes ``{s}`` and ``{v}``."""
-    builtin = combine.startswith("tl.")
+    """One state; ``step`` takes ``{s}`` and ``{v}``, ``across`` combines lanes."""
     return Recurrence(
         dtype, ((dtype, identity),), lambda v, i: (v,), lambda s, v, i: (step.format(s=s[0], v=v),),
-        (lambda s: f"{combine}({s[0]}, AXIS)") if builtin else (lambda s: _reduce(s, combine)), finish,
-    )
-
-
-def _logical(identity: str, operator: str, builtin: str) -> Recurrence:
-    """any and all: bits in, an integer extreme across lanes."""
-    return Recurrence(
-        torch.bool, ((torch.bool, identity),), lambda v, i: (v,), lambda s, v, i: (f"{s[0]} {operator} {v}",),
-        lambda s: f"tl.{builtin}({s[0]}.to(tl.int32), AXIS) != 0", _first,
+        lambda s: _across(s, across), finish,
     )
 
 
@@ -81,7 +71,7 @@ def _extreme(operand: torch.dtype, largest: bool) -> Recurrence:
     """amax and amin: NaN wins, as in eager."""
     dtype = torch.int32 if operand is torch.bool else opmath(operand)
     name, identity = ("max", _lowest(dtype)) if largest else ("min", _highest(dtype))
-    return _simple(dtype, identity, f"lm.{name}imum({{s}}, {{v}})", f"lm.combine_{name}")
+    return _simple(dtype, identity, f"lm.{name}imum({{s}}, {{v}})", f"lm.a{name}")
 
 
 def _position(operand: torch.dtype, largest: bool) -> Recurrence:
@@ -91,7 +81,7 @@ def _position(operand: torch.dtype, largest: bool) -> Recurrence:
     return Recurrence(
         dtype, ((dtype, identity), (torch.int64, str(torch.iinfo(torch.int64).max))), lambda v, i: (v, i),
         lambda s, v, i: f"lm.combine_{name}({s[0]}, {s[1]}, {v}, {i})",
-        lambda s: _reduce(s, f"lm.combine_{name}"), lambda s, count: s[1], indexed=True,
+        lambda s: _across(s, f"lm.{name}"), lambda s, count: s[1], indexed=True,
     )
 
 
@@ -102,7 +92,7 @@ def _variance(dtype: torch.dtype, correction: float) -> Recurrence:
         dtype, ((dtype, "0"), (dtype, "0"), (dtype, "0")),
         lambda v, i: (v, f"{v} * 0", one.format(v=v)),
         lambda s, v, i: f"lm.combine_welford({s[0]}, {s[1]}, {s[2]}, {v}, {v} * 0.0, {s[2]} * 0.0 + 1.0)",
-        lambda s: _reduce(s, "lm.combine_welford"),
+        lambda s: _across(s, "lm.welford"),
         lambda s, count: f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)",
     )
 
@@ -113,15 +103,15 @@ def recurrence(name: str, operand: torch.dtype, out: torch.dtype, correction: fl
     if name in ("sum", "mean"):
         return _simple(acc, "0", "{s} + {v}", "tl.sum", _mean if name == "mean" else _first)
     if name == "prod":
-        return _simple(acc, "1", "{s} * {v}", "lm.combine_prod")
+        return _simple(acc, "1", "{s} * {v}", "lm.prod")
     if name in ("max", "min"):
         return _extreme(operand, name == "max")
     if name in ("argmax", "argmin"):
         return _position(operand, name == "argmax")
     if name == "any":
-        return _logical("False", "|", "max")
+        return _simple(torch.bool, "False", "{s} | {v}", "lm.any_of")
     if name == "all":
-        return _logical("True", "&", "min")
+        return _simple(torch.bool, "True", "{s} & {v}", "lm.all_of")
     if name == "var":
         return _variance(acc, correction)
     raise LoweringError(name, "there is no recurrence of this name")
