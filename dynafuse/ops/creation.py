@@ -95,20 +95,23 @@ _CREATIONS = {
 }
 _EAGER = {
     "aten.empty.memory_format aten.empty_like.default aten.empty_strided.default aten.new_empty.default "
-    "aten.new_empty_strided.default aten.empty_permuted.default prims.empty_strided.default prims.empty_permuted.default "
+    "aten.new_empty_strided.default aten.empty_permuted.default prims.empty_strided.default "
+    "prims.empty_permuted.default "
     "prims.empty.default": "uninitialised memory",
     "prims.inductor_seeds.default prims.inductor_seed.default": "draws from the generator's state, once per graph",
     "prims.inductor_rand_eager_offset.default prims.inductor_rand_eager_offsets.default": "reserves generator state",
     "aten.rand.default aten.rand.generator aten.randn.default aten.randn.generator aten.rand_like.default "
     "aten.randn_like.default aten.randint.default aten.randint.low aten.randint.generator aten.randint.low_generator "
-    "aten.randint_like.default aten.randint_like.low_dtype aten.bernoulli.default aten.bernoulli.p aten.bernoulli.Tensor "
+    "aten.randint_like.default aten.randint_like.low_dtype aten.bernoulli.default aten.bernoulli.p "
+    "aten.bernoulli.Tensor "
     "aten.native_dropout.default aten.random.default aten.random.from aten.random.to aten.uniform.default "
     "aten.normal_functional.default aten.exponential.default aten.rrelu_with_noise.default prims.normal.default "
     "prims._uniform_helper.default prims.uniform.default": "random numbers with eager's bits",
     "aten.randperm.default aten.randperm.generator aten.multinomial.default aten.poisson.default aten.binomial.default "
     "aten._standard_gamma.default": "random numbers that need a sort or a loop",
     "aten.range.default aten.range.step aten.bartlett_window.default aten.blackman_window.default "
-    "aten.hamming_window.default aten.kaiser_window.default aten.tril_indices.default aten.triu_indices.default": "small and made once",
+    "aten.hamming_window.default aten.kaiser_window.default aten.tril_indices.default aten.triu_indices.default":
+        "small and made once",
 }
 
 for _names, _lower in _CREATIONS.items():

@@ -99,12 +99,14 @@ _EAGER = {
     "aten.scatter_reduce.two": "scatter: writes at loaded indices",
     "aten.index_put.default aten._unsafe_index_put.default aten._index_put_impl.default aten.index_add.default "
     "aten.index_copy.default aten.index_fill.int_Scalar aten.index_fill.int_Tensor aten.index_reduce.default "
-    "aten._unsafe_masked_index_put_accumulate.default aten.masked_scatter.default aten.put.default aten.index_put_.default "
+    "aten._unsafe_masked_index_put_accumulate.default aten.masked_scatter.default aten.put.default "
+    "aten.index_put_.default "
     "aten._index_put_impl_.default": "index_put: writes at loaded indices",
     "aten.embedding_dense_backward.default aten._embedding_bag.default aten._embedding_bag_forward_only.default "
     "aten._embedding_bag_backward.default": "embedding backward: adds rows at loaded indices",
     "aten.gather_backward.default aten.masked_scatter_backward.default": "scatter: writes at loaded indices",
-    "aten.grid_sampler_2d_backward.default aten.grid_sampler_3d.default aten.grid_sampler_3d_backward.default": "grid sampling stays whole",
+    "aten.grid_sampler_2d_backward.default aten.grid_sampler_3d.default aten.grid_sampler_3d_backward.default":
+        "grid sampling stays whole",
 }
 
 for _names, _lower in _GATHERS.items():

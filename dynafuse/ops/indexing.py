@@ -1,7 +1,7 @@
 """Rows of ops that move data by an index rewrite, under masks where the operand does not cover the output.
 
-A cat of ``a`` (3 columns) and ``b`` is, at column ``j``: ``a[j]`` where ``j < 3``, else ``b[j - 3]``, each loaded under its
-own mask. A piece that the index cannot reach is left out, so a slice of a cat costs what it reads.
+A cat of ``a`` (3 columns) and ``b`` is, at column ``j``: ``a[j]`` where ``j < 3``, else ``b[j - 3]``, each loaded
+under its own mask. A piece that the index cannot reach is left out, so a slice of a cat costs what it reads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Bounds = tuple[sympy.Expr, str, sympy.Expr]
 """A condition on index expressions: left, operator, right."""
 
 
-# Masks -----------------------------------------------------------------------------------------------------------------
+# Masks ----------------------------------------------------------------------------------------------------------------
 
 
 def _inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> Iterator[Bounds]:
@@ -75,7 +75,7 @@ def _overlaid(build: Builder, call: Call, bounds: Sequence[Bounds], over: Body, 
     return _choose(build, condition, top, build.masked(_not(build, condition), under, 0), call.dtype)
 
 
-# Concatenation and padding ---------------------------------------------------------------------------------------------
+# Concatenation and padding --------------------------------------------------------------------------------------------
 
 
 def _cat(build: Builder, call: Call, index: Index) -> Value:
@@ -137,7 +137,7 @@ def _pad(build: Builder, call: Call, index: Index) -> Value:
     return _under(build, bounds, lambda: build.operand(call["self"], at), call["value"])
 
 
-# Reordering ------------------------------------------------------------------------------------------------------------
+# Reordering -----------------------------------------------------------------------------------------------------------
 
 
 def _flip(build: Builder, call: Call, index: Index) -> Value:
@@ -169,7 +169,7 @@ def _repeat(build: Builder, call: Call, index: Index) -> Value:
     return build.operand(call["self"], tuple(mod(at, size) for at, size in zip(tail, shape, strict=True)))
 
 
-# Scatters into fixed places --------------------------------------------------------------------------------------------
+# Scatters into fixed places -------------------------------------------------------------------------------------------
 
 
 def _slice_scatter(build: Builder, call: Call, index: Index) -> Value:
@@ -206,7 +206,7 @@ def _tri(operator: str) -> Callable[[Builder, Call, Index], Value]:
     return lower
 
 
-# Pooling ---------------------------------------------------------------------------------------------------------------
+# Pooling --------------------------------------------------------------------------------------------------------------
 
 
 def _pair(value: int | Sequence[int], default: Sequence[int] = ()) -> tuple[int, int]:
@@ -393,7 +393,8 @@ _EAGER = {
     "aten.diagonal_scatter.default": "diagonal_scatter: rare",
     "aten.as_strided_scatter.default prims.as_strided_scatter.default": "as_strided: strides over the storage",
     "prims._low_memory_max_pool_with_offsets.default aten.max_pool2d_with_indices.default "
-    "aten.max_pool3d_with_indices.default aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default": "max pooling: two outputs",
+    "aten.max_pool3d_with_indices.default aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default":
+        "max pooling: two outputs",
     "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default "
     "aten.adaptive_max_pool2d_backward.default aten.adaptive_max_pool3d_backward.default "
     "aten.max_pool2d_backward.default": "max pooling backward: adds at loaded indices",
@@ -403,8 +404,10 @@ _EAGER = {
     "aten.upsample_nearest3d_backward.default aten._upsample_nearest_exact1d_backward.default "
     "aten._upsample_nearest_exact2d_backward.default aten._upsample_nearest_exact3d_backward.default "
     "aten.upsample_bilinear2d_backward.default aten.upsample_linear1d_backward.default "
-    "aten.upsample_trilinear3d_backward.default aten.upsample_bicubic2d_backward.default": "upsampling backward: a scatter",
-    "aten.upsample_trilinear3d.default aten.upsample_bilinear2d.default aten.upsample_bicubic2d.default": "upsampling that Inductor's table leaves whole",
+    "aten.upsample_trilinear3d_backward.default aten.upsample_bicubic2d_backward.default":
+        "upsampling backward: a scatter",
+    "aten.upsample_trilinear3d.default aten.upsample_bilinear2d.default aten.upsample_bicubic2d.default":
+        "upsampling that Inductor's table leaves whole",
     "aten.replication_pad1d_backward.default aten.replication_pad2d_backward.default "
     "aten.replication_pad3d_backward.default aten.reflection_pad1d_backward.default "
     "aten.reflection_pad2d_backward.default aten.reflection_pad3d_backward.default": "padding backward: a scatter",

@@ -1,7 +1,7 @@
 """Rows of pointwise ops: one Triton expression each.
 
 A template's ``{0}``, ``{1}`` … are the arguments in schema order. Where the expression depends on a dtype or on an
-argument's value, a function of ``(context, *arguments)`` writes it: there tensors are variable names, numbers are numbers.
+argument's value, a function of ``(context, *arguments)`` writes it: tensors are names there, numbers are numbers.
 
     >>> import dynafuse.ops as ops
     >>> ops.lookup(torch.ops.aten.pow.Tensor_Scalar).emit(Context(torch.float32, torch.float32), "x", 2)
@@ -77,7 +77,7 @@ def _filled(arg: Any, dtype: torch.dtype) -> Any:
     return literal(arg, dtype) if isinstance(arg, bool | int | float) else arg
 
 
-# Arithmetic ------------------------------------------------------------------------------------------------------------
+# Arithmetic -----------------------------------------------------------------------------------------------------------
 
 
 def _scaled(context: Context, value: Any, alpha: Any) -> str:
@@ -238,7 +238,7 @@ _row("aten.addcdiv.default", _addcdiv, flops=4)
 _row("aten.lerp.Tensor", _LERP, flops=6)
 _row("aten.lerp.Scalar", _lerp_scalar, flops=3)
 
-# Comparison and logic --------------------------------------------------------------------------------------------------
+# Comparison and logic -------------------------------------------------------------------------------------------------
 
 # Triton's int1 is signed: true < false. Orders of bools are written as logic.
 _COMPARISONS: dict[str, Emit] = {
@@ -287,7 +287,7 @@ _row("aten.isposinf.default", _by_dtype(floats='{0} == float("inf")', ints=_NEVE
 _row("aten.isneginf.default", _by_dtype(floats='{0} == float("-inf")', ints=_NEVER), cast=Cast.PROMOTED)
 _row(_both("signbit"), _by_dtype(floats="lm.signbit({0})", ints="{0} < 0", bools=_NEVER), cast=Cast.PROMOTED)
 
-# Choice ----------------------------------------------------------------------------------------------------------------
+# Choice ---------------------------------------------------------------------------------------------------------------
 
 _MAXIMUM = _by_dtype(floats=_function("lm.maximum"), bools="{0} | {1}")
 _MINIMUM = _by_dtype(floats=_function("lm.minimum"), bools="{0} & {1}")
@@ -328,7 +328,7 @@ _row("aten.fmax.default", _by_dtype(floats=_function("lm.fmax"), ints=_function(
 _row("aten.fmin.default", _by_dtype(floats=_function("lm.fmin"), ints=_function("lm.minimum"), bools="{0} & {1}"))
 _row("aten.nan_to_num.default", _nan_to_num, flops=3)
 
-# Transcendental --------------------------------------------------------------------------------------------------------
+# Transcendental -------------------------------------------------------------------------------------------------------
 
 _FUNCTIONS = (
     "exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma"
@@ -367,8 +367,10 @@ _row("aten.logit.default", _logit, flops=_TRANSCENDENTAL + 4)
 _SPECIAL_REASON = "special function without a device implementation in Triton"
 _eager(
     "aten.digamma.default prims.digamma.default aten.polygamma.default aten.igamma.default aten.igammac.default "
-    "prims.igamma.default prims.igammac.default aten.special_i0e.default aten.special_i1e.default prims.bessel_i0e.default "
-    "prims.bessel_i1e.default aten.special_ndtri.default prims.ndtri.default aten.special_zeta.default prims.zeta.default "
+    "prims.igamma.default prims.igammac.default aten.special_i0e.default aten.special_i1e.default "
+    "prims.bessel_i0e.default "
+    "prims.bessel_i1e.default aten.special_ndtri.default prims.ndtri.default aten.special_zeta.default "
+    "prims.zeta.default "
     "aten.special_airy_ai.default aten.special_spherical_bessel_j0.default prims.spherical_bessel_j0.default "
     "aten.special_modified_bessel_i0.default aten.special_modified_bessel_i1.default "
     "aten.special_modified_bessel_k0.default aten.special_modified_bessel_k1.default",
@@ -381,7 +383,7 @@ _eager(
     "complex stays whole",
 )
 
-# Rounding --------------------------------------------------------------------------------------------------------------
+# Rounding -------------------------------------------------------------------------------------------------------------
 
 for _name, _emit in {"floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "lm.trunc({0})",
                      "round": "lm.round({0})"}.items():
@@ -400,7 +402,7 @@ def _round_decimals(context: Context, value: Any, decimals: int = 0) -> str:
 _row("aten.round.decimals", _round_decimals, flops=4)
 _row("aten.frac.default", "{0} - lm.trunc({0})", flops=2)
 
-# Activations -----------------------------------------------------------------------------------------------------------
+# Activations ----------------------------------------------------------------------------------------------------------
 
 
 def _gelu(context: Context, value: Any, approximate: str = "none") -> str:
@@ -482,7 +484,7 @@ def _logit_backward(context: Context, grad: str, value: str, eps: float | None) 
     return f"tl.where({inside}, {slope}, {outside})"
 
 
-# Copies and casts ------------------------------------------------------------------------------------------------------
+# Copies and casts -----------------------------------------------------------------------------------------------------
 
 
 def _convert(context: Context, value: Any, *unused: Any) -> str:

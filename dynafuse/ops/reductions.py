@@ -41,8 +41,10 @@ _EAGER = {
     "prims.xor_sum.default aten.hash_tensor.default": "a rare recurrence",
     "aten.cumsum.default aten.cumprod.default aten.cummax.default aten.cummin.default aten.logcumsumexp.default "
     "aten._logcumsumexp.default aten._cummax_helper.default": "scan: an element needs all before it",
-    "aten.sort.default aten.sort.stable aten.argsort.default aten.topk.default aten.kthvalue.default aten.median.default "
-    "aten.median.dim aten.nanmedian.default aten.nanmedian.dim aten.mode.default aten.msort.default": "sort: a selection over the whole dimension",
+    "aten.sort.default aten.sort.stable aten.argsort.default aten.topk.default aten.kthvalue.default "
+    "aten.median.default "
+    "aten.median.dim aten.nanmedian.default aten.nanmedian.dim aten.mode.default aten.msort.default":
+        "sort: a selection over the whole dimension",
     "aten.histc.default aten.bincount.default aten.unique_dim.default aten._unique2.default": "histogram: a scatter",
     "aten.searchsorted.Tensor aten.bucketize.Tensor": "a search per element",
     "aten.equal.default aten.allclose.default": "its result is a Python value",

@@ -50,7 +50,7 @@ class Cast(enum.Enum):
 
 @dataclass(frozen=True)
 class Value:
-    """A value in a kernel under construction: a variable's name, its torch dtype, the tile dimensions it varies along."""
+    """A value in a kernel under construction: a variable's name, its dtype, the tile dimensions it varies along."""
 
     name: str
     dtype: torch.dtype

@@ -138,7 +138,7 @@ def _takes_left(here: sympy.Expr, there: sympy.Expr) -> bool:
     return len(here.free_symbols) <= len(there.free_symbols)
 
 
-# The rewrites ----------------------------------------------------------------------------------------------------------
+# The rewrites ---------------------------------------------------------------------------------------------------------
 
 
 def _reshape(call: Call, index: Index, shape: Shape) -> Index:
@@ -220,8 +220,10 @@ def _same(call: Call, index: Index, shape: Shape) -> Index:
 
 
 _REWRITES: dict[str, Rewrite] = {
-    "aten.view.default aten._unsafe_view.default aten.reshape.default aten._reshape_alias.default aten.flatten.using_ints "
-    "aten.unflatten.int aten.view_copy.default prims.reshape.default prims.collapse_view.default prims.collapse.default "
+    "aten.view.default aten._unsafe_view.default aten.reshape.default aten._reshape_alias.default "
+    "aten.flatten.using_ints "
+    "aten.unflatten.int aten.view_copy.default prims.reshape.default prims.collapse_view.default "
+    "prims.collapse.default "
     "prims.split_dim.default": _reshape,
     "aten.permute.default aten.permute_copy.default prims.transpose.default": _permute,
     "aten.transpose.int aten.transpose_copy.int": _transpose,
@@ -261,9 +263,11 @@ _SPLITS = ("aten.split.Tensor aten.split_with_sizes.default aten.unbind.int aten
 
 _EAGER = {
     _SPLITS: "returns a list: its pieces are taken as slices",
-    "aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default": "as_strided: strides over the storage",
+    "aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default":
+        "as_strided: strides over the storage",
     "aten.view_as_real.default aten.view_as_complex.default aten.real.default aten.imag.default prims.real.default "
-    "prims.imag.default aten.view_as_real_copy.default aten.view_as_complex_copy.default aten._neg_view.default": "complex stays whole",
+    "prims.imag.default aten.view_as_real_copy.default aten.view_as_complex_copy.default aten._neg_view.default":
+        "complex stays whole",
     "aten.view.dtype prims.view_of_dtype.default aten.view_copy.dtype": "reinterprets bits",
 }
 

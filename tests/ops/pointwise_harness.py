@@ -1,4 +1,4 @@
-"""One-off interpreted kernels that evaluate a pointwise row's expression as the lowering does: load, cast, compute, store."""
+"""One-off kernels that evaluate a pointwise row's expression as the lowering does: load, cast, compute, store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A builder that evaluates rows element by element in Python, and so catches what a kernel would read out of bounds.
 
-A row is lowered once at symbolic indices; the value it returns is then evaluated for every index of the output. Operands
+A row is lowered once at symbolic indices; the value it returns is then evaluated for every index of the output. Reads
 outside masks must stay inside their tensors.
 """
 

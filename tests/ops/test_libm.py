@@ -63,25 +63,26 @@ SLOPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+_KERNEL = """\
+import triton
+import triton.language as tl
+from dynafuse.lowering.triton import libm as lm
+
+
+@triton.jit
+def kernel({pointers}out_pointer, N: tl.constexpr, M: tl.constexpr):
+    at = tl.arange(0, N)
+{lines}
+    tl.store(out_pointer + tl.arange(0, M), out)
+"""
+
+
 def run(expression: str, operands: list[torch.Tensor], out: torch.Tensor, folder: Path) -> torch.Tensor:
     """``expression`` over ``x0``, ``x1`` … (and ``at``, their positions)."""
     names = [f"x{k}" for k in range(len(operands))]
     body = [f"{name} = tl.load({name}_pointer + at)" for name in names] + [f"out = {expression}"]
-    text = "\n".join(
-        [
-            "import triton",
-            "import triton.language as tl",
-            "from dynafuse.lowering.triton import libm as lm",
-            "",
-            "",
-            "@triton.jit",
-            f"def kernel({', '.join(f'{name}_pointer' for name in names)}, out_pointer, N: tl.constexpr, M: tl.constexpr):",
-            "    at = tl.arange(0, N)",
-            *(f"    {line}" for line in body),
-            "    tl.store(out_pointer + tl.arange(0, M), out)",
-            "",
-        ]
-    )
+    pointers, lines = "".join(f"{name}_pointer, " for name in names), "".join(f"    {line}\n" for line in body)
+    text = _KERNEL.format(pointers=pointers, lines=lines)
     load(text, folder).kernel[(1,)](*operands, out, N=operands[0].numel(), M=out.numel())
     return out
 

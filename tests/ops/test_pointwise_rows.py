@@ -99,7 +99,7 @@ def tensor(dtype: torch.dtype, position: int, row: Row) -> torch.Tensor:
         return torch.rand(SIZE) < 0.5
     if dtype.is_floating_point:
         values = torch.randn(SIZE, dtype=torch.float64) * 2
-        # On the CPU the vectorised backward functions and the scalar ones treat NaN differently; CUDA has the scalar ones.
+        # Vectorised and scalar backward functions treat NaN differently on the CPU; CUDA has the scalar ones.
         specials = torch.tensor(
             [x for x in SPECIALS if x == x or "_backward" not in str(row.target)], dtype=torch.float64
         )

@@ -109,7 +109,7 @@ all_of = _reduction(np.bitwise_and.reduce)
 
 
 def _arg_reduction(pick: Callable[..., Array]) -> Callable[..., tuple[tl.tensor, tl.tensor]]:
-    """NumPy's arg functions have torch's rules as long as the indices ascend along the axis: first NaN, first of equals."""
+    """NumPy's functions have torch's rules where the indices ascend along the axis: first NaN, first of equals."""
 
     def call(x: tl.tensor, at: tl.tensor, axis: int, keep_dims: bool = False) -> tuple[tl.tensor, tl.tensor]:
         values, indices = np.broadcast_arrays(x.handle.data, at.handle.data)

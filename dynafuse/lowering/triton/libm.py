@@ -8,8 +8,8 @@
         tl.store(y_ptr + at, lm.silu_slope(tl.load(x_ptr + at)))
 
 Operands are tensors (a number must come as ``tl.full([], number, dtype)``) of float32 or float64, or of an integer type
-for the functions that say so. Accuracy is that of CUDA's own functions, as eager has it: ``tl.exp`` and ``/`` are faster
-and are off by more. NaNs go where eager's go.
+for the functions that say so. Accuracy is that of CUDA's own functions, as eager has it: ``tl.exp`` and ``/`` are
+faster and are off by more. NaNs go where eager's go.
 
 Under ``TRITON_INTERPRET=1`` there is no libdevice; the same functions then run as Python over
 :mod:`dynafuse.lowering.triton.interpreted_libdevice`.
@@ -31,7 +31,7 @@ if knobs.runtime.interpret:
     from dynafuse.lowering.triton import interpreted_libdevice as libdevice
 
     def jit(function: Callable[..., Any]) -> Any:
-        """In the interpreter a device function is itself; ``fn`` is where ``tl.reduce`` looks for a combine function."""
+        """In the interpreter a device function is itself; ``tl.reduce`` looks at ``fn`` of a combine function."""
         function.fn = function  # type: ignore[attr-defined]
         return function
 
@@ -40,8 +40,8 @@ else:
 
     jit = triton.jit
 
-# Thin wrappers instead of aliases: Triton replaces libdevice by the device's own library only where it is reached through
-# a global of the function that is being compiled.
+# Thin wrappers instead of aliases: Triton replaces libdevice by the device's own library only where it is reached
+# through a global of the function that is being compiled.
 
 @jit
 def exp(x):
