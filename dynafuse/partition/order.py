@@ -22,6 +22,10 @@ class HasNodes(Protocol):
     nodes: list[Node]
 
 
+Unit = Node | HasNodes
+"""What runs as one: a node, or a region while it grows."""
+
+
 def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
     """Extra dependencies: every reader of an input comes before the copy that overwrites it."""
     extra: dict[Node, list[Node]] = {}
@@ -43,63 +47,76 @@ def _readers(spaces: Spaces, node: Node) -> Iterable[Node]:
 
 
 class Dependencies:
-    """Which nodes run after which, with merged nodes running as one."""
+    """Which units run after which, with merged nodes running as one.
+
+    Keeps the units in an order that respects every dependency (Pearce, Kelly, "A dynamic topological sort algorithm for
+    directed acyclic graphs", 2006), so that only units between two candidates have to be looked at: paths ascend.
+    Views and cheap nodes are computed by whoever reads them, so they are no units.
+    """
 
     def __init__(self, spaces: Spaces, group: Mapping[Node, HasNodes]) -> None:
         self._spaces = spaces
         self._group = group
         self._place = {node: i for i, node in enumerate(spaces.graph.nodes)}
-        self._extra = overwrites(spaces)
+        self._after = self._solid_successors()
+        self._order: list[Unit | None] = [self._unit(n) for n in spaces.graph.nodes if not self._transparent(n)]
+        self._rank: dict[Unit, int] = {unit: i for i, unit in enumerate(self._order) if unit is not None}
 
     def position(self, node: Node) -> int:
         """The place of a node in the graph."""
         return self._place[node]
 
-    def successors(self, node: Node) -> Iterable[Node]:
-        """Nodes that need ``node`` to have run."""
-        yield from node.users
-        yield from self._extra.get(node, ())
-
-    def would_cycle(self, first: Sequence[Node], second: Sequence[Node]) -> bool:
+    def would_cycle(self, first: HasNodes, second: HasNodes) -> bool:
         """Whether a path leads from one of two groups out and into the other."""
-        inside = set(first) | set(second)
-        limit = max(self._place[n] for n in inside)
-        seen: set[Node] = set()
-        stack = self._leaving(inside)
-        while stack:
-            node = stack.pop()
-            if node in inside:
-                return True
-            if node in seen or self._first(node) > limit:
-                continue
-            together = self._group[node].nodes if node in self._group else [node]
-            seen.update(together)
-            stack.extend(s for n in together for s in self.successors(n) if s not in seen)
-        return False
+        return self._between(first, second) is None
 
-    def _leaving(self, inside: set[Node]) -> list[Node]:
-        """Where paths out of ``inside`` begin. Views and cheap nodes on the way are computed inside, so they are no exit."""
-        looked_through: set[Node] = set()
-        stack = list(inside)
-        exits: list[Node] = []
+    def merged(self, first: HasNodes, second: HasNodes, both: HasNodes) -> None:
+        """Put ``both`` in the place of two groups that would not cycle, before its nodes are said to belong to it."""
+        later = self._between(first, second)
+        assert later is not None
+        low, high = sorted((self._rank.pop(first), self._rank.pop(second)))
+        window = [u for u in self._order[low:high + 1] if u is not None and u is not first and u is not second]
+        early = [u for u in window if u not in later]
+        placed: list[Unit | None] = [*early, both, *(u for u in window if u in later)]
+        placed += [None] * (high + 1 - low - len(placed))
+        self._order[low:high + 1] = placed
+        self._rank.update((u, low + i) for i, u in enumerate(placed) if u is not None)
+
+    def _between(self, first: HasNodes, second: HasNodes) -> set[Unit] | None:
+        """The units between two groups that need the earlier one; None if the later one needs any of them."""
+        source, target = sorted((first, second), key=self._rank.__getitem__)
+        limit = self._rank[target]
+        seen: set[Unit] = set()
+        stack = [u for u in self._successors(source) if u is not target]
         while stack:
-            for successor in self.successors(stack.pop()):
-                if successor in inside or successor in looked_through:
-                    continue
-                if self._transparent(successor):
-                    looked_through.add(successor)
-                    stack.append(successor)
-                else:
-                    exits.append(successor)
-        return exits
+            unit = stack.pop()
+            if unit is target:
+                return None
+            if unit not in seen and self._rank[unit] < limit:
+                seen.add(unit)
+                stack.extend(self._successors(unit))
+        return seen
+
+    def _successors(self, unit: Unit) -> set[Unit]:
+        nodes = [unit] if isinstance(unit, Node) else unit.nodes
+        return {self._unit(s) for n in nodes for s in self._after[n]} - {unit}
+
+    def _unit(self, node: Node) -> Unit:
+        return self._group.get(node, node)
+
+    def _solid_successors(self) -> dict[Node, list[Node]]:
+        """Per node, the units that need it, looking through views and cheap nodes."""
+        extra = overwrites(self._spaces)
+        found: dict[Node, list[Node]] = {}
+        for node in reversed(list(self._spaces.graph.nodes)):
+            after: dict[Node, None] = {}
+            for user in (*node.users, *extra.get(node, ())):
+                after.update(dict.fromkeys(found[user] if self._transparent(user) else [user]))
+            found[node] = list(after)
+        return found
 
     def _transparent(self, node: Node) -> bool:
         return self._spaces.facts[node].role == "view" or node in self._spaces.cheap
-
-    def _first(self, node: Node) -> int:
-        """The earliest place of whatever runs together with ``node``."""
-        group = self._group.get(node)
-        return self._place[node if group is None else group.nodes[0]]
 
     def closure(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
         """``nodes`` with the views and cheap nodes between them and what they read, in graph order."""
@@ -127,14 +144,19 @@ def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, 
 
 def _is_step(spaces: Spaces, node: Node) -> bool:
     role = spaces.facts[node].role
-    return role in ("eager", "host") and node.op != "placeholder" or (role == "view" and node in spaces.needed)
+    if role == "view":  # a view of a view is made from the base at once
+        return any(spaces.facts[user].role in ("eager", "output", "host") for user in node.users)
+    return role in ("eager", "host") and node.op != "placeholder"
 
 
 def _needs(spaces: Spaces, step: Region | Node, unit: Mapping[Node, Region | Node]) -> set[int]:
-    nodes = step.nodes if isinstance(step, Region) else (step,)
-    found = {id(unit[a]) for n in nodes for a in n.all_input_nodes if a in unit}
     if isinstance(step, Region):
-        found |= {id(unit[i]) for i in step.inputs if i in unit}
+        sources: Iterable[Node] = step.inputs
+    else:
+        sources = [spaces.base(step)] if spaces.facts[step].role == "view" else step.all_input_nodes
+    hosts = [a for n in step.nodes for a in n.all_input_nodes] if isinstance(step, Region) else step.all_input_nodes
+    found = {id(unit[a]) for a in sources if a in unit}
+    found |= {id(unit[a]) for a in hosts if a in unit and spaces.facts[a].role == "host"}
     found.discard(id(step))
     return found
 

@@ -29,7 +29,7 @@ MAX_TENSORS = 40  # tensors that one kernel reads and writes
 ROW_TILE = 32  # elements of contiguous output that one program of a column reduction makes
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """A region while it grows."""
 
@@ -82,7 +82,8 @@ class _Growth:
         groups = list({id(g): g for g in self.group.values()}.values())
         regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
         steps = schedule(self.spaces, regions)
-        return Plan(annotated, steps, tuple(self.refusals.values()))
+        standing = [r for (a, b), r in self.refusals.items() if self.group[a] is not self.group[b]]
+        return Plan(annotated, steps, tuple(standing))
 
     # ------------------------------------------------------------------ what to try
 
@@ -126,6 +127,7 @@ class _Growth:
             self.refusals[candidate.first, candidate.second] = merged
             return False
         self.refusals.pop((candidate.first, candidate.second), None)
+        self.dependencies.merged(first, second, merged)
         for node in merged.nodes:
             self.group[node] = merged
         return True
@@ -151,7 +153,7 @@ class _Growth:
         us, shape_ = self._price(nodes, reads, inlined)
         if us >= first.us + second.us:
             return Refusal("does not pay", a, b, f"{us:.1f} us together, {first.us:.1f} + {second.us:.1f} us apart")
-        if self.dependencies.would_cycle(first.nodes, second.nodes):
+        if self.dependencies.would_cycle(first, second):
             return Refusal("a path outside runs from one to the other", a, b)
         return Group(nodes, reads, inlined, us, [*first.reasons, *second.reasons, f"{a} + {b}"], shape_)
 
