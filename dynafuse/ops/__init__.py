@@ -16,6 +16,7 @@ from dynafuse.ops.table import (
     lookup,
     pointwise,
     reduction,
+    refusal,
     register,
     rewrite,
     rows,
@@ -23,5 +24,5 @@ from dynafuse.ops.table import (
 
 __all__ = [
     "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "eager", "lookup", "pointwise", "reduction",
-    "register", "rewrite", "rows",
+    "refusal", "register", "rewrite", "rows",
 ]

@@ -135,13 +135,14 @@ def _prims_div(context: Context, left: Any, right: Any) -> str:
     return _div(context, left, right) if context.dtype.is_floating_point else fill("{0} // {1}", context, left, right)
 
 
-# What eager does for these exponents; every other float exponent is a call of pow.
+# What eager does for these exponents, and 4, where a call of pow would bound the kernel; the others are such calls.
 _POWERS = {
     0: "tl.zeros_like({0}) + 1",
     0.5: "lm.sqrt({0})",
     1: "{0}",
     2: "{0} * {0}",
     3: "{0} * {0} * {0}",
+    4: "({0} * {0}) * ({0} * {0})",
     -0.5: "lm.rsqrt({0})",
     -1: "lm.reciprocal({0})",
     -2: "lm.reciprocal({0} * {0})",
@@ -199,7 +200,11 @@ _row(_both("reciprocal"), "lm.reciprocal({0})", flops=4)
 _row(_both("sqrt"), "lm.sqrt({0})", flops=4)
 _row(_both("rsqrt"), "lm.rsqrt({0})", flops=4)
 _row("prims.cbrt.default", "lm.cbrt({0})", flops=_TRANSCENDENTAL)
-_row("prims.fma.default", _by_dtype(floats="lm.fma({0}, {1}, {2})", ints="{0} * {1} + {2}"), flops=2)
+_row(
+    "prims.fma.default",
+    _by_dtype(floats="lm.fma({0}, {1}, {2})", ints="{0} * {1} + {2}", bools="({0} & {1}) | {2}"),
+    flops=2,
+)
 _row(_both("hypot"), _function("lm.hypot"), flops=_TRANSCENDENTAL)
 _row("aten.copysign.Tensor aten.copysign.Scalar", _function("lm.copysign"))
 _row(
@@ -342,14 +347,6 @@ _row("aten.special_erfcx.default prims.erfcx.default", "lm.erfcx({0})", flops=_T
 _row(_both("atan2"), _function("lm.atan2"), flops=2 * _TRANSCENDENTAL)
 _row("aten.sigmoid.default", "lm.sigmoid({0})", flops=_TRANSCENDENTAL + 4)
 _row("aten.sinc.default", "lm.sinc({0})", flops=_TRANSCENDENTAL + 4)
-_row("aten.i0.default prims.bessel_i0.default", "lm.i0({0})", flops=2 * _TRANSCENDENTAL)
-_row("aten.special_i1.default prims.bessel_i1.default", "lm.i1({0})", flops=2 * _TRANSCENDENTAL)
-for _name in ("j0", "j1", "y0", "y1"):
-    _row(
-        f"aten.special_bessel_{_name}.default prims.bessel_{_name}.default",
-        f"lm.{_name}({{0}})",
-        flops=2 * _TRANSCENDENTAL,
-    )
 _row(
     "aten.xlogy.Tensor aten.xlogy.Scalar_Other aten.xlogy.Scalar_Self", _function("lm.xlogy"), flops=_TRANSCENDENTAL + 2
 )
@@ -364,13 +361,16 @@ def _logit(context: Context, value: Any, eps: Any = None) -> str:
 
 _row("aten.logit.default", _logit, flops=_TRANSCENDENTAL + 4)
 
-_SPECIAL_REASON = "special function without a device implementation in Triton"
+_SPECIAL_REASON = "special function without an equal in the device's math library"
 _eager(
     "aten.digamma.default prims.digamma.default aten.polygamma.default aten.igamma.default aten.igammac.default "
     "prims.igamma.default prims.igammac.default aten.special_i0e.default aten.special_i1e.default "
     "prims.bessel_i0e.default "
     "prims.bessel_i1e.default aten.special_ndtri.default prims.ndtri.default aten.special_zeta.default "
     "prims.zeta.default "
+    "aten.i0.default prims.bessel_i0.default aten.special_i1.default prims.bessel_i1.default "
+    "aten.special_bessel_j0.default prims.bessel_j0.default aten.special_bessel_j1.default prims.bessel_j1.default "
+    "aten.special_bessel_y0.default prims.bessel_y0.default aten.special_bessel_y1.default prims.bessel_y1.default "
     "aten.special_airy_ai.default aten.special_spherical_bessel_j0.default prims.spherical_bessel_j0.default "
     "aten.special_modified_bessel_i0.default aten.special_modified_bessel_i1.default "
     "aten.special_modified_bessel_k0.default aten.special_modified_bessel_k1.default",

@@ -9,10 +9,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from triton import knobs
 
 from dynafuse.ops import Cast, Context, Row
 from dynafuse.ops.literals import conversion, literal, opmath, triton_type
+
+DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
+"""Where operands must be."""
 
 _HEADER = """\
 import triton
@@ -89,7 +92,7 @@ def load(text: str, folder: Path) -> ModuleType:
 def evaluate(row: Row, args: list[Any], out: torch.Tensor, folder: Path) -> torch.Tensor:
     """The row's value for contiguous operands of one power-of-two size; ``out`` gives size and dtype."""
     args = bind(row, args)
-    tensors = [arg for arg in tree_flatten(args)[0] if isinstance(arg, torch.Tensor)]
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     result = torch.empty_like(out)
     load(source_of(row, args, out), folder).kernel[(1,)](*tensors, result, BLOCK=out.numel())
     return result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pointwise_harness import load
+from pointwise_harness import DEVICE, load
 
 SIZE = 32
 SPECIALS = torch.tensor(
@@ -83,8 +83,9 @@ def run(expression: str, operands: list[torch.Tensor], out: torch.Tensor, folder
     body = [f"{name} = tl.load({name}_pointer + at)" for name in names] + [f"out = {expression}"]
     pointers, lines = "".join(f"{name}_pointer, " for name in names), "".join(f"    {line}\n" for line in body)
     text = _KERNEL.format(pointers=pointers, lines=lines)
-    load(text, folder).kernel[(1,)](*operands, out, N=operands[0].numel(), M=out.numel())
-    return out
+    result = out.to(DEVICE)
+    load(text, folder).kernel[(1,)](*(x.to(DEVICE) for x in operands), result, N=operands[0].numel(), M=out.numel())
+    return result.cpu()
 
 
 def values(seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -104,6 +105,13 @@ def test_unary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.testing.assert_close(
         run(f"lm.{name}(x0)", [x], torch.empty_like(x), tmp_path), getattr(torch, name)(x), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("name", ["exp", "erf"])
+def test_fast_variants(name: str, tmp_path: Path) -> None:
+    x = values(0, torch.float32)
+    drawn = run(f"lm.fast_{name}(x0)", [x], torch.empty_like(x), tmp_path)
+    torch.testing.assert_close(drawn, getattr(torch, name)(x), rtol=2e-6, atol=4e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pointwise_harness import evaluate
+from pointwise_harness import DEVICE, evaluate
 
 import dynafuse.ops as ops
 from dynafuse.ops import Kind, Row
@@ -85,7 +85,7 @@ def arguments(row: Row, dtype: torch.dtype, numbers: list[Any]) -> list[Any]:
         if "Tensor" in str(argument.type):
             values = tensor(torch.bool if position in row.raw else dtype, tensors, row)
             uniform = SCALAR_TENSORS.get(str(row.target)) == position
-            made.append(values[:1].expand(SIZE).contiguous() if uniform else values)
+            made.append((values[:1].expand(SIZE).contiguous() if uniform else values).to(DEVICE))
             tensors += 1
         elif rest:
             made.append(rest.pop(0))
@@ -95,8 +95,10 @@ def arguments(row: Row, dtype: torch.dtype, numbers: list[Any]) -> list[Any]:
 def tensor(dtype: torch.dtype, position: int, row: Row) -> torch.Tensor:
     """Random values and specials, in another order for each operand."""
     torch.manual_seed(position + 1)
+    name = str(row.target)
+    divides = (position > 0 or "Scalar_Tensor" in name) and any(part in name for part in NONZERO_DIVISOR)
     if dtype is torch.bool:
-        return torch.rand(SIZE) < 0.5
+        return (torch.rand(SIZE) < 0.5) | divides
     if dtype.is_floating_point:
         values = torch.randn(SIZE, dtype=torch.float64) * 2
         # Vectorised and scalar backward functions treat NaN differently on the CPU; CUDA has the scalar ones.
@@ -106,7 +108,6 @@ def tensor(dtype: torch.dtype, position: int, row: Row) -> torch.Tensor:
         return values.index_put((torch.randperm(SIZE)[: len(specials)],), specials).to(dtype)
     low = 0 if dtype is torch.uint8 or "shift" in str(row.target) or "pow" in str(row.target) else -7
     values = torch.randint(low, 8, (SIZE,)).to(dtype)
-    divides = position > 0 and any(name in str(row.target) for name in NONZERO_DIVISOR)
     return torch.where(values == 0, 1, values).to(dtype) if divides else values
 
 
@@ -165,7 +166,7 @@ def test_conversion(source: torch.dtype, dest: torch.dtype, tmp_path: Path) -> N
     assert row is not None
     value = torch.arange(-8 if source.is_signed else 0, 8).repeat(4)[:SIZE // 2].to(source)
     value = (value * 0.75).to(source) if source.is_floating_point else value
-    value = value.abs() if _negative_to_unsigned(source, dest) else value
+    value = (value.abs() if _negative_to_unsigned(source, dest) else value).to(DEVICE)
     expected = value.to(dest)
     held = expected.float() if dest is torch.float16 else expected
     assert torch.equal(evaluate(row, [value, dest], held, tmp_path), held)
@@ -188,7 +189,7 @@ MIXED = [
 def test_operands_of_two_dtypes(name: str, left: torch.dtype, right: torch.dtype, tmp_path: Path) -> None:
     row = next(row for row in ROWS if str(row.target) == name)
     torch.manual_seed(0)
-    args = [torch.randint(0, 5, (SIZE,)).to(dtype) for dtype in (left, right)]
+    args = [torch.randint(0, 5, (SIZE,)).to(DEVICE, dtype) for dtype in (left, right)]
     expected = call(row, args)
     assert expected is not None
     torch.testing.assert_close(evaluate(row, args, expected, tmp_path), expected, equal_nan=True)
@@ -198,6 +199,6 @@ def test_operands_of_two_dtypes(name: str, left: torch.dtype, right: torch.dtype
 @pytest.mark.parametrize("name", ["eq", "lt", "ge"])
 def test_integers_against_numbers(name: str, number: float, tmp_path: Path) -> None:
     row = next(row for row in ROWS if str(row.target) == f"aten.{name}.Scalar")
-    args = [torch.arange(-4, 4, dtype=torch.int32), number]
+    args = [torch.arange(-4, 4, dtype=torch.int32, device=DEVICE), number]
     expected = row.target(*args)
     assert torch.equal(evaluate(row, args, expected, tmp_path), expected)

@@ -43,6 +43,7 @@ else:
 # Thin wrappers instead of aliases: Triton replaces libdevice by the device's own library only where it is reached
 # through a global of the function that is being compiled.
 
+
 @jit
 def exp(x):
     return libdevice.exp(x)
@@ -179,26 +180,6 @@ def trunc(x):
 
 
 @jit
-def j0(x):
-    return libdevice.j0(x)
-
-
-@jit
-def j1(x):
-    return libdevice.j1(x)
-
-
-@jit
-def y0(x):
-    return libdevice.y0(x)
-
-
-@jit
-def y1(x):
-    return libdevice.y1(x)
-
-
-@jit
 def sqrt(x):
     return libdevice.sqrt_rn(x)
 
@@ -206,16 +187,6 @@ def sqrt(x):
 @jit
 def round(x):
     return libdevice.rint(x)
-
-
-@jit
-def i0(x):
-    return libdevice.cyl_bessel_i0(x)
-
-
-@jit
-def i1(x):
-    return libdevice.cyl_bessel_i1(x)
 
 
 @jit
@@ -395,6 +366,22 @@ def logaddexp(x, y):
     high = maximum(x, y)
     gap = tl.where(x == y, 0.0, tl.abs(x - y))
     return high + libdevice.log1p(libdevice.exp(-gap))
+
+
+@jit
+def fast_exp(x):
+    """``exp`` for float32 values that are stored as 16-bit floats: off by one part in 10^7 times ``|x|``."""
+    return tl.exp(x)
+
+
+@jit
+def fast_erf(x):
+    """``erf`` for float32 values that are stored as 16-bit floats: off by 2e-7 (Abramowitz and Stegun 7.1.26)."""
+    size = tl.abs(x)
+    t = 1 / (1 + 0.3275911 * size)
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    result = 1 - tail * tl.exp(-size * size)
+    return tl.where(x < 0, -result, result)
 
 
 @jit
