@@ -58,6 +58,7 @@ class Writer:
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
+        self.locals = frozenset(_identifier(node.name) for node in self.facts)
         self.output = plan.annotated.graph.output_node()
         self.last = self._last_uses()
         self.devices = self._devices()
@@ -119,10 +120,12 @@ class Writer:
     def _last_uses(self) -> dict[int, list[Node]]:
         """Per step, the nodes whose variables are not needed after it."""
         last: dict[Node, int] = {}
+        # A fused copy into an input shares that input's variable.
+        owner = {node: into for step in self.steps.values() for node, into in step.region.copies.items()}
         for number, step in enumerate(self.plan.steps):
             for node in self._uses(step):
-                last[node] = number
-        kept = set(self.output.all_input_nodes)
+                last[owner.get(node, node)] = number
+        kept = {owner.get(node, node) for node in self.output.all_input_nodes}
         found: dict[int, list[Node]] = {}
         for node, number in last.items():
             if node not in kept and node.op != "get_attr" and self.facts[node].role != "host":
@@ -295,6 +298,8 @@ class Writer:
         """A global that holds ``value``."""
         if id(value) not in self._constants:
             unique = f"{name}_{len(self._constants)}"
+            while unique in self.locals:  # a global of that name would be shadowed
+                unique += "_"
             self._constants[id(value)] = unique
             self.globals[unique] = value
         return self._constants[id(value)]
