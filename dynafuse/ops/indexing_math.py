@@ -85,7 +85,17 @@ def known_nonnegative(expr: sympy.Expr) -> bool:
 
 def known_equal(left: Size, right: Size) -> bool:
     """Whether two sizes are the same expression, products and sums multiplied out."""
-    return bool(left == right) or bool(sympy.expand(sympy.sympify(left) - sympy.sympify(right)) == 0)
+    return bool(left == right) or bool(expanded(sympy.sympify(left) - sympy.sympify(right)) == 0)
+
+
+def expanded(expr: sympy.Expr) -> sympy.Expr:
+    """``expr`` as a sum, multiplied out only where a product holds a sum: most index expressions are sums already."""
+    return sympy.expand(expr, deep=False) if any(map(_holds_sum, sympy.Add.make_args(expr))) else expr
+
+
+def _holds_sum(term: sympy.Expr) -> bool:
+    nested = (sympy.Add, sympy.Pow)
+    return isinstance(term, sympy.Mul | sympy.Pow) and any(isinstance(part, nested) for part in term.args)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -123,7 +133,7 @@ def flatten(index: Sequence[sympy.Expr], shape: Sequence[Size]) -> sympy.Expr:
     flat: sympy.Expr = S.Zero
     for at, size in zip(index, shape, strict=True):
         flat = flat * size + at
-    return rejoin(sympy.expand(flat))
+    return rejoin(expanded(flat))
 
 
 def unflatten(position: sympy.Expr, shape: Sequence[Size]) -> tuple[sympy.Expr, ...]:
@@ -145,13 +155,13 @@ def rejoin(expr: sympy.Expr) -> sympy.Expr:
     terms = _terms(expr)
     for part, factor in list(terms.items()):
         if isinstance(part, Mod) and terms.get(part, 0) == factor and _rejoin_one(terms, part, factor):
-            return rejoin(sympy.expand(_total(terms)))
+            return rejoin(expanded(_total(terms)))
     return expr
 
 
 def _rejoin_one(terms: dict[sympy.Expr, sympy.Expr], part: Mod, factor: sympy.Expr) -> bool:
     whole, size = part.args
-    quotient = _terms(sympy.expand(factor * size * floordiv(whole, size)))
+    quotient = _terms(expanded(factor * size * floordiv(whole, size)))
     if not quotient or any(terms.get(key) != value for key, value in quotient.items()):
         return False
     for key in (*quotient, part):
@@ -164,7 +174,7 @@ def _rejoin_one(terms: dict[sympy.Expr, sympy.Expr], part: Mod, factor: sympy.Ex
 def _divmod(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     if size == 1:
         return expr, S.Zero
-    expr = sympy.expand(expr)
+    expr = expanded(expr)
     quotient, rest = _split_multiples(expr, size)
     if not known_nonnegative(rest):
         quotient, rest = _nonnegative_rest(expr, quotient, rest, size)
@@ -237,15 +247,30 @@ def _opaque(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]
         return expr, S.Zero
     if known_nonnegative(expr) and known_less(expr, size):
         return S.Zero, expr
-    return FloorDiv(expr, size), _opaque_mod(expr, size)
+    return _opaque_quotient(expr, size), _opaque_mod(expr, size)
+
+
+# Evaluated construction spends a millisecond on assumptions; where nothing is left to simplify it is skipped.
+
+
+def _opaque_quotient(expr: sympy.Expr, size: sympy.Expr) -> sympy.Expr:
+    if not (size.is_Integer or isinstance(expr, IndexSymbol)) or expr.is_Integer:
+        return FloorDiv(expr, size)
+    if isinstance(expr, FloorDiv) and expr.args[1].is_Integer:
+        return FloorDiv(expr.args[0], expr.args[1] * size, evaluate=False)
+    return FloorDiv(expr, size, evaluate=False)
 
 
 def _opaque_mod(expr: sympy.Expr, size: sympy.Expr) -> sympy.Expr:
-    if isinstance(expr, sympy.Integer):
-        return expr % size if size.is_Integer else Mod(expr, size)
-    if isinstance(expr, Mod) and expr.args[1].is_Integer and size.is_Integer and expr.args[1] % size == 0:
+    if isinstance(expr, IndexSymbol):
+        return Mod(expr, size, evaluate=False)
+    if not size.is_Integer:
+        return Mod(expr, size)
+    if expr.is_Integer:
+        return expr % size
+    if isinstance(expr, Mod) and expr.args[1].is_Integer and expr.args[1] % size == 0:
         return mod(expr.args[0], size)
-    return Mod(expr, size, evaluate=False) if size.is_Integer else Mod(expr, size)
+    return Mod(expr, size, evaluate=False)
 
 
 def _terms(expr: sympy.Expr) -> dict[sympy.Expr, sympy.Expr]:
@@ -263,7 +288,7 @@ def _total(terms: dict[sympy.Expr, sympy.Expr]) -> sympy.Expr:
 
 
 def _nonnegative(expr: sympy.Expr) -> bool:
-    return bool(sympy.expand(expr).is_nonnegative)
+    return bool(expanded(expr).is_nonnegative)
 
 
 def _sum_limits(parts: Iterable[Limits]) -> Limits:
