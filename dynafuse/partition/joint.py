@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
 
@@ -25,6 +26,9 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
 def replace_random(module: GraphModule) -> None:
     """Replace random ops by draws from a seed and a counter."""
     from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
 
-    if replace_random_passes(module):
-        module.recompile()
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    with V.set_fake_mode(detect_fake_mode(values)):  # where the pass makes the values of the seeds
+        if replace_random_passes(module):
+            module.recompile()
