@@ -118,7 +118,7 @@ def obstacle(node: Node, row: Row, call: Call, tensor: Tensor, device_type: str 
         return "an operand is not a strided tensor"
     for t in tensors:
         if t.device.type != device_type or t.device != tensor.device:
-            return f"on {t.device}, fused kernels run on {device_type}"
+            return f"on {t.device}, " + (f"fused kernels run on {device_type}" if device_type else "nothing is fused")
         if t.dtype not in DTYPES:
             return f"dtype {t.dtype} is not fused"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
