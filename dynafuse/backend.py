@@ -36,6 +36,7 @@ from dynafuse.partition.annotate import annotate
 from dynafuse.partition.decompositions import decompositions
 from dynafuse.partition.joint import split_joint
 from dynafuse.partition.normalize import normalize
+from dynafuse.partition.pregrad import rewrite
 from dynafuse.partition.regions import partition
 from dynafuse.runtime.launch import Kernel
 from dynafuse.runtime.wrapper import Step, write
@@ -74,7 +75,7 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
         partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random),
         decompositions=decompositions(), keep_inference_input_mutations=True,
-    )(gm, example_inputs)
+    )(rewrite(gm), example_inputs)
 
 
 def reset() -> None:

@@ -1,4 +1,7 @@
-"""Rows of gathers: an index that holds loaded values; and the scatters, which run eager.
+"""Rows of gathers: an index that holds loaded values; and the scatters, which run eager but for those of one row.
+
+A scatter whose index has one element along its dimension writes each output element at most once, so it is asked from the
+other side: element ``j`` is the source where the loaded index is ``j``, else what was there.
 
 ``x[:, i, :, j]`` is ``aten.index.Tensor(x, [None, i, None, j])``: the index tensors broadcast against each other; their
 dimensions stand where the first of them stood if all were adjacent, else in front.
@@ -6,6 +9,7 @@ dimensions stand where the first of them stood if all were adjacent, else in fro
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +77,39 @@ def placement(indices: Sequence[Any], ranks: Sequence[int]) -> tuple[int, int]:
     return (used[0] if adjacent else 0), max(ranks)
 
 
+def _one_row_scatter(build: Builder, call: Call, index: Index) -> Value:
+    """A scatter along a dimension in which the index has one element."""
+    dim = dim_of(call["dim"], len(index))
+    at = replaced(index, dim, sympy.S.Zero)
+    before = build.operand(call["self"], index)
+    source = _scattered(build, call, at, before.dtype)
+    hit = build.expression("{0} == {1}", torch.bool, build.operand(call["index"], at), build.index_value(index[dim]))
+    if call.target is torch.ops.aten.scatter_add.default:
+        source = build.expression("{0} + {1}", before.dtype, before, source)
+    return build.expression("tl.where({0}, {1}, {2})", before.dtype, hit, source, before)
+
+
+def _scattered(build: Builder, call: Call, at: Index, dtype: torch.dtype) -> Value:
+    if "value" in call.args:
+        return build.constant(call["value"], dtype)
+    return build.cast(build.operand(call["src"], at), dtype)
+
+
+def _accepts_scatter(call: Call) -> str:
+    shape, picked = _shape(call["self"]), _shape(call["index"])
+    if not shape:
+        return "scatter into a 0-d tensor"
+    dim = dim_of(call["dim"], len(shape))
+    if picked[dim] != 1:
+        return "scatter: may write one element more than once"
+    same = all(a == b for d, (a, b) in enumerate(zip(shape, picked, strict=True)) if d != dim)
+    return "" if same else "scatter into a part of the tensor"
+
+
+def _shape(arg: Any) -> tuple[Any, ...]:
+    return tuple(arg.meta["val"].shape if isinstance(arg, torch.fx.Node) else arg.shape)
+
+
 def _accepts_index(call: Call) -> str:
     tensors = [at for at in call["indices"] if at is not None]
     if not tensors:
@@ -95,8 +132,7 @@ _GATHERS = {
 _EAGER = {
     "aten.take.default": "take: an index into the flattened tensor",
     "aten.masked_select.default aten.nonzero.default aten.nonzero_static.default": "the result's size depends on data",
-    "aten.scatter.src aten.scatter.value aten.scatter.reduce aten.scatter.value_reduce aten.scatter_add.default "
-    "aten.scatter_reduce.two": "scatter: writes at loaded indices",
+    "aten.scatter.reduce aten.scatter.value_reduce aten.scatter_reduce.two": "scatter: writes at loaded indices",
     "aten.index_put.default aten._unsafe_index_put.default aten._index_put_impl.default aten.index_add.default "
     "aten.index_copy.default aten.index_fill.int_Scalar aten.index_fill.int_Tensor aten.index_reduce.default "
     "aten._unsafe_masked_index_put_accumulate.default aten.masked_scatter.default aten.put.default "
@@ -116,6 +152,9 @@ for _target in overloads("aten.index.Tensor aten._unsafe_index.Tensor"):
     register(rewrite(_target, Kind.GATHER, _index, accepts=_accepts_index, flops=_GATHER_FLOPS))
 for _target in overloads("aten._unsafe_masked_index.default"):
     register(rewrite(_target, Kind.GATHER, _masked_index, accepts=_accepts_index, flops=_GATHER_FLOPS))
+for _target in overloads("aten.scatter.src aten.scatter.value aten.scatter_add.default"):
+    register(dataclasses.replace(
+        rewrite(_target, Kind.GATHER, _one_row_scatter, accepts=_accepts_scatter, flops=_GATHER_FLOPS), aligned=("self",)))
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))

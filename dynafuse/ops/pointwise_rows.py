@@ -22,6 +22,7 @@ from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Call, Cast, Context, Emit, eager, pointwise, register
 
 _TRANSCENDENTAL = 8.0
+_PERIODIC = 40.0  # exact reduction of the argument to a period
 _SQRT_HALF = "0.7071067811865476"
 _INV_SQRT_2PI = "0.3989422804014327"
 _SQRT_2_OVER_PI = "0.7978845608028654"
@@ -340,7 +341,7 @@ _FUNCTIONS = (
 )
 
 for _name in _FUNCTIONS.split():
-    _row(_both(_name), f"lm.{_name}({{0}})", flops=_TRANSCENDENTAL)
+    _row(_both(_name), f"lm.{_name}({{0}})", flops=_PERIODIC if _name in ("sin", "cos", "tan") else _TRANSCENDENTAL)
 
 _row("aten.erfinv.default prims.erf_inv.default", "lm.erfinv({0})", flops=_TRANSCENDENTAL)
 _row("aten.special_erfcx.default prims.erfcx.default", "lm.erfcx({0})", flops=_TRANSCENDENTAL)

@@ -27,6 +27,7 @@ DTYPES = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
 })
+COPIES_INTO = torch.ops.aten.copy_.default
 UNKNOWN_SIZE = 8192  # the hint of a size that is only known at run time
 
 
@@ -105,13 +106,14 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None) -> Fac
         return Facts("eager", None, row, reason="not a strided tensor")
     shape = tuple(sympy.sympify(s) for s in tensor.shape)
     call = Call(node.target, arguments(node), shape, tensor.dtype)  # type: ignore[arg-type]
-    if row.kind is Kind.VIEW and not row.reason:
+    reason = ops.refusal(row, call)
+    if row.kind is Kind.VIEW and not reason:
         return Facts("view", tensor, row, call)
-    reason = row.reason or obstacle(node, row, call, tensor, device_type)
+    reason = reason or obstacle(node, row, tensor, call, device_type)
     return Facts("eager" if reason else "fused", tensor, row, call, reason)
 
 
-def obstacle(node: Node, row: Row, call: Call, tensor: Tensor, device_type: str | None) -> str:
+def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None) -> str:
     """Why this call of a fusible op cannot be fused; empty if it can."""
     tensors = [tensor, *(tensor_of(v) for v in _operand_values(node) if _is_strided(v))]
     if any(not _is_strided(v) for v in _operand_values(node)):
@@ -127,7 +129,20 @@ def obstacle(node: Node, row: Row, call: Call, tensor: Tensor, device_type: str 
         return "its output is not dense"
     if row.kind is Kind.REDUCTION and _reduced_count(node, call) in (None, 1):
         return "reduces no more than one element"
-    return row.accepts(call) if row.accepts else ""
+    if node.target is COPIES_INTO and not _into_input(node):
+        return "copies into something else than an input"
+    if any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in _scalar_values(node)):
+        return "takes a number that is known only at run time"
+    return ""
+
+
+def _into_input(node: Node) -> bool:
+    into, source = node.args[0], node.args[1]
+    return isinstance(into, Node) and into.op == "placeholder" and isinstance(source, Node)
+
+
+def _scalar_values(node: Node) -> Sequence[Any]:
+    return [a.meta.get("val") for a in node.all_input_nodes]
 
 
 def _operand_values(node: Node) -> Sequence[torch.Tensor]:

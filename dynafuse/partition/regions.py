@@ -221,12 +221,21 @@ class _Growth:
         if isinstance(shape, Refusal) or (tensors > MAX_TENSORS and len(nodes) > 1):
             return float("inf"), None
         moved = sum(self.spaces.tensor(n).bytes for n in (*sources, *outputs))
-        flops = sum(self._flops(member) for member in found)
+        flops = self._flops(shape, found, nodes, inlined)
         return region_us(self._work(shape, found, moved, flops), self.device), shape
 
-    def _flops(self, member: legality.Member) -> float:
-        row = self.spaces.facts[member.node].row
-        return (row.flops if row else 1.0) * product(member.axes)
+    def _flops(
+        self, shape: Shape, found: Sequence[legality.Member], nodes: Sequence[Node], inlined: frozenset[Node]
+    ) -> float:
+        """Arithmetic: everything is computed at every point, but for what is known once per row."""
+        points = product(shape.axes)
+        per_row = {m.node for m in found if shape.reduced and not m.reduced and not m.out & shape.reduced}
+        total = 0.0
+        for node in self.dependencies.closure(nodes):
+            row = self.spaces.facts[node].row
+            times = shape.rows if node in per_row else points
+            total += (row.flops if row else 1.0) * times
+        return total
 
     def _work(self, shape: Shape, found: Sequence[legality.Member], moved: int, flops: float) -> Work:
         if shape.kind == "pointwise":

@@ -428,6 +428,7 @@ def combine(parts: Parts, axes: tuple[int, ...], done: set[int]) -> None:
     splits, total = parts.tiles.splits, _total(spec, axes)
     spaces = _spaces_of(parts)
     block = {"x": min(_combine_width(splits), power_of_two(estimate(total))), "r": power_of_two(splits)}
+    warps = 8 if block["x"] * block["r"] >= 4096 else 4
 
     def reduce(op: int) -> Value:
         rule = recurrence_of(spec, op)
@@ -448,11 +449,12 @@ def combine(parts: Parts, axes: tuple[int, ...], done: set[int]) -> None:
         tile(parts, "x", f"{program(parts, 0)} * XBLOCK", "[:, None]", total, axes, emit),
         Tile("r", ("r = tl.arange(0, RBLOCK)[None, :]", f"r_mask = r < {splits}"), []),
     ]
-    add_launch(parts, emit, tiles, (blocks(total, block["x"]), 1, 1), "_combine", block, 4)
+    add_launch(parts, emit, tiles, (blocks(total, block["x"]), 1, 1), "_combine", block, warps)
 
 
 def _combine_width(splits: int) -> int:
-    return max(1, 2048 // power_of_two(splits))
+    """Columns per program: enough neighbours for whole memory sectors, not so many that registers run out."""
+    return max(16, 2048 // power_of_two(splits))
 
 
 def _total(spec: Spec, axes: tuple[int, ...]) -> Size:

@@ -265,5 +265,5 @@ def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[
     late = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)
     per_lane = clamp(power_of_two(32 // _live(spec, probed)), 8, 32)
     warps = clamp(power_of_two(x * r // (32 * per_lane)), 2, 16)
-    programs = min(-(-rows // x), PROCESSORS * clamp(32 // warps, 2, 8))
+    programs = min(-(-rows // x), PROCESSORS * clamp(16 // warps, 1, 4))
     return Tiles("rowcol", order, {"x": x, "r": r}, warps, programs, late)

@@ -1,0 +1,116 @@
+"""Rewrites of the Dynamo graph that need whole ops, before AOTAutograd picks their kernels.
+
+Attention masks that depend on no input are constants. One that keeps everything is dropped, one that is the causal
+triangle becomes ``is_causal=True``: then attention runs its causal kernel instead of reading a dense mask. Nothing is
+matched by name or form: the mask's subgraph is evaluated, and its value decides.
+
+Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[None] <= arange(n)[:, None]))`` over static
+``n`` becomes ``scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=True)``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule, Node
+
+ATTENTION = (torch._C._nn.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
+LARGEST_MASK = 2**28  # elements; a larger one is left as it is
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def rewrite(module: GraphModule) -> GraphModule:
+    """Run the rewrites, in place."""
+    recover_constant_masks(module)
+    return module
+
+
+def recover_constant_masks(module: GraphModule) -> None:
+    """Replace constant attention masks by what they mean."""
+    attentions = [n for n in module.graph.nodes if n.op == "call_function" and n.target in ATTENTION]
+    seen: dict[Node, str] = {}
+    for node in attentions:
+        arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+        mask = arguments.get("attn_mask")
+        if not isinstance(mask, Node) or arguments.get("is_causal"):
+            continue
+        if mask not in seen:
+            seen[mask] = _meaning(module, mask)
+        if seen[mask] != "other":
+            arguments |= {"attn_mask": None, "is_causal": seen[mask] == "causal"}
+            query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
+            node.args, node.kwargs = (query, key, value), arguments
+    if any(meaning != "other" for meaning in seen.values()):
+        module.graph.eliminate_dead_code()
+        module.recompile()
+
+
+def _meaning(module: GraphModule, mask: Node) -> str:
+    """``full``, ``causal`` or ``other``."""
+    shape = getattr(mask.meta.get("example_value"), "shape", ())
+    if not shape or not all(isinstance(s, int) for s in shape) or functools.reduce(int.__mul__, shape, 1) > LARGEST_MASK:
+        return "other"
+    constant = _constant(module, mask)
+    if constant is None or constant.dtype is not torch.bool or constant.dim() < 2:
+        return "other"
+    if bool(constant.all()):
+        return "full"
+    rows, columns = constant.shape[-2:]
+    triangle = torch.ones(rows, columns, dtype=torch.bool, device=constant.device).tril()
+    return "causal" if rows == columns and bool((constant == triangle).all()) else "other"
+
+
+def _constant(module: GraphModule, node: Node) -> torch.Tensor | None:
+    """The value of a node that depends on no input, or None if it does or might."""
+    needed = _ancestors(node)
+    if needed is None:
+        return None
+    values: dict[Node, Any] = {}
+    with torch.no_grad(), unset_fake_temporarily():
+        for ancestor in (n for n in module.graph.nodes if n in needed):
+            args, kwargs = torch.fx.map_arg((ancestor.args, ancestor.kwargs), values.__getitem__)
+            values[ancestor] = _call(ancestor, args, kwargs)
+    value = values[node]
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _call(node: Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _ancestors(node: Node) -> set[Node] | None:
+    """All nodes that ``node`` is computed from; None if one is an input, is random, or is changed in place."""
+    found: set[Node] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current in found:
+            continue
+        if current.op not in ("call_function", "call_method") or not _pure(current):
+            return None
+        if any(not _pure(user) for user in current.users):
+            return None
+        found.add(current)
+        stack.extend(current.all_input_nodes)
+    return found
+
+
+IN_PLACE_OPERATORS = frozenset({
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "ipow", "imod", "ilshift", "irshift", "imatmul",
+    "setitem", "delitem",
+})
+IMPURE = ("rand", "dropout", "bernoulli", "multinomial", "empty", "vmap", "batch_dim", "copy_")
+
+
+def _pure(node: Node) -> bool:
+    """Whether calling it again gives the same and changes nothing, as far as its name tells; if in doubt, no."""
+    if getattr(node.target, "__module__", None) == "_operator":
+        return node.target.__name__ not in IN_PLACE_OPERATORS  # type: ignore[union-attr]
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    in_place = name.endswith("_") and not name.endswith("__")
+    return not in_place and "out" not in node.kwargs and not any(word in name for word in IMPURE)
