@@ -22,7 +22,7 @@ import copy
 import io
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -43,6 +44,7 @@ from dynafuse.partition import device as devices
 from dynafuse.partition.cost import eager_us
 
 WIDTH = 120  # columns of the printed tables, whatever the terminal is
+STEP_WIDTH = 28  # columns for a step's name
 OPS_SHOWN = 6  # different ops that a step's line names
 
 
@@ -310,30 +312,37 @@ def _bytes(node: Node, annotated: Annotated) -> int | None:
 
 def _table(graph: ReportedGraph) -> Table:
     table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False)
-    for title in ("step", "executor", "ops"):
-        table.add_column(title, overflow="fold", ratio=1 if title == "ops" else None)
+    table.add_column("step", max_width=STEP_WIDTH, no_wrap=True)
+    table.add_column("executor", no_wrap=True)
+    table.add_column("ops", ratio=1)
     for title in ("MB", "µs"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("reuse or reason", max_width=32)
+    for title in ("kernel", "reuse"):
+        table.add_column(title, no_wrap=True)
     for step in graph.steps:
-        table.add_row(*_cells(step))
+        table.add_row(*map(escape, _cells(step)))
     return table
 
 
-def _cells(step: ReportedStep) -> Iterable[str]:
+def _cells(step: ReportedStep) -> Sequence[str]:
     megabytes = "–" if step.bytes is None else f"{step.bytes / 1e6:.3f}"
     us = "–" if step.predicted_us is None else f"{step.predicted_us:.1f}"
-    note = "reused" if step.reused else step.reason
-    return step.name, step.executor, _shorten(step.ops), megabytes, us, (step.key or "–")[:8], note.replace("[", r"\[")
+    ops = _shorten(step.ops) + (f": {step.reason}" if step.reason else "")
+    return step.name, step.executor, ops, megabytes, us, (step.key or "–")[:8], "reused" if step.reused else ""
 
 
 def _shorten(ops: Sequence[str]) -> str:
     """Ops without their overloads, equal ones counted: ``mul ×3, add, rsqrt``."""
-    counts = Counter(op.split(".")[1] if op.count(".") == 2 else op for op in ops)
+    counts = Counter(_short(op) for op in ops)
     parts = [name if n == 1 else f"{name} ×{n}" for name, n in counts.items()]
     rest = len(parts) - OPS_SHOWN
     return ", ".join(parts[:OPS_SHOWN]) + (f", … {rest} more" if rest > 0 else "")
+
+
+def _short(op: str) -> str:
+    """``aten.mul.Tensor`` as ``mul``."""
+    name = op.split(".")[1] if op.count(".") == 2 else op
+    return "cast" if name in ("convert_element_type", "_to_copy") else name
 
 
 def _rendered(table: Table) -> str:
