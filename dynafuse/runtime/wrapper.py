@@ -62,6 +62,7 @@ class Writer:
         self.output = plan.annotated.graph.output_node()
         self.last = self._last_uses()
         self.devices = self._devices()
+        self.read = {i for step in steps.values() for i in step.inputs}
 
     # ------------------------------------------------------------------ the whole function
 
@@ -95,10 +96,9 @@ class Writer:
 
     def _align(self, placeholders: Sequence[Node]) -> None:
         """Kernels assume 16-byte alignment: a misaligned input of a kernel is copied (never one that is written to)."""
-        read = {i for step in self.steps.values() for i in step.inputs}
         written = {i for step in self.steps.values() for i in step.region.copies.values()}
         for number, node in enumerate(placeholders):
-            if node in read and node not in written and number not in self.static:
+            if node in self.read and node not in written and number not in self.static:
                 self._align_one(node)
 
     def _align_one(self, node: Node) -> None:
@@ -265,7 +265,7 @@ class Writer:
         arguments += [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.lines.append(f"{self.names[node]} = {target}({', '.join(arguments)})")
         self._bind_symbols(node)
-        if role == "eager" and any(node in step.inputs for step in self.steps.values()):
+        if role == "eager" and node in self.read and not _allocates(node):
             self._align_one(node)
 
     def _view(self, node: Node) -> str:
@@ -303,6 +303,12 @@ class Writer:
             self._constants[id(value)] = unique
             self.globals[unique] = value
         return self._constants[id(value)]
+
+
+def _allocates(node: Node) -> bool:
+    """Whether a call returns memory of its own (allocations are aligned), by its schema."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target.is_view
 
 
 def _identifier(name: str) -> str:
