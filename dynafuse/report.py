@@ -192,8 +192,9 @@ def _wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _twin(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A leaf of the same sizes, strides, values and marks (``mark_dynamic``), outside the original's autograd graph."""
+    """The same sizes, strides, values and marks (``mark_dynamic``), outside the original's autograd graph."""
     made: torch.Tensor = copy.deepcopy(tensor.detach(), memo).requires_grad_(tensor.requires_grad)
+    made = made if tensor.is_leaf else made.clone()  # no leaf either: it may be overwritten
     made.__dict__.update(tensor.__dict__)
     return made
 

@@ -1,0 +1,299 @@
+"""The report: what it says of graphs, and that asking for it leaves nothing behind."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynafuse
+from dynafuse.errors import OptionError
+from dynafuse.report import Report, explain
+
+STEP_NAMES = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
+
+
+class Block(nn.Module):
+    """A layer worth repeating: norm, product, activation, residual path."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.gelu(self.linear(self.norm(x)))
+
+
+def blocks(number: int) -> nn.Module:
+    return nn.Sequential(*(Block(32) for _ in range(number)))
+
+
+def on_h200(fn: Any, *args: Any, **kwargs: Any) -> Report:
+    return explain(fn, *args, device="h200", **kwargs)
+
+
+def kinds(report: Report) -> list[str]:
+    return [graph["kind"] for graph in report.to_dict()["graphs"]]
+
+
+def fused(report: Report, graph: int = 0) -> list[dict[str, Any]]:
+    return [step for step in report.to_dict()["graphs"][graph]["steps"] if step["executor"] != "eager"]
+
+
+# ---------------------------------------------------------------------- what it says
+
+
+def test_to_dict_is_plain_data_of_the_promised_form() -> None:
+    data = on_h200(blocks(2), torch.randn(8, 32)).to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert set(data) == {"device", "graphs", "kernels"}
+    assert data["device"] == "h200"
+    assert [set(graph) for graph in data["graphs"]] == [{"kind", "steps"}] * 2
+    steps = [step for graph in data["graphs"] for step in graph["steps"]]
+    assert {step["executor"] for step in steps} == {"triton", "eager"}
+    for step in steps:
+        assert set(step) == STEP_NAMES | ({"reason"} if step["executor"] == "eager" else set())
+        assert step["ops"] and all(isinstance(op, str) for op in step["ops"])
+        assert isinstance(step["reused"], bool)
+        if step["executor"] == "eager":
+            assert step["key"] is None and step["reason"] and not step["reused"]
+        else:
+            assert step["key"] and step["bytes"] > 0 and step["predicted_us"] > 0
+
+
+def test_numbers_of_a_graph_that_can_be_counted_by_hand() -> None:
+    report = on_h200(lambda x, y: torch.relu(x + y), torch.randn(64, 128), torch.randn(64, 128))
+    (step,) = fused(report)
+    assert step["ops"] == ["aten.add.Tensor", "aten.relu.default"]
+    assert step["bytes"] == 3 * 64 * 128 * 4
+    assert report.kernels == 1 and kinds(report) == ["inference"]
+
+
+def test_an_op_that_could_be_fused_but_for_its_operands_has_a_price() -> None:
+    report = on_h200(lambda x: x * 2, torch.randn(8, 8, dtype=torch.complex64))
+    (step,) = report.to_dict()["graphs"][0]["steps"]
+    assert "complex64" in step["reason"]
+    assert step["bytes"] == 2 * 8 * 8 * 8 and step["predicted_us"] > 0
+
+
+def test_a_product_has_bytes_but_no_price() -> None:
+    report = on_h200(torch.mm, torch.randn(8, 16), torch.randn(16, 4))
+    (step,) = report.to_dict()["graphs"][0]["steps"]
+    assert (step["bytes"], step["predicted_us"]) == ((8 * 16 + 16 * 4 + 8 * 4) * 4, None)
+
+
+def test_views_and_picks_of_outputs_are_no_steps() -> None:
+    def views(x: torch.Tensor) -> torch.Tensor:
+        return torch.topk(x.t().unsqueeze(0), 2).values.view(-1)[1:]
+
+    (graph,) = on_h200(views, torch.randn(8, 4)).to_dict()["graphs"]
+    assert [step["ops"] for step in graph["steps"]] == [["aten.topk.default"]]
+
+
+def test_backward_is_covered_where_an_output_requires_grad() -> None:
+    model = blocks(1)
+    assert kinds(on_h200(model, torch.randn(8, 32))) == ["forward", "backward"]
+    with torch.no_grad():
+        assert kinds(on_h200(model, torch.randn(8, 32))) == ["inference"]
+
+
+@pytest.mark.parametrize("nest", [lambda y: {"out": [y, 3]}, lambda y: (None, (y,)), lambda y: [y, y]])
+def test_backward_starts_from_tensors_anywhere_in_the_output(nest: Any) -> None:
+    report = on_h200(lambda x: nest(torch.sin(x)), torch.randn(8, requires_grad=True))
+    assert kinds(report) == ["forward", "backward"]
+
+
+def test_repeated_layers_reuse_kernels() -> None:
+    three, five = (on_h200(blocks(n), torch.randn(8, 32)) for n in (3, 5))  # first and last may differ
+    assert three.kernels == five.kernels
+    assert len(fused(five)) > len(fused(three))
+
+
+def test_reused_means_that_an_equal_key_came_earlier() -> None:
+    report = on_h200(blocks(3), torch.randn(8, 32))
+    seen: set[str] = set()
+    steps = [step for graph in range(2) for step in fused(report, graph)]
+    for step in steps:
+        assert step["reused"] == (step["key"] in seen)
+        seen.add(step["key"])
+    assert any(step["reused"] for step in steps)
+
+
+def test_a_merge_that_must_be_refused_is_listed() -> None:
+    def two_statistics(x: torch.Tensor) -> torch.Tensor:  # the column sums need all rows before the row sums can start
+        return (x - x.sum(0)).exp().sum(1)
+
+    report = on_h200(two_statistics, torch.randn(512, 512))
+    assert len(fused(report)) > 1
+    assert report.refusals
+    assert all(refusal.kind and refusal.first and refusal.second for refusal in report.refusals)
+
+
+def test_graph_break_gives_several_graphs() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x * 2)
+        torch._dynamo.graph_break()
+        return torch.sin(y) + 1
+
+    assert kinds(on_h200(broken, torch.randn(8, 8))) == ["inference"] * 2
+    trained = kinds(on_h200(broken, torch.randn(8, 8, requires_grad=True)))
+    assert sorted(trained) == ["backward"] * 2 + ["forward"] * 2
+
+
+def test_keyword_arguments_reach_the_function() -> None:
+    report = on_h200(lambda x, *, scale: x * scale, torch.randn(8), scale=torch.randn(8))
+    assert fused(report)[0]["bytes"] == 3 * 8 * 4
+
+
+def test_a_function_without_tensors_has_no_graphs() -> None:
+    report = on_h200(lambda: 3)
+    assert report.to_dict() == {"device": "h200", "graphs": [], "kernels": 0}
+    assert report.refusals == ()
+    assert "nothing to compile" in str(report)
+
+
+def test_what_is_compiled_already_can_be_explained() -> None:
+    model = blocks(1)
+    plain, compiled = on_h200(model, torch.randn(8, 32)), on_h200(torch.compile(model), torch.randn(8, 32))
+    assert plain.to_dict() == compiled.to_dict()
+
+
+# ---------------------------------------------------------------------- its text
+
+
+def test_text_is_a_plain_table_of_stable_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = on_h200(blocks(2), torch.randn(8, 32))
+    text = str(report)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(report) == text
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert text.startswith("plan for NVIDIA H200: 2 graphs")
+
+
+def test_text_has_a_line_per_graph_and_per_step() -> None:
+    text = str(on_h200(lambda x, w: torch.relu(x) @ w, torch.randn(8, 8), torch.randn(8, 8)))
+    assert "graph 1, inference: 2 ops → 1 kernel (1 distinct), 1 eager call; fused part" in text
+    cells = [line.split() for line in text.splitlines()]
+    assert [cell[:3] for cell in cells if len(cell) > 2 and cell[1] in ("triton", "eager")] == [
+        ["r0", "triton", "relu"],
+        ["mm", "eager", "mm:"],
+    ]
+
+
+# ---------------------------------------------------------------------- devices
+
+
+def test_unknown_device_lists_the_known_ones() -> None:
+    with pytest.raises(OptionError, match=r"'h20'.*h200"):
+        explain(lambda x: x, torch.randn(2), device="h20")
+
+
+def test_device_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAFUSE_DEVICE", "h200")
+    assert explain(torch.relu, torch.randn(8)).device == "h200"
+    monkeypatch.setenv("DYNAFUSE_DEVICE", "abacus")
+    with pytest.raises(OptionError, match="abacus"):
+        explain(torch.relu, torch.randn(8))
+
+
+def test_a_function_with_a_device_of_its_own() -> None:
+    def made(x: torch.Tensor, device: str) -> torch.Tensor:
+        return x + torch.ones(8, device=device)
+
+    assert on_h200(functools.partial(made, device="cpu"), torch.randn(8)).kernels == 1
+
+
+def test_without_a_gpu_nothing_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynafuse.backend.interpreting", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    report = explain(lambda x: x + 1, torch.randn(8))
+    (step,) = report.to_dict()["graphs"][0]["steps"]
+    assert (report.device, report.kernels, step["executor"], step["predicted_us"]) == ("cpu", 0, "eager", None)
+
+
+# ---------------------------------------------------------------------- nothing is left behind
+
+
+def test_gradients_of_the_user_are_untouched() -> None:
+    model, x = blocks(1), torch.randn(8, 32, requires_grad=True)
+    x.grad = torch.ones_like(x)
+    on_h200(model, x)
+    assert torch.equal(x.grad, torch.ones_like(x))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gradients_of_what_a_function_closes_over_are_untouched() -> None:
+    model = blocks(1)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 7)
+    assert kinds(on_h200(lambda x: model(x), torch.randn(8, 32))) == ["forward", "backward"]
+    assert all(torch.equal(p.grad, torch.full_like(p, 7)) for p in model.parameters() if p.grad is not None)
+
+
+def test_the_graph_that_made_an_argument_survives() -> None:
+    leaf = torch.randn(8, requires_grad=True)
+    x = leaf.exp()
+    on_h200(torch.sin, x)
+    x.sum().backward()
+    assert torch.equal(leaf.grad, x)  # type: ignore[arg-type]
+
+
+def test_state_of_a_module_is_untouched() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    on_h200(model, torch.randn(2, 3, 8, 8))
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_arguments_are_untouched() -> None:
+    x = torch.ones(8)
+    on_h200(lambda a, b: a.add_(b), x, x)
+    assert torch.equal(x, torch.ones(8))
+
+
+def test_an_argument_inside_an_autograd_graph_may_be_overwritten() -> None:
+    x = torch.ones(8, requires_grad=True) * 1
+    assert kinds(on_h200(lambda a: a.mul_(2), x)) == ["forward", "backward"]
+    assert torch.equal(x, torch.ones(8))
+
+
+def test_random_numbers_go_on_as_if_nothing_happened() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    on_h200(lambda x: nn.functional.dropout(x) + torch.rand(8), torch.ones(8, requires_grad=True))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_no_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynafuse.backend.lower", lambda spec: pytest.fail("a region was lowered"))
+    on_h200(blocks(1), torch.randn(8, 32))
+    assert dynafuse.backend.stats()["kernels"] == 0
+
+
+def test_an_error_of_the_function_passes_through_and_leaves_the_backend_working() -> None:
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        on_h200(fails, torch.randn(8))
+    compiled = torch.compile(lambda x: x + 1, backend=dynafuse.backend.dynafuse)
+    assert torch.equal(compiled(torch.zeros(8)), torch.ones(8))
+    assert dynafuse.backend.stats()["kernels"] == 1
+
+
+def test_marked_dimensions_stay_dynamic() -> None:
+    x = torch.randn(8, 32)
+    torch._dynamo.mark_dynamic(x, 0)
+    y = torch.randn(16, 32)
+    torch._dynamo.mark_dynamic(y, 0)
+    keys = [fused(on_h200(lambda t: torch.softmax(t, -1), t))[0]["key"] for t in (x, y)]
+    assert keys[0] == keys[1]
