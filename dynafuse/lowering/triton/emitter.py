@@ -217,7 +217,7 @@ class Emitter:
         """A value in another dtype."""
         if opmath(value.dtype) is opmath(dtype):
             return Value(value.name, dtype, value.tiles)
-        if not value.name.isidentifier():  # a literal
+        if _is_literal(value):
             return self._cast_literal(value, dtype)
         return self.define(_escape(conversion(value.name, value.dtype, dtype)), dtype, value.tiles)
 
@@ -226,6 +226,12 @@ class Emitter:
         if number is None:
             number = float(value.name.removeprefix('float("').removesuffix('")')) if value.dtype.is_floating_point else int(value.name)
         return self.constant(number, dtype)
+
+    def held(self, value: Value) -> Value:
+        """A literal as a tensor: Triton takes a bare number for float32, and a bare number has no methods."""
+        if not _is_literal(value):
+            return value
+        return self.define(f"tl.full([], {value}, {triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
 
     # ------------------------------------------------------------------ ops
 
@@ -281,7 +287,7 @@ class Emitter:
         kept = index[len(index) - len(shape):]
         at = tuple(sympy.S.Zero if size == 1 else i for i, size in zip(kept, shape, strict=True))
         value = self.operand(arg, at)
-        return value if dtype is None else self.cast(value, dtype)
+        return self.held(value if dtype is None else self.cast(value, dtype))
 
     def _reduction(self, position: int, call: Call, index: Index) -> Value:
         if position in self.reduced:
@@ -341,8 +347,8 @@ class Emitter:
 
     def _stored(self, value: Value, dtype: torch.dtype) -> str:
         converted = self.cast(value, dtype)
-        if not converted.name.isidentifier():
-            return converted.name
+        if _is_literal(converted):
+            return self.held(converted).name if dtype is torch.float64 else converted.name
         return converted.name if opmath(dtype) is dtype else f"{converted}.to({triton_type(dtype)})"
 
 
@@ -357,6 +363,10 @@ def _format(row: Row, context: Context, operands: list[Any]) -> str:
         return row.emit.format(*(literal(o, context.dtype) if isinstance(o, (bool, int, float)) else o for o in operands))
     assert row.emit is not None
     return row.emit(context, *operands)
+
+
+def _is_literal(value: Value) -> bool:
+    return not value.name.isidentifier() or value.name in ("True", "False")
 
 
 def _wrap(name: str) -> str:

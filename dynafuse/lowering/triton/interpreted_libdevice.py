@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -38,6 +38,14 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tens
         return _wrapped(result.numpy(), tensors[0].dtype, block=any(tensor.type.is_block() for tensor in tensors))
 
     return call
+
+
+def _splat(builder: InterpreterBuilder, block: tl.block_type, scalar: TensorHandle) -> TensorHandle:
+    """A scalar spread over a block. Triton's own takes the handle's dtype, which for a comparison is its operands'."""
+    return TensorHandle(np.full(block.shape, scalar.data[0], dtype=scalar.data.dtype), scalar.dtype.scalar)
+
+
+InterpreterBuilder.create_splat = _splat
 
 
 def _rsqrt(x: torch.Tensor) -> torch.Tensor:
