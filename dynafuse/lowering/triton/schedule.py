@@ -21,7 +21,7 @@ from dynafuse.ops import Value
 
 UNKNOWN = 4096  # stands for a size that is only known at run time
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
-LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers
+LONGEST_PERSISTENT = 16384  # elements of a row that fit in a program's registers and leave room for a second program
 SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
 LONGEST_ROWCOL = 16384
 
@@ -153,7 +153,7 @@ def _pointwise(spec: Spec, probed: Emitter, accesses: Sequence[Access]) -> Tiles
     if cut:
         return _tiled(spec, order, cut)
     total = _count(spec, order)
-    block = clamp(power_of_two(total // (PROCESSORS * 4)), 128, 1024)
+    block = clamp(power_of_two(total // (PROCESSORS * 8)), 128, 2048)
     return Tiles("flat", {"x": order}, {"x": min(block, power_of_two(total))}, 4 if block >= 512 else 2)
 
 
@@ -231,28 +231,31 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
 
 
 def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, live: int) -> Tiles:
+    """Rows of few elements go several to a program, so that it has enough loads in flight."""
     r = power_of_two(length)
-    x = clamp(power_of_two(1024 // r), 1, power_of_two(rows)) if r < 1024 else 1
-    per_lane = clamp(power_of_two(64 // live), 8, 64)
+    x = clamp(min(4096 // r, rows // PROCESSORS), 1, 128) if r < 4096 else 1
+    x = power_of_two(x + 1) // 2  # rounded down to a power of two
+    per_lane = clamp(power_of_two(64 // live), 16, 32)
     return Tiles("persistent", order, {"x": x, "r": r}, clamp(power_of_two(x * r // (32 * per_lane)), 1, 16))
 
 
 def _looped(order: dict[str, tuple[int, ...]], rows: int, length: int, inner: bool) -> Tiles:
-    if inner:
-        r = min(4096, power_of_two(length))
-        return Tiles("looped", order, {"x": 1 if r >= 512 else clamp(512 // r, 1, power_of_two(rows)), "r": r}, 8)
-    x = min(64, power_of_two(rows))
-    return Tiles("looped", order, {"x": x, "r": min(4096 // x, power_of_two(length))}, 8)
+    if not inner:
+        x = min(64, power_of_two(rows))
+        return Tiles("looped", order, {"x": x, "r": min(2048 // x, power_of_two(length))}, 4)
+    r = min(4096, power_of_two(length))
+    x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(rows))
+    return Tiles("looped", order, {"x": x, "r": r}, 16 if r >= 4096 else 4)
 
 
 def _split(spec: Spec, order: dict[str, tuple[int, ...]], rows: int, length: int, inner: bool) -> Tiles:
+    """Many small programs: each has few loads in flight, so that many must run side by side."""
     x = 1 if inner else min(64, power_of_two(rows))
-    r = min((2048 if inner else 4096) // x, power_of_two(length))
+    r = min(2048 // x, power_of_two(length))
     programs = -(-rows // x)
-    splits = clamp(power_of_two(4 * PROCESSORS // programs), 2, 256)
-    splits = min(splits, -(-length // r))
-    late = frozenset(op for op, _ in spec.reductions)
-    return Tiles("split", order, {"x": x, "r": r}, 8 if x * r >= 4096 else 4, splits, late)
+    wanted = power_of_two((4 if inner else 16) * PROCESSORS // programs)
+    splits = min(clamp(wanted, 2, 256), -(-length // r))
+    return Tiles("split", order, {"x": x, "r": r}, 4, splits, frozenset(op for op, _ in spec.reductions))
 
 
 def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[frozenset[int]]) -> Tiles:
@@ -261,9 +264,8 @@ def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[
     order = {"x": _ordered(probed, accesses, sorted(column)), "r": _ordered(probed, accesses, sorted(row))}
     rows, length = _count(spec, sorted(column)), _count(spec, sorted(row))
     r = power_of_two(length)
-    x = clamp(power_of_two(2048 // r), 1, power_of_two(rows)) if r < 2048 else 1
+    x = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
     late = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)
-    per_lane = clamp(power_of_two(32 // _live(spec, probed)), 8, 32)
-    warps = clamp(power_of_two(x * r // (32 * per_lane)), 2, 16)
+    warps = clamp(power_of_two(x * r // (32 * 16)), 2, 16)
     programs = min(-(-rows // x), PROCESSORS * clamp(16 // warps, 1, 4))
     return Tiles("rowcol", order, {"x": x, "r": r}, warps, programs, late)
