@@ -33,11 +33,11 @@ _VARIANCES = {
     "var": "aten.var.correction prims.var.default",
     "var_mean": "aten.var_mean.correction",
     "std": "aten.std.correction",
-    "logsumexp": "aten.logsumexp.default",
 }
 _EAGER = {
     "aten.max.dim aten.min.dim aten._aminmax.default aten._aminmax.dim aten.aminmax.default aten.std_mean.correction "
     "prims.prepare_softmax_online.default": "two outputs",
+    "aten.logsumexp.default": "arrives decomposed into amax, exp, sum and log",
     "prims.xor_sum.default aten.hash_tensor.default": "a rare recurrence",
     "aten.cumsum.default aten.cumprod.default aten.cummax.default aten.cummin.default aten.logcumsumexp.default "
     "aten._logcumsumexp.default aten._cummax_helper.default": "scan: an element needs all before it",

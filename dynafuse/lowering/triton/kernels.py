@@ -285,7 +285,7 @@ def _two_pass_variance(parts: Parts, emit: Emitter, op: int, value: Value, mask:
     mean = combined(emit, recurrence("mean", dtype, dtype),
                     states_of_element(emit, total, value, None, full, mask), x, count, dtype, 1)
     deviation = emit.expression("({0} - {1}) * ({0} - {1})", dtype, value, mean)
-    rule = recurrence("var", dtype, parts.spec.ops[op].dtype, correction(dict(parts.spec.ops[op].args)))
+    rule = recurrence_of(parts.spec, op)
     squares = combined(emit, total, states_of_element(emit, total, deviation, None, full, mask), x, count, dtype, 1)
     finished = emit.define(rule.finish(["0", squares.name], count), dtype, x)
     emit.reduced[op] = emit.cast(finished, parts.spec.ops[op].dtype)

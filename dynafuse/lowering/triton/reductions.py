@@ -85,15 +85,15 @@ def _position(operand: torch.dtype, largest: bool) -> Recurrence:
     )
 
 
-def _variance(dtype: torch.dtype, correction: float) -> Recurrence:
-    """Welford's recurrence; the divisor is never negative, as in eager."""
+def _variance(dtype: torch.dtype, correction: float, result: str = "{}") -> Recurrence:
+    """Welford's recurrence; the divisor is never negative, as in eager. ``result`` is made from the variance."""
     one = f"({{v}} * 0 + 1).to({triton_type(dtype)})"
     return Recurrence(
         dtype, ((dtype, "0"), (dtype, "0"), (dtype, "0")),
         lambda v, i: (v, f"{v} * 0", one.format(v=v)),
         lambda s, v, i: f"lm.combine_welford({s[0]}, {s[1]}, {s[2]}, {v}, {v} * 0.0, {s[2]} * 0.0 + 1.0)",
         lambda s: _across(s, "lm.welford"),
-        lambda s, count: f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)",
+        lambda s, count: result.format(f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)"),
     )
 
 
@@ -112,6 +112,6 @@ def recurrence(name: str, operand: torch.dtype, out: torch.dtype, correction: fl
         return _simple(torch.bool, "False", "{s} | {v}", "lm.any_of")
     if name == "all":
         return _simple(torch.bool, "True", "{s} & {v}", "lm.all_of")
-    if name == "var":
-        return _variance(acc, correction)
+    if name in ("var", "std"):
+        return _variance(acc, correction, "{}" if name == "var" else "lm.sqrt({})")
     raise LoweringError(name, "there is no recurrence of this name")
