@@ -423,7 +423,8 @@ def randint64(seed, offset, low, high):
     """Uniform int64 in [low, high), one per offset, from Philox."""
     first, second, _, _ = tl.randint4x(seed, offset)
     word = first.to(tl.uint32, bitcast=True).to(tl.uint64) | (second.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
-    return (word % (high - low).to(tl.uint64)).to(tl.int64) + low
+    span = tl.full([], 0, tl.int64) + (high - low)  # the bounds may be literals
+    return (word % span.to(tl.uint64)).to(tl.int64) + low
 
 
 # Combine functions for tl.reduce. Bools come in as integers: Triton's int1 is signed, so true < false there.
