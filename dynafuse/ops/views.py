@@ -222,7 +222,7 @@ def _same(call: Call, index: Index, shape: Shape) -> Index:
 _REWRITES: dict[str, Rewrite] = {
     "aten.view.default aten._unsafe_view.default aten.reshape.default aten._reshape_alias.default "
     "aten.flatten.using_ints "
-    "aten.unflatten.int aten.view_copy.default prims.reshape.default prims.collapse_view.default "
+    "aten.unflatten.int aten.view_as.default aten.view_copy.default prims.reshape.default prims.collapse_view.default "
     "prims.collapse.default "
     "prims.split_dim.default": _reshape,
     "aten.permute.default aten.permute_copy.default prims.transpose.default": _permute,
@@ -236,7 +236,7 @@ _REWRITES: dict[str, Rewrite] = {
     "aten.slice.Tensor aten.slice_copy.Tensor": _slice,
     "aten.diagonal.default aten.diagonal_copy.default": _diagonal,
     "aten.unfold.default aten.unfold_copy.default": _unfold,
-    "aten.alias.default aten.detach.default aten.view_as.default": _same,
+    "aten.alias.default aten.detach.default": _same,
 }
 
 
