@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 import torch
 
+from dynafuse.ops.indexing_math import as_expr, known_equal
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
 from dynafuse.ops.views import aligned, dim_of, replaced
@@ -102,12 +103,13 @@ def _accepts_scatter(call: Call) -> str:
     dim = dim_of(call["dim"], len(shape))
     if picked[dim] != 1:
         return "scatter: may write one element more than once"
-    same = all(a == b for d, (a, b) in enumerate(zip(shape, picked, strict=True)) if d != dim)
+    same = all(known_equal(a, b) for d, (a, b) in enumerate(zip(shape, picked, strict=True)) if d != dim)
     return "" if same else "scatter into a part of the tensor"
 
 
-def _shape(arg: Any) -> tuple[Any, ...]:
-    return tuple(arg.meta["val"].shape if isinstance(arg, torch.fx.Node) else arg.shape)
+def _shape(arg: Any) -> tuple[sympy.Expr, ...]:
+    """Sizes as expressions: comparing symbolic sizes themselves would add a guard to the graph."""
+    return tuple(map(as_expr, arg.meta["val"].shape if isinstance(arg, torch.fx.Node) else arg.shape))
 
 
 def _accepts_index(call: Call) -> str:
