@@ -107,6 +107,8 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None) -> Fac
     shape = tuple(sympy.sympify(s) for s in tensor.shape)
     call = Call(node.target, arguments(node), shape, tensor.dtype)  # type: ignore[arg-type]
     reason = ops.refusal(row, call)
+    if row.kind is Kind.VIEW and node.meta.get("unbacked_bindings"):
+        reason = reason or "its place is known only once it has run"
     if row.kind is Kind.VIEW and not reason:
         return Facts("view", tensor, row, call)
     reason = reason or obstacle(node, row, tensor, call, device_type)

@@ -163,6 +163,7 @@ class Writer:
             if value.layout is torch.strided:
                 for d, stride in enumerate(value.stride()):
                     self._bind(stride, f"{name}.stride({d})")
+                self._bind(value.storage_offset(), f"{name}.storage_offset()")
 
     def _bind(self, size: int | torch.SymInt, text: str) -> None:
         if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
