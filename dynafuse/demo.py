@@ -209,7 +209,7 @@ def trained(console: Console, model: Transformer, batch: Batch, compiled: Callab
         began = time.perf_counter()
         ours = Pass.of(compiled, model, batch)
         seconds.append(time.perf_counter() - began)
-        console.print(f"step {number}: loss {ours.loss:.4f}, eager's {eager.loss:.4f}, in {seconds[-1]:.1f} s")
+        console.print(f"step {number}: loss {ours.loss:.4f}, eager's {eager.loss:.4f}, in {seconds[-1]:.2f} s")
         optimiser.step()
         errors = list(zip(eager.errors(reference), ours.errors(reference), strict=True))
         good = all(our <= 2 * its + torch.finfo(batch_dtype(model)).eps for its, our in errors)
@@ -264,7 +264,8 @@ def speed(console: Console, model: Transformer, batch: Batch, ours: Callable[...
     for name, ms, first in rows:
         table.add_row(name, f"{ms:.2f}", f"{rows[0][1] / ms:.2f} ×", f"{first:.1f}" if first else "–")
     console.print(table)
-    console.print(f"A step is a forward and a backward: medians of {TIMED}, warm. First steps compile, caches empty.")
+    console.print(f"A step is a forward and a backward: medians of {TIMED}, warm. First steps compile, caches empty;")
+    console.print("Inductor's comes second, and finds the compile workers running that dynafuse had to start.")
 
 
 # ---------------------------------------------------------------------- the demo
