@@ -110,7 +110,7 @@ def listening(listener: Callable[[Compiled], None], plan_only: bool) -> Iterator
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """One ATen graph, from FX to a function: the whole pipeline, in order."""
     compile_regions_inside(kind, config, module)
-    module = normalize(module)
+    module = normalize(module, merge_equal=kind == "inference")
     device = device_of(module, config)
     eager: frozenset[Node] = frozenset()
     while True:

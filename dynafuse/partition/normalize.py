@@ -26,13 +26,17 @@ NOTHING = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
 SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default}
 
 
-def normalize(module: GraphModule) -> GraphModule:
-    """Run the clean-ups in order; the module is changed in place (merging equal calls makes a new graph)."""
+def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
+    """Run the clean-ups in order; the module's graph is changed in place.
+
+    ``merge_equal=False`` leaves out the merging of equal calls: AOTAutograd has done it for forward and backward graphs.
+    The module's own Python code is left stale: nothing calls it.
+    """
     dissolve_multiple_outputs(module)
     remove_noops(module)
-    module.graph = fx_graph_cse(module.graph)
+    if merge_equal:
+        module.graph = fx_graph_cse(module.graph)
     module.graph.eliminate_dead_code()
-    module.recompile()
     return module
 
 

@@ -105,9 +105,7 @@ class _Growth:
             if self.spaces.facts[tensor].tensor is None:
                 continue
             size = self.spaces.tensor(tensor).bytes
-            units = [r for r in self.spaces.graph.nodes if r in readers and r in self.group] if len(readers) > 1 else [
-                r for r in readers if r in self.group
-            ]
+            units = sorted((r for r in readers if r in self.group), key=self.dependencies.position)
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
             for first, second in zip(units, units[1:], strict=False):
