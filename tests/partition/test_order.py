@@ -1,0 +1,159 @@
+"""Cycles and schedules, against brute force on random graphs of fused ops, matrix products and views."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import graphs
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from dynafuse.ir import Region
+from dynafuse.partition import device as devices
+from dynafuse.partition.order import Dependencies, schedule
+from dynafuse.partition.regions import Group, partition
+from dynafuse.partition.spaces import COPIES_INTO, Spaces
+
+SEEDS = range(60)
+FUSED = ("aten.add.Tensor", "aten.mul.Tensor", "aten.maximum.default")
+
+
+def random_graph(seed: int, size: int = 18, overwrite: bool = False) -> GraphModule:
+    """A graph whose nodes take random earlier ones; every third or so runs eager, some are views."""
+    pick = random.Random(seed)
+
+    def write(build: graphs.Builder, *inputs: Node) -> list[Node]:
+        made = list(inputs)
+        for _ in range(size):
+            left, right = pick.choice(made[-7:]), pick.choice(made)
+            target = pick.choices(["fused", "mm", "view"], [6, 3, 2])[0]
+            if target == "view":
+                made.append(build.op("aten.permute.default", left, [1, 0]))
+            else:
+                made.append(build.op("aten.mm.default" if target == "mm" else pick.choice(FUSED), left, right))
+        if overwrite:
+            source = next((n for n in reversed(made) if n.target is not torch.ops.aten.permute.default), made[-1])
+            build.op("aten.copy_.default", inputs[0], source)
+        return [n for n in made if not n.users and n.op != "placeholder"] or made[-1:]
+
+    return graphs.built(write, torch.randn(4, 4), torch.randn(4, 4))
+
+
+def spaces_of(module: GraphModule) -> Spaces:
+    return Spaces(graphs.annotated(module), recompute=False)
+
+
+# Brute force ----------------------------------------------------------------------------------------------------------
+
+
+def solid_users(spaces: Spaces, node: Node) -> set[Node]:
+    """What needs a node, looking through views."""
+    found: set[Node] = set()
+    for user in node.users:
+        found |= solid_users(spaces, user) if spaces.facts[user].role == "view" else {user}
+    return found
+
+
+def reaches(spaces: Spaces, starts: Iterable[Node], goals: set[Node], merged: Sequence[frozenset[Node]]) -> bool:
+    """Whether a path leads from ``starts`` over a node outside both to ``goals``; groups are crossed as a whole."""
+    whole = {node: group for group in merged for node in group}
+    starts = set(starts)
+    stack = [u for s in starts for u in solid_users(spaces, s) if u not in goals and u not in starts]
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in goals:
+            return True
+        if node not in seen:
+            seen.add(node)
+            for member in whole.get(node, frozenset({node})):
+                seen.add(member)
+                stack.extend(solid_users(spaces, member))
+    return False
+
+
+# Tests ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cycles_are_those_of_brute_force(seed: int) -> None:
+    spaces, pick = spaces_of(random_graph(seed)), random.Random(seed)
+    group = {unit: Group([unit], []) for unit in spaces.dims}
+    dependencies = Dependencies(spaces, group)
+    units = list(group)
+    for _ in range(40):
+        first, second = group[pick.choice(units)], group[pick.choice(units)]
+        if first is second:
+            continue
+        held = [frozenset(g.nodes) for g in {id(g): g for g in group.values()}.values()]
+        a, b = set(first.nodes), set(second.nodes)
+        cycle = reaches(spaces, a, b, held) or reaches(spaces, b, a, held)
+        assert dependencies.would_cycle(first, second) == cycle, (first.nodes, second.nodes)
+        if not cycle:
+            both = Group(sorted(first.nodes + second.nodes, key=dependencies.position), [])
+            dependencies.merged(first, second, both)
+            group.update((node, both) for node in both.nodes)
+
+
+def test_a_path_over_an_eager_op_is_a_cycle() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        a = build.op("aten.exp.default", x)
+        return build.op("aten.add.Tensor", a, build.op("aten.mm.default", a, a))
+
+    spaces = spaces_of(graphs.built(write, torch.randn(4, 4)))
+    group = {unit: Group([unit], []) for unit in spaces.dims}
+    first, second = group.values()
+    assert Dependencies(spaces, group).would_cycle(first, second)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steps_come_after_what_they_need(seed: int, overwrite: bool) -> None:
+    module = random_graph(seed, overwrite=overwrite)
+    annotated = graphs.annotated(module)
+    plan = partition(annotated, devices.describe("h200"))
+    spaces = Spaces(annotated, recompute=True)
+    there = {node for node in annotated.graph.nodes if node.op == "placeholder"}
+    overwritten: set[Node] = set()
+    for step in plan.steps:
+        needed = step.inputs if isinstance(step, Region) else [spaces.base(a) for a in step.all_input_nodes]
+        assert set(needed) <= there, (step, plan)
+        assert not set(needed) & overwritten, f"{step} reads what has been overwritten"
+        there.update(step.outputs if isinstance(step, Region) else [step])
+        if isinstance(step, Region):
+            overwritten.update(step.copies.values())
+    assert {spaces.base(a) for a in annotated.graph.output_node().all_input_nodes} <= there
+    assert bool(overwritten) == overwrite
+
+
+@pytest.mark.parametrize("seed", SEEDS[:12])
+def test_random_graphs_compute_what_eager_does(seed: int) -> None:
+    module = random_graph(seed, size=10, overwrite=seed % 2 == 0)
+    inputs = [torch.randn(4, 4, dtype=torch.float32) * 0.3 for _ in range(2)]
+    theirs, ours = [t.clone() for t in inputs], [t.clone() for t in inputs]
+    expected = [t.clone() for t in module(*theirs)]
+    found = graphs.compiled(module, inputs).call(list(ours))
+    for mine, other in zip([*found, *ours], [*expected, *theirs], strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_schedule_keeps_the_graphs_order_where_it_may() -> None:
+    def write(build: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        return [build.op("aten.mm.default", x, y), build.op("aten.mm.default", y, x)]
+
+    steps = schedule(spaces_of(graphs.built(write, torch.randn(4, 4), torch.randn(4, 4))), [])
+    assert [str(step) for step in steps] == ["mm_default", "mm_default_1"]
+
+
+def test_a_copy_into_an_input_waits_for_the_inputs_readers() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        product = build.op("aten.mm.default", x, x)
+        build.op("aten.copy_.default", x, build.op("aten.neg.default", x))
+        return product
+
+    steps = graphs.planned(graphs.built(write, torch.randn(4, 4))).steps
+    product, copy = steps
+    assert isinstance(product, Node) and product.target is torch.ops.aten.mm.default
+    assert isinstance(copy, Region) and [n.target for n in copy.outputs] == [COPIES_INTO]
