@@ -1,0 +1,79 @@
+"""Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
+
+``python native.py goldens|llama`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import representative
+import torch
+import triton
+
+from dynafuse import backend
+from dynafuse.cache.key import Bound
+from dynafuse.lowering.triton.compiler import compile_launch
+from dynafuse.lowering.triton.lower import lower
+
+CAPABILITY = 90
+USED = re.compile(r"Used (\d+) registers")
+SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def goldens() -> Iterator[Bound]:
+    for name in representative.CASES:
+        yield from representative.bounds(name)
+
+
+def llama() -> Iterator[Bound]:
+    """Forward and backward of a small Llama, planned for an H200."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_attention_heads=8,
+                         num_key_value_heads=4, vocab_size=1000, use_cache=False)
+    model, ids = LlamaForCausalLM(config).to(torch.bfloat16), torch.randint(1000, (2, 64))
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        torch.compile(model, backend=backend.dynafuse, options={"device": "h200"})(ids, labels=ids).loss.backward()
+    assert {graph.kind for graph in found} == {"forward", "backward"}
+    for graph in found:
+        yield from graph.bounds.values()
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """What ptxas says of a compiled kernel's PTX."""
+    arch = f"sm_{CAPABILITY}a"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(kernel.asm["ptx"], encoding="utf-8")
+        command = [str(triton.knobs.nvidia.ptxas.path), "-v", f"--gpu-name={arch}", str(path), "-o", f"{path}.cubin"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    used, spilled = USED.search(said), SPILLED.search(said)
+    assert used and spilled, said
+    return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared}
+
+
+def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
+    """Every distinct kernel of some regions."""
+    distinct = {bound.key: bound for bound in bounds}
+    found: dict[str, dict[str, int]] = {}
+    for key, bound in distinct.items():
+        lowered = lower(bound.spec)
+        for launch in lowered.launches:
+            kernel = compile_launch(lowered.source, launch, CAPABILITY)
+            assert kernel.asm["cubin"][:4] == b"\x7fELF"
+            found[f"{launch.entry} {key[:8]}"] = resources(kernel)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(compiled({"goldens": goldens, "llama": llama}[sys.argv[1]]())))

@@ -1,0 +1,40 @@
+"""Generated kernels compile to cubins for compute capability 9.0, on any machine, without spilling registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MOST_SPILLS = 0
+"""Bytes of spill stores and loads in one kernel. A row that no longer fits in registers belongs in a loop."""
+
+MOST_SHARED = 228 * 1024 - 1024
+"""Bytes of shared memory that a program may have on an H100 or H200."""
+
+FEWEST = {"goldens": 20, "llama": 10}
+"""Kernels that there are at least: fewer means that the sources went missing."""
+
+
+def natively(which: str) -> dict[str, dict[str, int]]:
+    """What ``native.py`` reports of a group of kernels."""
+    here = Path(__file__).parent
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), *sys.path])
+    command = [sys.executable, str(here / "native.py"), which]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-4000:]
+    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("which", FEWEST)
+def test_kernels_compile_without_spills(which: str) -> None:
+    kernels = natively(which)
+    assert len(kernels) >= FEWEST[which], sorted(kernels)
+    assert not {name: used for name, used in kernels.items() if used["spills"] > MOST_SPILLS}
+    assert not {name: used for name, used in kernels.items() if used["shared"] > MOST_SHARED}
