@@ -10,6 +10,7 @@ region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, wh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -108,7 +109,7 @@ class _Growth:
             units = sorted((r for r in readers if r in self.group), key=self.dependencies.position)
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
-            for first, second in zip(units, units[1:], strict=False):
+            for first, second in itertools.pairwise(units):
                 yield Candidate(size, first, second, tensor, False)
 
     # ------------------------------------------------------------------ one merge
@@ -148,6 +149,9 @@ class _Growth:
         conflict = self._write_conflict(nodes, reads)
         if conflict:
             return Refusal("reads what the other overwrites", a, b, conflict)
+        elsewhere = self._read_elsewhere(nodes, inlined)
+        if elsewhere is not None:
+            return Refusal("known at one place, read at another", a, b, elsewhere.name)
         us, shape_ = self._price(nodes, reads, inlined)
         if us >= first.us + second.us:
             return Refusal("does not pay", a, b, f"{us:.1f} us together, {first.us:.1f} + {second.us:.1f} us apart")
@@ -200,6 +204,28 @@ class _Growth:
                     return into.name
         return ""
 
+    def _read_elsewhere(self, nodes: Sequence[Node], inlined: frozenset[Node]) -> Node | None:
+        """A value that one kernel knows only along its own axes, and that the region also reads at another index.
+
+        Such are reductions, readers of a tensor that the region overwrites, and what is computed from either.
+        """
+        written = {self.spaces.base(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
+        fixed: set[Node] = set()
+        for node in nodes:
+            for read in self.reads[node]:
+                if read.source in fixed and (node in inlined or not self._same_place(read)):
+                    return read.source
+            sources = {read.source for read in self.reads[node]}
+            if self.spaces.is_reduction(node) or sources & fixed or sources & written:
+                fixed.add(node)
+        return None
+
+    def _same_place(self, read: Read) -> bool:
+        """Whether a unit is read along the very axes that it is computed along."""
+        if read.dims is None:
+            return False
+        return [leaves(d) for d in read.dims] == [leaves(d) for d in self.spaces.out_dims(read.source)]
+
     # ------------------------------------------------------------------ what it costs
 
     def _outputs(self, nodes: Sequence[Node]) -> frozenset[Node]:
@@ -218,9 +244,18 @@ class _Growth:
         tensors = len(sources) + len(outputs)
         if isinstance(shape, Refusal) or (tensors > MAX_TENSORS and len(nodes) > 1):
             return float("inf"), None
-        moved = sum(self.spaces.tensor(n).bytes for n in (*sources, *outputs))
+        moved = self._moved(reads, sources, product(shape.axes)) + sum(self.spaces.tensor(n).bytes for n in outputs)
         flops = self._flops(shape, found, nodes, inlined)
         return region_us(self._work(shape, found, moved, flops), self.device), shape
+
+    def _moved(self, reads: Sequence[Read], sources: set[Node], points: int) -> int:
+        """Bytes read: each source once, but of one that is only picked from no more than there are points."""
+        whole = {read.source for read in reads if read.dims is not None}
+        total = 0
+        for source in sources:
+            tensor = self.spaces.tensor(source)
+            total += tensor.bytes if source in whole else min(tensor.bytes, points * tensor.dtype.itemsize)
+        return total
 
     def _flops(
         self, shape: Shape, found: Sequence[legality.Member], nodes: Sequence[Node], inlined: frozenset[Node]

@@ -89,7 +89,30 @@ class Spaces:
                 found.update(node.all_input_nodes)
             elif node.target is COPIES_INTO:
                 found.add(node)
+                if self._reads_elsewhere(node):
+                    found.add(node.args[1])
         return frozenset(found)
+
+    def _reads_elsewhere(self, copy: Node) -> bool:
+        """Whether what is copied is computed, element by element, from other elements of what is overwritten."""
+        into = self.base(copy.all_input_nodes[0])
+        stack: list[tuple[Node, bool]] = [(copy.args[1], False)]  # type: ignore[list-item]
+        seen = set(stack)
+        while stack:
+            node, moved = stack.pop()
+            facts = self.facts[node]
+            if node is into and moved:
+                return True
+            if facts.role == "view" or (facts.role == "fused" and self._kind(node) is Kind.POINTWISE):
+                moved = moved or facts.role == "view"
+                fresh_ = [(a, moved or self._shape_of(a) != self._shape_of(node)) for a in node.all_input_nodes]
+                stack += [item for item in fresh_ if item not in seen]
+                seen.update(fresh_)
+        return False
+
+    def _shape_of(self, node: Node) -> tuple[Size, ...] | None:
+        tensor = self.facts[node].tensor
+        return None if tensor is None else tensor.shape
 
     @cached_property
     def cheap(self) -> frozenset[Node]:
