@@ -19,6 +19,7 @@ from dynafuse.ir import Refusal
 from dynafuse.partition.axes import Axis, leaves
 from dynafuse.partition.spaces import Spaces
 
+SEVERAL_STATES = frozenset({"var", "var_mean", "argmax", "argmin"})  # no column reductions beside row reductions
 LONGEST_ROWCOL = 16384  # elements of a row that a row + column kernel holds in registers
 
 
@@ -131,6 +132,9 @@ def _rowcol(
     if early:
         return Refusal("used before it is complete", early[0].name, early[1].name)
     for member in found:
+        table_row = spaces.facts[member.node].row
+        if member.reduced == column and table_row is not None and table_row.reduction in SEVERAL_STATES:
+            return _refuse("a column reduction of several states", member, found[-1])
         if member.reduced and len(member.axes) != len(full):
             return _refuse("a reduction over fewer rows", member, found[-1])
         if member.stored and member.out not in (everything, everything - row, everything - column):

@@ -165,7 +165,8 @@ class Emitter:
 
     def dtype(self, arg: Any) -> torch.dtype:
         """The dtype of a tensor argument."""
-        return (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].dtype
+        found: torch.dtype = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].dtype
+        return found
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
         """A literal."""
@@ -222,9 +223,10 @@ class Emitter:
         return self.define(_escape(conversion(value.name, value.dtype, dtype)), dtype, value.tiles)
 
     def _cast_literal(self, value: Value, dtype: torch.dtype) -> Value:
-        number = {"True": True, "False": False}.get(value.name)
+        number: bool | int | float | None = {"True": True, "False": False}.get(value.name)
         if number is None:
-            number = float(value.name.removeprefix('float("').removesuffix('")')) if value.dtype.is_floating_point else int(value.name)
+            text = value.name.removeprefix('float("').removesuffix('")')
+            number = float(text) if value.dtype.is_floating_point else int(text)
         return self.constant(number, dtype)
 
     def held(self, value: Value) -> Value:
@@ -268,7 +270,8 @@ class Emitter:
         tiles: frozenset[str] = frozenset()
         for i, arg in enumerate(call.args.values()):
             if isinstance(arg, Ref):
-                value = self._pointwise_operand(arg, index, None if dtype is None or i in row.raw else dtype) if wanted(i) else None
+                target = None if i in row.raw else dtype
+                value = self._pointwise_operand(arg, index, target) if wanted(i) else None
                 tiles |= value.tiles if value else frozenset()
                 operands.append(_wrap(value.name) if value else "None")
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
@@ -295,7 +298,10 @@ class Emitter:
         if any(op == position for op, _ in self.spec.reductions):
             if self.on_reduction is None:
                 raise LoweringError(str(call.target), "its result is needed before it is complete")
-            return self.on_reduction(position)
+            outer, self.masks = self.masks, ()  # it takes in its whole row, whatever of its result is wanted
+            made = self.on_reduction(position)
+            self.masks = outer
+            return made
         from dynafuse.lowering.triton.unrolled import unrolled
 
         return unrolled(self, call, index)
@@ -336,7 +342,8 @@ class Emitter:
         tiles = self.tiles(offset)
         tiles |= value.tiles & self.single
         if not value.tiles <= tiles:
-            raise LoweringError(f"the store of {tensor}", f"stored along {sorted(tiles)}, varies along {sorted(value.tiles)}")
+            detail = f"stored along {sorted(tiles)}, varies along {sorted(value.tiles)}"
+            raise LoweringError(f"the store of {tensor}", detail)
         widen = value.tiles & self.single
         pointer, mask, tiles = self._pointer(tensor, offset, tiles - widen, widen)
         self.accesses.append(Access(tensor, layout, offset, True))
