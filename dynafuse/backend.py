@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -34,10 +34,12 @@ from dynafuse.lowering.triton.lower import lower
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.decompositions import decompositions
-from dynafuse.partition.joint import split_joint
+from dynafuse.partition.joint import replace_random, split_joint
 from dynafuse.partition.normalize import normalize
 from dynafuse.partition.pregrad import rewrite
 from dynafuse.partition.regions import partition
+from dynafuse.runtime import capture as cuda_graphs
+from dynafuse.runtime.capture import capture
 from dynafuse.runtime.launch import Kernel
 from dynafuse.runtime.wrapper import Step, write
 
@@ -57,7 +59,6 @@ class Compiled:
     plan: Plan
     bounds: Mapping[str, Bound]
     device: devices.Device
-    reused: Mapping[str, bool]
 
 
 _listeners: list[Callable[[Compiled], None]] = []
@@ -70,12 +71,16 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     config = resolve(mode, options)
     if not _plan_only and torch.cuda.is_available():
         pool.warm(config.workers)
-    compiler = lambda kind: functools.partial(compile_graph, kind, config)  # noqa: E731
-    return aot_autograd(  # a new object per graph: it keeps state
+    captured: dict[str, bool] = {}
+    compiler = lambda kind: functools.partial(compile_graph, kind, config, captured=captured)  # noqa: E731
+    make = cast(Any, aot_autograd)  # untyped in torch
+    compile_aot = make(  # a new object per graph: it keeps state
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
         partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random),
         decompositions=decompositions(), keep_inference_input_mutations=True,
-    )(rewrite(gm), example_inputs)
+    )
+    compiled: Callable[..., Any] = compile_aot(rewrite(gm), example_inputs)
+    return compiled
 
 
 def reset() -> None:
@@ -83,6 +88,8 @@ def reset() -> None:
     global _launch_sites
     STORE.clear()
     _launch_sites = 0
+    if torch.cuda.is_available():
+        cuda_graphs.reset()
 
 
 dynafuse.reset = reset  # type: ignore[attr-defined]
@@ -107,9 +114,12 @@ def listening(listener: Callable[[Compiled], None], plan_only: bool) -> Iterator
         _plan_only = before
 
 
-def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
+                  captured: dict[str, bool] | None = None) -> Callable[..., Any]:
     """One ATen graph, from FX to a function: the whole pipeline, in order."""
     compile_regions_inside(kind, config, module)
+    if kind == "inference" and not config.fallback_random:
+        replace_random(module)
     module = normalize(module, merge_equal=kind == "inference")
     device = device_of(module, config)
     eager: frozenset[Node] = frozenset()
@@ -128,7 +138,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols) for name, b in bounds.items()}
     call = write(plan, module, steps, static_inputs(kind))
     log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]
-    return call
+    return call if captured is None or not config.cudagraphs else capture(
+        call, module, kind, sorted(static_inputs(kind)), captured)
 
 
 def request(bound: Bound, target: int | None, config: Config) -> Any:
@@ -164,7 +175,7 @@ def _then(future: Any, function: Callable[[Any], Any]) -> Any:
 def compile_regions_inside(kind: str, config: Config, module: GraphModule) -> None:
     """Compile the graphs of ``invoke_subgraph`` calls, each distinct one once; other higher-order ops stay eager."""
     invoke = torch.ops.higher_order.invoke_subgraph
-    names = {n.args[0].target for n in module.graph.nodes if n.target is invoke}  # type: ignore[union-attr]
+    names = {n.args[0].target for n in module.graph.nodes if n.target is invoke}
     for name in sorted(map(str, names)):
         inner = getattr(module, name)
         if isinstance(inner, GraphModule):
@@ -214,7 +225,7 @@ def static_inputs(kind: str) -> frozenset[int]:
 def report(kind: str, plan: Plan, bounds: Mapping[str, Bound], device: devices.Device) -> None:
     """Tell the listeners."""
     for listener in _listeners:
-        listener(Compiled(kind, plan, bounds, device, {}))
+        listener(Compiled(kind, plan, bounds, device))
 
 
 def interpreter(module: GraphModule) -> Callable[[list[Any]], Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -23,10 +23,10 @@ from torch.fx import Graph, Node
 
 from dynafuse.ops.table import Call, Row
 
-Size = int | sympy.Expr
+Size: TypeAlias = int | sympy.Expr
 """A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
 
-Dims = tuple[tuple[int, ...], ...]
+Dims: TypeAlias = tuple[tuple[int, ...], ...]
 """A tensor's dimensions in a region's axes: per dimension the axes that it runs over, outermost first."""
 
 

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "lowering": LEAVES,
     "cache": LEAVES,
     "runtime": LEAVES,
+    "demotion": LEAVES,
     "backend": None,
     "report": None,
     "demo": None,

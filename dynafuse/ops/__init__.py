@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynafuse.ops import creation, gathers, indexing, pointwise_rows, reductions, views  # noqa: F401  (fill the table)
+from dynafuse.ops import creation, gathers, indexing, pointwise_rows, reductions, views, whole  # noqa: F401  (fill the table)
 from dynafuse.ops.table import (
     Builder,
     Call,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import sympy
 import torch
@@ -77,7 +77,9 @@ def _facts(node: Node, module: GraphModule, device_type: str | None) -> Facts:
         return _constant(node, module)
     if not isinstance(value, torch.Tensor):
         scalar = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
-        return Facts("host" if scalar and not _touches_tensor(node) else "eager", None, reason="returns no single tensor")
+        row = ops.lookup(node.target)
+        reason = row.reason if row and row.reason else "returns no single tensor"
+        return Facts("host" if scalar and not _touches_tensor(node) else "eager", None, reason=reason)
     if not isinstance(node.target, torch._ops.OpOverload):
         return Facts("eager", tensor, reason=f"{node.target} is no ATen op")
     return _computed(node, tensor, device_type)
@@ -94,7 +96,7 @@ def _touches_tensor(node: Node) -> bool:
     return any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes)
 
 
-def _is_strided(value: Any) -> bool:
+def _is_strided(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
 
 

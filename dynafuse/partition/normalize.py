@@ -128,7 +128,7 @@ def _is_noop(node: Node) -> bool:
         return _same(before.shape, after.shape) and _same(before.stride(), after.stride())
     if node.target is prims.convert_element_type.default:
         return before.dtype == after.dtype
-    return node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype
+    return bool(node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype)
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -30,6 +30,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from dynafuse.ir import Facts, Plan, Region, Size
 from dynafuse.runtime.launch import Kernel
 
+guards: Any = torch._C._dynamo.guards
 _print = PythonPrinter().doprint
 
 
@@ -226,7 +227,7 @@ class Writer:
 
     def _empty(self, sizes: str, dtype: torch.dtype, device: torch.device) -> str:
         if device.type == "cuda" and len(self.devices) == 1:
-            return f"{self.constant(torch._C._dynamo.guards._empty_strided_cuda, 'empty')}({sizes}, {self.constant(dtype)})"
+            return f"{self.constant(guards._empty_strided_cuda, 'empty')}({sizes}, {self.constant(dtype)})"
         return f"{self.constant(torch.empty_strided)}({sizes}, dtype={self.constant(dtype)}, device={self.constant(device)})"
 
     def _arguments(self, step: Step, device: int | None) -> dict[str, str]:
@@ -276,8 +277,9 @@ class Writer:
         assert facts.tensor is not None
         offset = value.storage_offset() - source.storage_offset()
         text = self.size(offset if isinstance(offset, int) else offset.node.expr)
-        reinterpret = self.constant(torch._C._dynamo.guards._reinterpret_tensor, "reinterpret")
-        return f"{reinterpret}({self.names[base]}, {self._sizes(facts.tensor.shape)}, {self._sizes(facts.tensor.stride)}, {text})"
+        reinterpret = self.constant(guards._reinterpret_tensor, "reinterpret")
+        sizes = f"{self._sizes(facts.tensor.shape)}, {self._sizes(facts.tensor.stride)}"
+        return f"{reinterpret}({self.names[base]}, {sizes}, {text})"
 
     # ------------------------------------------------------------------ arguments
 

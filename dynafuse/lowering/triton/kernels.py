@@ -238,14 +238,15 @@ def pointwise(parts: Parts) -> None:
     for number, store in enumerate(parts.spec.stores):
         emit_store(parts, emit, number, store, overwritten(parts.spec, emit))
     order, block = parts.tiles.order, parts.tiles.block
-    tiles, grid = [], []
+    tiles: list[Tile] = []
+    grid: list[Size] = []
     spreads = {"x": ""} if len(order) == 1 else {"y": "[:, None]", "x": "[None, :]"}
     for name in ("x", "y"):
         if name in order:
             start = f"{program(parts, len(grid))} * {name.upper()}BLOCK"
             tiles.append(tile(parts, name, start, spreads[name], parts.numel(name), order[name], emit))
             grid.append(blocks(parts.numel(name), block[name]))
-    add_launch(parts, emit, tiles, (*grid, *[1] * (3 - len(grid))))  # type: ignore[arg-type]
+    add_launch(parts, emit, tiles, (grid[0], grid[1] if len(grid) > 1 else 1, 1))
 
 
 # ---------------------------------------------------------------------- rows
@@ -437,7 +438,8 @@ def combine(parts: Parts, axes: tuple[int, ...], done: set[int]) -> None:
             emit.accesses.append(_workspace_access(space, False))
             load = f"tl.load({space.name} + (r * {size_text(total)} + x), x_mask & r_mask)"
             load += ".to(tl.int1)" if dtype is torch.bool else ""
-            states.append(emit.define(f"tl.where(r_mask, {load}, {_identity(dtype, identity)})", dtype, frozenset("xr")).name)
+            text = f"tl.where(r_mask, {load}, {_identity(dtype, identity)})"
+            states.append(emit.define(text, dtype, frozenset("xr")).name)
         emit.reduced[op] = combined(emit, rule, states, frozenset("x"), element_count(parts, op), spec.ops[op].dtype, 1)
         return emit.reduced[op]
 

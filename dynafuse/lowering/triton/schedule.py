@@ -74,7 +74,8 @@ def probe(spec: Spec) -> Emitter:
     emitter.on_reduction = dry
     for store in spec.stores:
         index = emitter.index(store.dims)
-        emitter.store("out", store.layout, index, emitter.value(store.op, _output_index(spec, store.op, index)), frozenset(), False)
+        value = emitter.value(store.op, _output_index(spec, store.op, index))
+        emitter.store("out", store.layout, index, value, frozenset(), False)
     return emitter
 
 
@@ -94,7 +95,9 @@ def _surviving(spec: Spec, op: int, dims: tuple[tuple[int, ...], ...]) -> list[i
     from dynafuse.ops.overloads import overload
     from dynafuse.ops.reductions import reduced_dims
 
-    gone = reduced_dims(overload(spec.ops[op].target), dict(spec.ops[op].args), len(dims))
+    target = overload(spec.ops[op].target)
+    assert target is not None, spec.ops[op]
+    gone = reduced_dims(target, dict(spec.ops[op].args), len(dims))
     return [axis for d, dim in enumerate(dims) if d not in gone for axis in dim]
 
 
@@ -165,7 +168,7 @@ def _transposed(spec: Spec, probed: Emitter, accesses: Sequence[Access], order: 
     for access in accesses:
         along = strides(probed, access)
         unit = [k for k in order if along[k] == 1]
-        inner = [k for k in order[order.index(unit[0]) + 1:]] if unit else []
+        inner = order[order.index(unit[0]) + 1:] if unit else ()
         small = _count(spec, inner) < 8 or estimate(spec.axes[unit[0]].size) < 8 if unit else True
         if not small and 2 * _weight(access) >= largest and any(along[k] for k in inner):
             return order.index(unit[0]) + 1

@@ -131,7 +131,7 @@ def _used(body: Sequence[str]) -> list[str]:
     kept: list[str] = []
     text = ""
     for line in reversed(body):
-        name, equals, value = line.strip().partition(" = ")
+        name, equals, _ = line.strip().partition(" = ")
         generated = equals and name.isidentifier() and name.split("_")[0].rstrip("0123456789") in ("x", "y", "r")
         if generated and not _mentions(text, name):
             continue
