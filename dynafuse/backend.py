@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -72,9 +72,11 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     if not _plan_only and torch.cuda.is_available():
         pool.warm(config.workers)
     captured: dict[str, bool] = {}
-    compiler = lambda kind: functools.partial(compile_graph, kind, config, captured=captured)  # noqa: E731
-    make = cast(Any, aot_autograd)  # untyped in torch
-    compile_aot = make(  # a new object per graph: it keeps state
+
+    def compiler(kind: str) -> Callable[..., Any]:
+        return functools.partial(compile_graph, kind, config, captured=captured)
+
+    compile_aot: Any = aot_autograd(  # a new object per graph: it keeps state
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
         partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random),
         decompositions=decompositions(), keep_inference_input_mutations=True,
