@@ -35,6 +35,7 @@ from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.decompositions import decompositions
 from dynafuse.partition.joint import replace_random, split_joint
+from dynafuse.partition.layout import optimize_layout
 from dynafuse.partition.normalize import normalize
 from dynafuse.partition.pregrad import rewrite
 from dynafuse.partition.regions import partition
@@ -123,6 +124,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if kind == "inference" and not config.fallback_random:
         replace_random(module)
     module = normalize(module, merge_equal=kind == "inference")
+    if captured is not None:
+        optimize_layout(kind, module, example_inputs)
     device = device_of(module, config)
     eager: frozenset[Node] = frozenset()
     while True:

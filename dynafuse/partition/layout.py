@@ -1,0 +1,204 @@
+"""Memory layout of convolution nets: channels-last, when that is what their convolutions run in.
+
+cuDNN's tensor-core kernels read channels-last; given anything else they transpose on the way in and out, for every
+convolution. torch's own heuristic (Inductor's) decides per graph. What the caller sees keeps eager's strides; tensors
+saved for the backward keep the new ones, and AOTAutograd is told so.
+
+Worked example: in ``relu(conv(conv(x)))`` the first convolution's input is copied to channels-last once, everything in
+between stays channels-last, and the result is copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext, detect_fake_mode
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
+"""Positions of the arguments that a convolution reads in its layout."""
+
+
+def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
+    """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides."""
+    wanted = [_strides(a) for a in _outputs(module)]
+    if kind == "backward":
+        adopt_inputs(module, example_inputs)
+    if not pays(kind, module):
+        return
+    to_channels_last(module)
+    restore_outputs(kind, module, wanted)
+    if kind == "forward":
+        report_strides(module)
+
+
+def pays(kind: str, module: GraphModule) -> bool:
+    """Whether torch's heuristic would move this graph's convolutions to channels-last."""
+    from torch._inductor.graph import GraphLowering
+
+    convolutions = [n for n in module.graph.nodes if n.target in CONVOLUTIONS]
+    if not convolutions or not all(_may_move(n) for n in convolutions):
+        return False
+    if kind == "backward":  # its forward decided: follow the tensors that it saved
+        return any(_is_channels_last(a.meta["val"]) for n in convolutions for a in _read(n))
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=kind == "inference"))
+
+
+def _may_move(node: Node) -> bool:
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return value.dim() == 4 and value.is_cuda and all(isinstance(s, int) for s in value.shape)
+
+
+def _read(node: Node) -> list[Node]:
+    return [a for i in CONVOLUTIONS[node.target] if isinstance(a := node.args[i], Node)]  # type: ignore[index]
+
+
+def _is_channels_last(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    only = value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
+    return bool(only)
+
+
+# ---------------------------------------------------------------------- the change
+
+
+def to_channels_last(module: GraphModule) -> None:
+    """Copy what convolutions read to channels-last, and let the new strides flow through the graph."""
+    copies: dict[Node, Node] = {}
+    for node in list(module.graph.nodes):
+        if node.target not in CONVOLUTIONS:
+            continue
+        for i in CONVOLUTIONS[node.target]:
+            source = node.args[i]
+            if isinstance(source, Node) and source.meta["val"].dim() == 4:
+                if source not in copies:
+                    copies[source] = _copy(module, source, torch.channels_last)
+                node.update_arg(i, copies[source])
+    propagate(module, set(copies.values()))
+    _drop_idle_copies(module, copies)
+
+
+def _copy(module: GraphModule, source: Node, memory_format: torch.memory_format) -> Node:
+    """A copy of ``source`` in a memory format, right after it (after the last input, if it is one)."""
+    place = source
+    while place.op == "placeholder" and place.next.op == "placeholder":
+        place = place.next
+    with module.graph.inserting_after(place):
+        copy = module.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
+    copy.meta = {"val": torch.clone(source.meta["val"], memory_format=memory_format)}
+    return copy
+
+
+def _drop_idle_copies(module: GraphModule, copies: dict[Node, Node]) -> None:
+    """A source that became channels-last itself needs no copy."""
+    for source, copy in copies.items():
+        if source.meta["val"].stride() == copy.meta["val"].stride():
+            copy.replace_all_uses_with(source)
+            module.graph.erase_node(copy)
+
+
+def propagate(module: GraphModule, changed: set[Node]) -> None:
+    """Compute the fake values anew of what reads a tensor whose strides changed."""
+    mode = detect_fake_mode([n.meta.get("val") for n in module.graph.nodes])
+    assert mode is not None
+    for node in module.graph.nodes:
+        if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes) or node in changed:
+            continue
+        with mode:
+            value = _evaluate(module, node, changed)
+        if _layout(value) != _layout(node.meta.get("val")):
+            changed.add(node)
+        node.meta["val"] = value
+
+
+def _evaluate(module: GraphModule, node: Node, changed: set[Node]) -> Any:
+    """The fake value of a call; a view that the new strides do not allow gets a contiguous copy to look at."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    try:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, ValueError):
+        source = node.all_input_nodes[0]
+        copy = _copy(module, source, torch.contiguous_format)
+        changed.add(copy)
+        node.replace_input_with(source, copy)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_layout(v) for v in value]
+    return _strides_of(value) if isinstance(value, torch.Tensor) else value
+
+
+def _strides_of(value: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(s if isinstance(s, int) else s.node.expr for s in value.stride())
+
+
+# ---------------------------------------------------------------------- the borders of the graph
+
+
+def adopt_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> None:
+    """Take over the strides that a backward's saved tensors have got from the forward."""
+    changed: set[Node] = set()
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for node, example in zip(placeholders, example_inputs, strict=True):
+        if isinstance(example, torch.Tensor) and _layout(example) != _layout(node.meta["val"]):
+            node.meta["val"] = example
+            changed.add(node)
+    if changed:
+        propagate(module, changed)
+
+
+def _outputs(module: GraphModule) -> list[Any]:
+    return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _strides(output: Any) -> tuple[Any, ...] | None:
+    value = output.meta.get("val") if isinstance(output, Node) else None
+    return _strides_of(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
+def restore_outputs(kind: str, module: GraphModule, wanted: Sequence[tuple[Any, ...] | None]) -> None:
+    """Copy what the caller sees back to eager's strides (a forward's saved tensors are not seen)."""
+    outputs = _outputs(module)
+    seen = _returned(len(outputs)) if kind == "forward" else len(outputs)
+    for i in range(seen):
+        if wanted[i] is not None and _strides(outputs[i]) != wanted[i]:
+            with module.graph.inserting_before(module.graph.output_node()):
+                value = outputs[i].meta["val"]
+                wanted_format: dict[str, Any] = {"memory_format": _format(wanted[i], value)}
+                back = module.graph.call_function(aten.clone.default, (outputs[i],), wanted_format)
+                back.meta = {"val": torch.clone(value, **wanted_format)}
+            outputs[i] = back
+    module.graph.output_node().args = (tuple(outputs),)
+
+
+def _format(strides: Any, value: torch.Tensor) -> torch.memory_format:
+    """The memory format that gives the strides (eager's results of convolution nets have one of the two)."""
+    contiguous = torch.empty(value.shape, device="meta")
+    return torch.contiguous_format if contiguous.stride() == strides else torch.channels_last
+
+
+def _returned(default: int) -> int:
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return default if metadata is None else min(default, metadata.num_forward_returns)
+
+
+def report_strides(module: GraphModule) -> None:
+    """Tell AOTAutograd the strides of a forward's outputs, from which it traces the backward's inputs."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None and not context.output_strides:
+        context.output_strides.extend(_reported(o) for o in _outputs(module))
+
+
+def _reported(output: Any) -> tuple[Any, ...] | None:
+    value = output.meta.get("val") if isinstance(output, Node) else None
+    if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.stride()):
+        return None  # AOTAutograd takes numbers only
+    return tuple(value.stride())
