@@ -132,7 +132,14 @@ class Spaces:
             return True
         if facts.row.kind is not Kind.POINTWISE or facts.call is None or not self._recompute:
             return False
+        if sources & self.overwritten:  # computed again, it would have to come before the overwriting everywhere
+            return False
         return flops <= CHEAP_FLOPS and sum(self.tensor(s).bytes for s in sources) <= facts.tensor.bytes
+
+    @cached_property
+    def overwritten(self) -> frozenset[Node]:
+        """Inputs that a copy writes into."""
+        return frozenset(self.base(n.all_input_nodes[0]) for n in self.graph.nodes if n.target is COPIES_INTO)
 
     def _recomputation(
         self, node: Node, facts: Facts, cheap: dict[Node, tuple[frozenset[Node], float]]

@@ -11,7 +11,7 @@ workspace ``[64, 512]``, and the second kernel adds the 64 partial sums of every
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -107,16 +107,24 @@ def blocks(total: Size, block: int) -> Size:
     return FloorDiv(total + block - 1, block)
 
 
-def emit_store(parts: Parts, emit: Emitter, number: int, store: Store, reads: set[str]) -> None:
-    """Compute and store one output."""
+def emit_stores(parts: Parts, emit: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
+    """Compute and store outputs; if one overwrites an input, all are computed before any is stored."""
+    if any(store.into is not None for _, store in stores):
+        for _, store in stores:
+            _output(parts, emit, store)
+    for number, store in stores:
+        value = _output(parts, emit, store)
+        name = f"out{number}" if store.into is None else f"in{store.into}"
+        emit.store(name, store.layout, emit.index(store.dims), value, frozenset(), barrier=name in overwritten(emit))
+
+
+def _output(parts: Parts, emit: Emitter, store: Store) -> Value:
     index = emit.index(store.dims)
     rank = len(parts.spec.ops[store.op].shape)
-    value = emit.value(store.op, index[len(index) - rank:])
-    name = f"out{number}" if store.into is None else f"in{store.into}"
-    emit.store(name, store.layout, index, value, frozenset(), barrier=name in reads)
+    return emit.value(store.op, index[len(index) - rank:])
 
 
-def overwritten(spec: Spec, emit: Emitter) -> set[str]:
+def overwritten(emit: Emitter) -> set[str]:
     """Inputs that have been loaded and may be overwritten."""
     return {a.tensor for a in emit.accesses if not a.store}
 
@@ -235,8 +243,7 @@ def _held(rule: Recurrence, finished: Value, out: torch.dtype) -> torch.dtype:
 def pointwise(parts: Parts) -> None:
     """One program per tile, one or two tile dimensions."""
     emit = emitter(parts)
-    for number, store in enumerate(parts.spec.stores):
-        emit_store(parts, emit, number, store, overwritten(parts.spec, emit))
+    emit_stores(parts, emit, list(enumerate(parts.spec.stores)))
     order, block = parts.tiles.order, parts.tiles.block
     tiles: list[Tile] = []
     grid: list[Size] = []
@@ -273,8 +280,7 @@ def persistent(parts: Parts) -> None:
         return emit.reduced[op]
 
     emit.on_reduction = reduce
-    for number, store in enumerate(parts.spec.stores):
-        emit_store(parts, emit, number, store, overwritten(parts.spec, emit))
+    emit_stores(parts, emit, list(enumerate(parts.spec.stores)))
     _row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "0")
 
 
@@ -309,19 +315,18 @@ def looped(parts: Parts) -> None:
     level = levels(parts.spec)
     along_row = [bool(set(parts.tiles.order["r"]) & {a for dim in s.dims for a in dim}) for s in parts.spec.stores]
     waiting = [(n, s) for n, s in enumerate(parts.spec.stores) if along_row[n]]
-    reads: set[str] = set()
-    for current in range(max(level, default=0) + 1):
+    passes = max([level[op] - 1 for op, _ in parts.spec.reductions] + [level[s.op] for _, s in waiting]) + 1
+    for current in range(passes):
         now = [op for op, _ in parts.spec.reductions if level[op] == current + 1]
-        stores = [(n, s) for n, s in waiting if level[s.op] == current]
+        # An input is overwritten in the last pass: those before it may read it again.
+        stores = [(n, s) for n, s in waiting if current == (level[s.op] if s.into is None else passes - 1)]
         if now or stores:
-            _pass(parts, emit, now, stores, reads)
-    for number, store in enumerate(parts.spec.stores):
-        if not along_row[number]:
-            emit_store(parts, emit, number, store, overwritten(parts.spec, emit))
+            _pass(parts, emit, now, stores)
+    emit_stores(parts, emit, [(n, s) for n, s in enumerate(parts.spec.stores) if not along_row[n]])
     _row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "r_base", r_loop=True)
 
 
-def _pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int, Store]], reads: set[str],
+def _pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int, Store]],
           bounds: str | None = None) -> None:
     """One loop over the row."""
     running = {op: _start(emit, op, parts) for op in now}
@@ -329,8 +334,7 @@ def _pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int, S
     emit.open_loop(f"for r_base in range({bounds or everything}, RBLOCK):")
     for op in now:
         _advance(parts, emit, op, running[op])
-    for number, store in stores:
-        emit_store(parts, emit, number, store, reads)
+    emit_stores(parts, emit, stores)
     emit.close_loop()
     for op in now:
         rule = recurrence_of(parts.spec, op)
@@ -375,7 +379,7 @@ def split(parts: Parts) -> None:
     chunk = blocks(blocks(r, parts.tiles.splits), parts.tiles.block["r"]) * parts.tiles.block["r"]
     emit.top.lines.extend(_chunk_lines(emit, chunk, r))
     early = [(n, s) for n, s in enumerate(parts.spec.stores) if _along(parts, s, "r")]
-    _pass(parts, emit, [op for op, _ in parts.spec.reductions], early, set(), "r_begin, r_end")
+    _pass(parts, emit, [op for op, _ in parts.spec.reductions], early, "r_begin, r_end")
     done = {n for n, _ in early}
     _row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "r_base", r_loop=True)
     combine(parts, parts.tiles.order["x"], done)
@@ -444,9 +448,7 @@ def combine(parts: Parts, axes: tuple[int, ...], done: set[int]) -> None:
         return emit.reduced[op]
 
     emit.on_reduction = reduce
-    for number, store in enumerate(spec.stores):
-        if number not in done:
-            emit_store(parts, emit, number, store, overwritten(spec, emit))
+    emit_stores(parts, emit, [(n, s) for n, s in enumerate(spec.stores) if n not in done])
     tiles = [
         tile(parts, "x", f"{program(parts, 0)} * XBLOCK", "[:, None]", total, axes, emit),
         Tile("r", ("r = tl.arange(0, RBLOCK)[None, :]", f"r_mask = r < {splits}"), []),
@@ -484,11 +486,11 @@ def rowcol(parts: Parts) -> None:
     emit.open_loop(f"for x_base in range({program(parts, 0)} * XBLOCK, {size_text(parts.numel('x'))}, "
                    "tl.num_programs(0) * XBLOCK):")
     emit.on_reduction = _row_reducer(parts, emit)
-    done = set()
-    for number, store in enumerate(parts.spec.stores):
-        if _along(parts, store, "x"):
-            emit_store(parts, emit, number, store, overwritten(parts.spec, emit))
-            done.add(number)
+    along = [(n, s) for n, s in enumerate(parts.spec.stores) if _along(parts, s, "x")]
+    if any(s.into is not None for _, s in along):  # then what the columns read comes before it is overwritten
+        for op in late:
+            element(parts, emit, op, recurrence_of(parts.spec, op))
+    emit_stores(parts, emit, along)
     for op in late:
         _advance_column(parts, emit, op, running[op])
     emit.close_loop()
@@ -501,7 +503,7 @@ def rowcol(parts: Parts) -> None:
         tile(parts, "r", "0", "[None, :]", parts.numel("r"), order["r"], emit),
     ]
     add_launch(parts, emit, tiles, (parts.tiles.splits, 1, 1))
-    combine(parts, order["r"], done)
+    combine(parts, order["r"], {n for n, _ in along})
 
 
 def _row_reducer(parts: Parts, emit: Emitter) -> Callable[[int], Value]:
