@@ -32,12 +32,12 @@ def test_roles() -> None:
 
     assert facts(write, X, X) == {
         "arg0": ("input", ""), "arg1": ("input", ""), "relu_default": ("fused", ""), "t_default": ("view", ""),
-        "mm_default": ("eager", "no row in the op table"), "output": ("output", ""),
+        "mm_default": ("eager", "contraction: stays with the vendor's library"), "output": ("output", ""),
     }
 
 
 @pytest.mark.parametrize(("write", "inputs", "reason"), [
-    (lambda b, x: b.op("aten.sort.default", x), (X,), "returns no single tensor"),
+    (lambda b, x: b.op("aten.sort.default", x), (X,), "sort: a selection over the whole dimension"),
     (lambda b, x: b.op("aten.cumsum.default", x, 0), (X,), "scan: an element needs all before it"),
     (lambda b, x: b.op("aten.neg.default", x), (torch.empty(0, 3),), "an empty tensor"),
     (lambda b, x: b.op("aten.neg.default", x), (X.to(torch.complex64),), "dtype torch.complex64 is not fused"),
