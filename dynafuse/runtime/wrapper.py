@@ -257,6 +257,8 @@ class Writer:
         return size.xreplace(real)
 
     def _node(self, node: Node) -> None:
+        if node.op == "get_attr":
+            return  # a global
         role = self.facts[node].role
         self.names[node] = _identifier(node.name)
         if role == "view":

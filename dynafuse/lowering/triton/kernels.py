@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
+from dynafuse.errors import LoweringError
 from dynafuse.ir import Launch, Layout, Lowered, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.emitter import Emitter, size_text
 from dynafuse.lowering.triton.levels import levels
@@ -510,6 +511,8 @@ def _row_reducer(parts: Parts, emit: Emitter) -> Callable[[int], Value]:
     full = frozenset("xr")
 
     def reduce(op: int) -> Value:
+        if op in parts.tiles.late:
+            raise LoweringError(parts.spec.ops[op].target, "its result is needed before it is complete")
         rule = recurrence_of(parts.spec, op)
         value, position = element(parts, emit, op, rule)
         states = states_of_element(emit, rule, value, position, full, _mask(parts, "r", parts.tiles.block["r"]))
