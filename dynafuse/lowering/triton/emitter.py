@@ -404,3 +404,8 @@ def _decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
 def size_text(size: Size) -> str:
     """A size as Python or Triton source."""
     return str(size) if isinstance(size, int) else _printer.doprint(size)
+
+
+def factor_text(size: Size) -> str:
+    """A size as a factor of a product in Triton source."""
+    return f"({size_text(size)})" if isinstance(size, sympy.Add) else size_text(size)

@@ -19,7 +19,7 @@ import torch
 
 from dynafuse.errors import LoweringError
 from dynafuse.ir import Launch, Layout, Lowered, Size, Spec, Store, Workspace
-from dynafuse.lowering.triton.emitter import Emitter, size_text
+from dynafuse.lowering.triton.emitter import Emitter, factor_text, size_text
 from dynafuse.lowering.triton.levels import levels
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.schedule import Tiles, estimate, power_of_two, reduced_axes
@@ -389,7 +389,7 @@ def split(parts: Parts) -> None:
 def _chunk_lines(emit: Emitter, chunk: Size, total: Size):  # type: ignore[no-untyped-def]
     from dynafuse.lowering.triton.emitter import Line
 
-    yield Line(f"r_begin = tl.program_id(1) * {size_text(chunk)}")
+    yield Line(f"r_begin = tl.program_id(1) * {factor_text(chunk)}")
     yield Line(f"r_end = tl.minimum(r_begin + {size_text(chunk)}, {size_text(total)})")
 
 
@@ -418,7 +418,7 @@ def _write_partial(parts: Parts, emit: Emitter, op: int, name: str, dtype: torch
     parts.workspaces.append(space)
     emit.accesses.append(_workspace_access(space, True))
     held = f"{name}.to({triton_type(dtype)})"
-    emit.line(f"tl.store({space.name} + ({row} * {size_text(total)} + {along}), {held}, {along}_mask)", frozenset())
+    emit.line(f"tl.store({space.name} + ({row} * {factor_text(total)} + {along}), {held}, {along}_mask)", frozenset())
 
 
 def _workspace_access(space: Workspace, store: bool):  # type: ignore[no-untyped-def]
@@ -441,7 +441,7 @@ def combine(parts: Parts, axes: tuple[int, ...], done: set[int]) -> None:
         states = []
         for space, (dtype, identity) in zip(spaces[op], rule.states, strict=True):
             emit.accesses.append(_workspace_access(space, False))
-            load = f"tl.load({space.name} + (r * {size_text(total)} + x), x_mask & r_mask)"
+            load = f"tl.load({space.name} + (r * {factor_text(total)} + x), x_mask & r_mask)"
             load += ".to(tl.int1)" if dtype is torch.bool else ""
             text = f"tl.where(r_mask, {load}, {_identity(dtype, identity)})"
             states.append(emit.define(text, dtype, frozenset("xr")).name)
