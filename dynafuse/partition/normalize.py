@@ -34,6 +34,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     """
     dissolve_multiple_outputs(module)
     remove_noops(module)
+    settle_strides(module)
     if merge_equal:
         module.graph = fx_graph_cse(module.graph)
     module.graph.eliminate_dead_code()
@@ -97,6 +98,30 @@ def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> N
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def settle_strides(module: GraphModule) -> None:
+    """Give results of their own memory contiguous strides where tracing says that elements share memory.
+
+    Tracing some ops on expanded tensors reports the operand's zero strides, but a result in memory of its own has a place
+    for every element.
+    """
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and _makes_memory(node) and _overlaps(value):
+            node.meta["val"] = value.new_empty(value.shape)
+
+
+def _makes_memory(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not target.is_view and not target._schema.is_mutable
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    if value.layout is not torch.strided:
+        return False
+    steps = zip(value.shape, value.stride(), strict=True)
+    return any(isinstance(t, int) and t == 0 and not (isinstance(s, int) and s < 2) for s, t in steps)
 
 
 def remove_noops(module: GraphModule) -> None:

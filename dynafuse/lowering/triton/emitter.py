@@ -390,6 +390,8 @@ def _decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
     from dynafuse.ops.indexing_math import limits
 
     low, high = limits(sympy.expand(left - right))
+    if op == "==" and (left - right).is_number:
+        return bool(left == right)
     positive = low is not None and low.is_number and low >= 0
     if op == ">=" and positive:
         return True

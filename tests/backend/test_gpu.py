@@ -1,0 +1,114 @@
+"""The same numerics natively on a GPU: every case in three dtypes, the small models, several devices, a whole mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import CASES, Case, Maker
+from differential import check, compiled, recorded, regions
+from test_models import MODELS, check_model
+from test_numerics import masks_agree, parameters
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda"
+
+
+@pytest.mark.parametrize(("case", "dtype"), parameters(torch.float32, torch.bfloat16, torch.float16))
+def test_case(case: Case, dtype: torch.dtype, device: str) -> None:
+    arguments = case.build(Maker(device, dtype))
+    check(case.function, *arguments, grad=case.grad, precise=case.precise)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_training_step(name: str, dtype: torch.dtype, device: str) -> None:
+    check_model(name, dtype, device)
+
+
+@pytest.mark.parametrize("shape", [(2048, 4096), (4, 100_003), (16384, 64), (3, 1 << 20)])
+def test_large_reductions(shape: tuple[int, int], device: str) -> None:
+    x = Maker(device, torch.bfloat16)(*shape)
+    check(lambda x: (x.softmax(-1) * 2, x.sum(0), x.float().var(1), x.amax(), F.layer_norm(x, (shape[1],))), x)
+
+
+def test_more_than_two_to_the_31_elements(device: str) -> None:
+    if torch.cuda.mem_get_info()[0] < 20 << 30:
+        pytest.skip("needs 20 GiB")
+    x = torch.ones((1 << 31) + 256, dtype=torch.int8, device=device)
+    y = compiled(lambda x: x * 2 + 1)(x)
+    assert y[-1] == 3 and y[1 << 31] == 3 and bool((y[:: 1 << 20] == 3).all())
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_dropout_has_one_mask_for_forward_and_backward(probability: float, device: str) -> None:
+    masks_agree(probability, torch.randn(512, 1030, device=device).abs().add(0.1).requires_grad_())
+
+
+def test_scalars_of_the_cpu_and_tensors_of_both(device: str) -> None:
+    here, there = torch.randn(7, 130, device=device), torch.randn(7, 130)
+    check(lambda a, b, s: (a * s + 1, b.sin() * s, a + b.to(a.device), (a * 2).cpu() + b), here, there, torch.tensor(1.5))
+
+
+def test_two_devices_in_one_graph() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    a, b = torch.randn(7, 130, device="cuda:0"), torch.randn(7, 130, device="cuda:1")
+    check(lambda a, b: (a.softmax(-1), b.exp() + 1, a.to(b.device) * b, b.sum(0).to(a.device) + a), a, b)
+
+
+def test_the_other_device_of_two() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    check(lambda x: x.softmax(-1) * 2, torch.randn(7, 130, device="cuda:1", requires_grad=True))
+
+
+def test_another_stream(device: str) -> None:
+    x = torch.randn(512, 512, device=device)
+    call = compiled(lambda x: (x @ x).softmax(-1) * 2)
+    expected = (x @ x).softmax(-1) * 2
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = call(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.testing.assert_close(found, expected)
+
+
+def test_captured_in_a_graph_by_the_caller(device: str) -> None:
+    x = torch.randn(64, 130, device=device)
+    call = compiled(lambda x: x.softmax(-1) * 2 + x.sum(0))
+    call(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(found, x.softmax(-1) * 2 + x.sum(0))
+
+
+def test_misaligned_inputs(device: str) -> None:
+    memory = torch.randn(5000, device=device, dtype=torch.bfloat16)
+    call = compiled(lambda x: x * 2 + x.float().sum())
+    for start in (0, 1, 4, 8):
+        x = memory[start:start + 4096]
+        torch.testing.assert_close(call(x), x * 2 + x.float().sum())
+
+
+def test_autocast(device: str) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return F.layer_norm((x @ w).relu(), (64,)).softmax(-1)
+
+    with recorded() as graphs:
+        check(function, torch.randn(32, 64, device=device, requires_grad=True), torch.randn(64, 64, device=device, requires_grad=True), precise=False)
+    assert regions(graphs)
+
+
+def test_every_case_is_here() -> None:
+    assert len(CASES) > 150
