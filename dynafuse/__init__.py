@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dynafuse.errors import CompileError, DynafuseError, DynafuseWarning, LoweringError, OptionError
+    from dynafuse.force import force_backend
     from dynafuse.report import Report, explain
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ _HOME = {
     "OptionError": "errors",
     "Report": "report",
     "explain": "report",
+    "force_backend": "force",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Report",
     "__version__",
     "explain",
+    "force_backend",
 ]
 
 

@@ -34,6 +34,7 @@ from dynafuse.lowering.triton.lower import lower
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.decompositions import decompositions
+from dynafuse.partition.force import Forcing
 from dynafuse.partition.joint import replace_random, split_joint
 from dynafuse.partition.layout import optimize_layout
 from dynafuse.partition.normalize import normalize
@@ -73,13 +74,14 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     if not _plan_only and torch.cuda.is_available():
         pool.warm(config.workers)
     captured: dict[str, bool] = {}
+    forcing = Forcing.of(config.force, config.executors)
 
     def compiler(kind: str) -> Callable[..., Any]:
-        return functools.partial(compile_graph, kind, config, captured=captured)
+        return functools.partial(compile_graph, kind, config, captured=captured, forcing=forcing)
 
     compile_aot: Any = aot_autograd(  # a new object per graph: it keeps state
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-        partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random),
+        partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing),
         decompositions=decompositions(), keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compile_aot(rewrite(gm), example_inputs)
@@ -118,18 +120,19 @@ def listening(listener: Callable[[Compiled], None], plan_only: bool) -> Iterator
 
 
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
-                  captured: dict[str, bool] | None = None) -> Callable[..., Any]:
+                  captured: dict[str, bool] | None = None, forcing: Forcing | None = None) -> Callable[..., Any]:
     """One ATen graph, from FX to a function: the whole pipeline, in order."""
-    compile_regions_inside(kind, config, module)
+    forcing = forcing or Forcing.of(config.force, config.executors)
+    compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
-        replace_random(module)
+        replace_random(module, forcing)
     module = normalize(module, merge_equal=kind == "inference")
     if captured is not None:
         optimize_layout(kind, module, example_inputs)
     device = device_of(module, config)
     eager: frozenset[Node] = frozenset()
     while True:
-        annotated = annotate(module, fused_device(module, config), eager)
+        annotated = annotate(module, fused_device(module, config), eager, forcing)
         plan = partition(annotated, device, recompute=config.recompute, max_ops=config.max_region_ops)
         target = None if interpreting() else device.capability
         bounds = {r.name: canonical(annotated, r, config.key(), f"sm{target}") for r in plan.regions}
@@ -177,14 +180,14 @@ def _then(future: Any, function: Callable[[Any], Any]) -> Any:
     return after
 
 
-def compile_regions_inside(kind: str, config: Config, module: GraphModule) -> None:
+def compile_regions_inside(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> None:
     """Compile the graphs of ``invoke_subgraph`` calls, each distinct one once; other higher-order ops stay eager."""
     invoke = torch.ops.higher_order.invoke_subgraph
     names = {n.args[0].target for n in module.graph.nodes if n.target is invoke}
     for name in sorted(map(str, names)):
         inner = getattr(module, name)
         if isinstance(inner, GraphModule):
-            setattr(module, name, Region(compile_graph(kind, config, inner, ())))
+            setattr(module, name, Region(compile_graph(kind, config, inner, (), forcing=forcing)))
 
 
 class Region(torch.nn.Module):

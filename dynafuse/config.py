@@ -27,6 +27,12 @@ COST_PREFIX = "DYNAFUSE_COST_"
 DEFAULT_MODE = "default"
 MODES: Mapping[str, Mapping[str, object]] = {DEFAULT_MODE: {}, "reduce-overhead": {"cudagraphs": True}}
 
+FORCIBLE = ("triton", "nvfuser", "inductor", "eager")
+"""Executors that ops can be forced to; whether one is enabled is known only when a graph is compiled."""
+
+FORCE_MARK = "dynafuse_force"
+"""Under which key of a node's annotation `force_backend` leaves (executor, strict, decorated class)."""
+
 RESERVED: Mapping[str, str] = {
     "DYNAFUSE_CACHE_DIR": "directory of the kernel cache; default: the user's cache directory",
     "DYNAFUSE_NVFUSER_UNMATCHED": "load an nvFuser that was built for another torch version than the one at hand",
@@ -90,7 +96,7 @@ class Option:
     def _checked(self, value: object) -> object:
         value = self.kind.check(value)
         if self.choices is not None:
-            _require(isinstance(value, tuple) and set(value) <= set(self.choices))
+            _require(set(value if isinstance(value, tuple) else [value]) <= set(self.choices))
         return value
 
 
@@ -146,6 +152,28 @@ def _check_costs(value: Any) -> dict[str, float]:
     return {_known_cost(name): _check_cost(number) for name, number in value.items()}
 
 
+def _parse_force(text: str) -> object:
+    """``"model.*.mlp=triton, head=eager?"`` as a dict."""
+    entries = [entry.partition("=") for entry in text.split(",")]
+    for pattern, equals, _ in entries:
+        if not equals:
+            raise OptionError(f"force entry {pattern.strip()!r} names no executor: expected {FORCE.expected}")
+    return {pattern.strip(): executor.strip() for pattern, _, executor in entries}
+
+
+def _check_force(value: Any) -> dict[str, str]:
+    entries: Any = _parse_force(value) if isinstance(value, str) else value
+    _require(isinstance(entries, Mapping))
+    for pattern, executor in entries.items():
+        if not isinstance(pattern, str):
+            raise OptionError(f"force pattern {pattern!r} is no text: expected {FORCE.expected}")
+        if not all(part.strip() for part in pattern.split(".")):
+            raise OptionError(f"force pattern {pattern!r} has an empty part: expected {FORCE.expected}")
+        if not isinstance(executor, str) or executor.removesuffix("?") not in FORCIBLE:
+            raise OptionError.unknown(f"executor of force pattern {pattern!r}:", executor, FORCIBLE)
+    return dict(entries)
+
+
 def _parse_never(text: str) -> object:
     raise ValueError("one variable per cost constant")
 
@@ -157,6 +185,13 @@ COUNT = Kind("an integer, 0 or more", int, _at_least(0))
 POSITIVE = Kind("an integer, 1 or more", int, _at_least(1))
 EXECUTORS = Kind("names, comma separated or as a list,", str, _check_executors)
 COST = Kind("a finite number, 0 or more", float, _check_cost)
+SECONDS = Kind("a finite number of seconds, 0 or more", float, _check_cost)
+FORCE = Kind(
+    "module-path patterns with an executor each, as a dict or as `pattern=executor` comma separated; an executor with `?` "
+    "behind it may fall back",
+    _parse_force,
+    _check_force,
+)
 COSTS = Kind("a dict from cost constants to finite numbers, 0 or more", _parse_never, _check_costs)
 
 OPTIONS: tuple[Option, ...] = (
@@ -234,6 +269,29 @@ OPTIONS: tuple[Option, ...] = (
         'capture and replay CUDA graphs; `mode="reduce-overhead"` turns it on',
     ),
     Option(
+        "force",
+        {},
+        FORCE,
+        "DYNAFUSE_FORCE",
+        "force executors onto modules and all inside them; `*` stands for one name of a path, `**` for any number",
+    ),
+    Option(
+        "tune",
+        "unsure",
+        TEXT,
+        "DYNAFUSE_TUNE",
+        "when to measure which executor is fastest: never, always, or where predictions are closer than their error "
+        "(planned: nothing measures yet)",
+        choices=("never", "unsure", "always"),
+    ),
+    Option(
+        "tune_budget_s",
+        20.0,
+        SECONDS,
+        "DYNAFUSE_TUNE_BUDGET_S",
+        "most seconds that one graph may spend on such measurements",
+    ),
+    Option(
         "cost",
         {},
         COSTS,
@@ -259,6 +317,9 @@ class Config:
     recompute: bool
     max_region_ops: int
     cudagraphs: bool
+    force: Mapping[str, str] = field(hash=False)
+    tune: str
+    tune_budget_s: float
     cost: Mapping[str, float] = field(hash=False)
 
     def key(self) -> tuple[tuple[str, object], ...]:
@@ -290,6 +351,7 @@ def resolve(
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     values |= from_mode | from_environment | from_options
     values["cost"] = _values_of_costs(environ) | from_options.get("cost", {})
+    values["force"] = from_environment.get("force", {}) | from_options.get("force", {})
     return Config(**values)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 _OPS_SHOWN = 12
@@ -86,7 +87,46 @@ class LoweringError(DynafuseError):
         return f"cannot lower {self.op}{place}: {self.reason}\n  {_DEMOTION}"
 
 
-def _count(ops: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Violation:
+    """One op that the executor it is forced to cannot run. ``tensor`` is its output, ``where`` the user's line."""
+
+    executor: str
+    op: str
+    tensor: str
+    reason: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        place = f"\n    {self.where}" if self.where else ""
+        return f"{self.executor} cannot run {self.op} ({self.tensor}): {self.reason}{place}"
+
+
+class ForceError(DynafuseError):
+    """Ops are forced to an executor that cannot run them, or that is not enabled.
+
+    ``violations`` holds all of a graph's, in order, ``enabled`` the names of the enabled executors.
+    """
+
+    def __init__(self, violations: Sequence[Violation], enabled: Sequence[str]) -> None:
+        super().__init__(violations, enabled)
+        self.violations = tuple(violations)
+        self.enabled = tuple(enabled)
+
+    def __str__(self) -> str:
+        rest = len(self.violations) - _OPS_SHOWN
+        return "\n  ".join(
+            [
+                f"force_backend cannot be kept for {_count(self.violations)}:",
+                *map(str, self.violations[:_OPS_SHOWN]),
+                *([f"… {rest} more"] if rest > 0 else []),
+                f"move them out, force another executor (enabled: {', '.join(self.enabled)}), or let them fall back: "
+                "force_backend(..., strict=False), or `?` behind the executor of a `force` pattern",
+            ]
+        )
+
+
+def _count(ops: Sequence[object]) -> str:
     return "1 op" if len(ops) == 1 else f"{len(ops)} ops"
 
 

@@ -58,6 +58,8 @@ class Facts:
     row: Row | None = None
     call: Call | None = None
     reason: str = ""  # why a node that computes runs eager
+    forced: str | None = None  # the executor that the user's code or options hold it to
+    fallback: str = ""  # which executor it was forced to without `strict`, and why that one does not run it
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,9 @@ def test_defaults() -> None:
         recompute=True,
         max_region_ops=200,
         cudagraphs=False,
+        force={},
+        tune="unsure",
+        tune_budget_s=20.0,
         cost={},
     )
 
@@ -107,6 +110,14 @@ def test_options_must_be_a_mapping() -> None:
         ("repro_dir", 7),
         ("max_region_ops", 0),
         ("max_region_ops", None),
+        ("force", None),
+        ("force", ["head"]),
+        ("tune", "sometimes"),
+        ("tune", True),
+        ("tune", None),
+        ("tune_budget_s", -1),
+        ("tune_budget_s", float("inf")),
+        ("tune_budget_s", "20"),
         ("cost", None),
         ("cost", 1.0),
         ("cost", {"launch_us": "5"}),
@@ -130,6 +141,9 @@ def test_ill_typed_option_names_itself_and_what_it_takes(name: str, value: objec
         ("DYNAFUSE_EXECUTORS", "triton,cuda"),
         ("DYNAFUSE_DEVICE", " "),
         ("DYNAFUSE_MAX_REGION_OPS", "0"),
+        ("DYNAFUSE_TUNE", "sometimes"),
+        ("DYNAFUSE_TUNE_BUDGET_S", "long"),
+        ("DYNAFUSE_TUNE_BUDGET_S", "-1"),
         ("DYNAFUSE_COST_LAUNCH_US", "fast"),
         ("DYNAFUSE_COST_LAUNCH_US", "inf"),
         ("DYNAFUSE_COST_LAUNCH_US", "-2"),
@@ -193,6 +207,45 @@ def test_none_is_a_value_where_it_is_the_default() -> None:
 def test_costs_merge_constant_by_constant() -> None:
     environ = {"DYNAFUSE_COST_LAUNCH_US": "2.5", "DYNAFUSE_COST_BANDWIDTH": "100"}
     assert of(None, {"cost": {"launch_us": 4}}, environ).cost == {"launch_us": 4.0, "bandwidth": 100.0}
+
+
+def test_forced_modules_as_dict_and_as_text() -> None:
+    expected = {"model.layers.*.mlp": "triton", "head": "eager?"}
+    assert of(environ={"DYNAFUSE_FORCE": "model.layers.*.mlp=triton, head = eager?"}).force == expected
+    assert of(None, {"force": "model.layers.*.mlp=triton,head=eager?"}).force == expected
+    assert of(None, {"force": expected}).force == expected
+
+
+def test_forced_modules_merge_pattern_by_pattern_and_options_come_last() -> None:
+    config = of(None, {"force": {"head": "triton"}}, {"DYNAFUSE_FORCE": "head=eager,body=eager"})
+    assert list(config.force.items()) == [("head", "triton"), ("body", "eager")]
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ("a=triton,head=egaer", "unknown executor of force pattern 'head': 'egaer' (did you mean 'eager'?); "
+                            "valid: eager, inductor, nvfuser, triton"),
+    ({"head": "tritn?"}, "unknown executor of force pattern 'head': 'tritn?' (did you mean 'triton'?)"),
+    ({"head": 3}, "unknown executor of force pattern 'head': 3"),
+    ("a=triton,head", "force entry 'head' names no executor"),
+    ("a=triton,", "force entry '' names no executor"),
+    ("=triton", "force pattern '' has an empty part"),
+    ({"model..mlp": "triton"}, "force pattern 'model..mlp' has an empty part"),
+    ({3: "triton"}, "force pattern 3 is no text"),
+], ids=range(8))
+def test_a_faulty_forced_module_is_named(given: object, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        of(None, {"force": given})
+    assert message in str(caught.value)
+    if isinstance(given, str):
+        with pytest.raises(OptionError) as caught:
+            of(environ={"DYNAFUSE_FORCE": given})
+        assert message in str(caught.value)
+
+
+def test_tuning_options() -> None:
+    environ = {"DYNAFUSE_TUNE": "never", "DYNAFUSE_TUNE_BUDGET_S": "1.5"}
+    assert (of(environ=environ).tune, of(environ=environ).tune_budget_s) == ("never", 1.5)
+    assert of(None, {"tune": "always", "tune_budget_s": 3}, environ).tune_budget_s == 3.0
 
 
 def test_unknown_cost_constants_list_the_known_ones() -> None:

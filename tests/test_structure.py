@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "cache": LEAVES,
     "runtime": LEAVES,
     "demotion": LEAVES,
+    "force": frozenset({"errors", "config"}),
     "backend": None,
     "report": None,
     "demo": None,

@@ -24,6 +24,9 @@ _WHOLE = {
     "aten._fft_c2c.default aten._fft_r2c.default aten._fft_c2r.default": "FFT: stays with the vendor's library",
 }
 
+LIBRARY = frozenset(target for names in _WHOLE for target in overloads(names))
+"""The ops of this page: calls of libraries whatever else is fused."""
+
 for _names, _reason in _WHOLE.items():
     for _target in overloads(_names):
         if lookup(_target) is None:

@@ -21,6 +21,7 @@ from dynafuse import ops
 from dynafuse.ir import Annotated, Facts, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.reductions import reduced_dims
+from dynafuse.partition.force import EMPTY, NOTHING, ONE_ELEMENT, Forcing
 from dynafuse.partition.normalize import arguments
 
 DTYPES = frozenset({
@@ -57,13 +58,17 @@ def tensor_of(value: torch.Tensor) -> Tensor:
     return Tensor(tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), value.dtype, value.device, count)
 
 
-def annotate(module: GraphModule, device_type: str | None, eager: frozenset[Node] = frozenset()) -> Annotated:
-    """Facts for every node. Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never."""
+def annotate(module: GraphModule, device_type: str | None, eager: frozenset[Node] = frozenset(),
+             forcing: Forcing = NOTHING) -> Annotated:
+    """Facts for every node. Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never.
+
+    Raises ForceError if a node is forced to an executor that cannot run it.
+    """
     facts: dict[Node, Facts] = {}
     for node in module.graph.nodes:
         found = _facts(node, module, device_type)
         facts[node] = replace(found, role="eager", reason="demoted") if node in eager else found
-    return Annotated(module.graph, facts)
+    return Annotated(module.graph, forcing.applied(module.graph, facts))
 
 
 def _facts(node: Node, module: GraphModule, device_type: str | None) -> Facts:
@@ -128,11 +133,11 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
         if t.dtype not in DTYPES:
             return f"dtype {t.dtype} is not fused"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
-            return "an empty tensor"
+            return EMPTY
     if not is_non_overlapping_and_dense_or_false(node.meta["val"]):
         return "its output is not dense"
     if row.kind is Kind.REDUCTION and _reduced_count(node, call) in (None, 1):
-        return "reduces no more than one element"
+        return ONE_ELEMENT
     if node.target is COPIES_INTO and not _into_input(node):
         return "copies into something else than an input"
     if any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in _scalar_values(node)):

@@ -137,6 +137,9 @@ class _Growth:
             return Refusal("region too large", a, b, f"{len(first.nodes)} + {len(second.nodes)} ops")
         if self.spaces.tensor(candidate.first).device != self.spaces.tensor(candidate.second).device:
             return Refusal("different devices", a, b)
+        forced = {executor for n in (*first.nodes, *second.nodes) if (executor := self.spaces.facts[n].forced)}
+        if len(forced) > 1:
+            return Refusal("forced to different executors", a, b, ", ".join(sorted(forced)))
         nodes = sorted(first.nodes + second.nodes, key=self.dependencies.position)
         inlined = self._aligned(candidate, first, second)
         if isinstance(inlined, Refusal):

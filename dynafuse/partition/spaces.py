@@ -120,11 +120,15 @@ class Spaces:
         found: dict[Node, tuple[frozenset[Node], float]] = {}
         for node in self.graph.nodes:
             facts = self.facts[node]
-            if facts.role == "fused" and node not in self.needed:
+            if facts.role == "fused" and node not in self.needed and self._follows_readers(node, facts.forced):
                 sources, flops = self._recomputation(node, facts, found)
                 if self._pays(facts, sources, flops):
                     found[node] = (sources, flops)
         return frozenset(found)
+
+    def _follows_readers(self, node: Node, forced: str | None) -> bool:
+        """Whether readers may compute a node again for themselves: a forced one only where they are forced alike."""
+        return forced is None or all(self.facts[user].forced == forced for user in node.users)
 
     def _pays(self, facts: Facts, sources: frozenset[Node], flops: float) -> bool:
         assert facts.row is not None and facts.tensor is not None
