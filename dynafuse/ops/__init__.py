@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dynafuse.ops import creation, gathers, indexing, pointwise_rows, reductions, views, whole  # noqa: F401  (fill the table)
+from dynafuse.ops import (  # noqa: F401  (fill the table)
+    creation,
+    gathers,
+    indexing,
+    nvfuser_rows,
+    pointwise_rows,
+    reductions,
+    views,
+    whole,
+)
 from dynafuse.ops.table import (
     Builder,
     Call,

@@ -122,6 +122,14 @@ Emit = str | Callable[..., str]
 
 
 @dataclass(frozen=True)
+class NvfuserRow:
+    """How nvFuser computes an op: ``build(fusion, call)`` records it (see :mod:`dynafuse.ops.nvfuser_parts`)."""
+
+    build: Callable[[Any, Call], Any]
+    accepts: Callable[[Call, Sequence[Any]], str] | None = None  # why a call of these tensors cannot be, or ""
+
+
+@dataclass(frozen=True)
 class Row:
     """One op. ``reason`` is non-empty exactly when the op runs eager although it has a row."""
 
@@ -136,6 +144,7 @@ class Row:
     accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
     flops: float = 1.0  # per output element (per input element for a reduction), counting a transcendental as 8
     reason: str = ""
+    nvfuser: NvfuserRow | None = None  # None: a pointwise op's own expression serves nvFuser; any other op is beyond it
 
     @property
     def fusible(self) -> bool:
