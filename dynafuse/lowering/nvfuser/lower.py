@@ -1,0 +1,187 @@
+"""From a spec to a recipe: every op by its row of the op table, every store in its layout. nvFuser is not imported.
+
+    lower(spec) -> Recipe             raises LoweringError where the region is one that nvFuser cannot take
+    refusal(spec) -> str              why it cannot, or ""
+    replay.define(recipe)             the FusionDefinition of a recipe
+
+16-bit floats are computed in float32 and rounded at stores; with ``round_like_eager`` wherever eager would round. What is
+only moved stays as narrow as it is in memory.
+
+Worked example: the recipe of ``relu(x) + 1`` is shown in ``recipe.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from dynafuse.errors import LoweringError
+from dynafuse.ir import OpSpec, Ref, Size, Spec
+from dynafuse.lowering.nvfuser.layout import is_dense, stride_order
+from dynafuse.lowering.nvfuser.recipe import Output, Recipe
+from dynafuse.lowering.nvfuser.recorder import Recorder
+from dynafuse.ops import Call, Context, Kind, Row, lookup, nvfuser_rows
+from dynafuse.ops.literals import opmath
+from dynafuse.ops.nvfuser_math import evaluate
+from dynafuse.ops.nvfuser_parts import Part
+from dynafuse.ops.overloads import overload
+from dynafuse.ops.promotion import Operand, compute_dtype
+from dynafuse.ops.reductions import keepdim, reduced_dims
+
+VARIANCES = ("var", "std")
+
+
+def lower(spec: Spec) -> Recipe:
+    """The recipe of a region. Raises LoweringError for what :func:`refusal` refuses."""
+    reason = refusal(spec)
+    if reason:
+        raise LoweringError(spec.ops[-1].target, reason)
+    return _Lowering(spec).recipe()
+
+
+def refusal(spec: Spec) -> str:
+    """Why nvFuser cannot take a region, or "": an op that it cannot do, a layout, an input that is overwritten too early."""
+    calls = list(map(_called, spec.ops))
+    if all(row.kind is Kind.VIEW for row, _ in calls):
+        return "it computes nothing"
+    for (row, call), op in zip(calls, spec.ops, strict=True):
+        reason = nvfuser_rows.refusal(row, call, [_tensor(spec, ref) for ref in _references(op.args)])
+        if reason:
+            return f"{op.target}: {reason}"
+    gaps = [store.layout for store in spec.stores if not is_dense(store.layout)]
+    return f"a store with gaps: {gaps[0]}" if gaps else _overwritten_too_early(spec, [row for row, _ in calls])
+
+
+def _overwritten_too_early(spec: Spec, rows: Sequence[Row]) -> str:
+    """An input that a store overwrites may be read element by element for that store, and by nothing else.
+
+    nvFuser may cut a fusion into kernels, and does not promise to read an input in all of them before it is overwritten.
+    """
+    reach: list[set[int]] = []
+    for row, op in zip(rows, spec.ops, strict=True):
+        refs = [ref for i, arg in enumerate(op.args) if _wanted(row, i) for ref in _references((arg,))]
+        reach.append({k for ref in refs for k in ((ref.position,) if ref.kind == "in" else reach[ref.position])})
+    for store in spec.stores:
+        if store.into is None:
+            continue
+        readers = [i for i, inputs in enumerate(reach) if store.into in inputs]
+        moved = [spec.ops[i].target for i in readers if rows[i].kind is not Kind.POINTWISE]
+        others = [s for s in spec.stores if s is not store and store.into in reach[s.op]]
+        if moved or others:
+            return f"in{store.into} is overwritten, but " + (f"{moved[0]} reads it" if moved else "another store reads it")
+    return ""
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a spec, for refusals."""
+
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+
+
+class _Lowering:
+    """One spec on its way to a recipe."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.recorder = Recorder(spec.inputs, spec.symbols)
+        self.round_like_eager = bool(dict(spec.options).get("round_like_eager"))
+
+    def recipe(self) -> Recipe:
+        self.recorder.variances = frozenset(self._variances())
+        for position, op in enumerate(self.spec.ops):
+            row, call = _called(op)
+            self.recorder.origin = op.target
+            self.recorder.values[Ref("op", position)] = self._settled(row, call)
+        return self.recorder.recipe(list(self._outputs()))
+
+    def _variances(self) -> Iterator[tuple[Any, ...]]:
+        for row, call in map(_called, self.spec.ops):
+            if row.reduction in VARIANCES:
+                arg = next(iter(call.args.values()))
+                rank = len(_tensor(self.spec, arg).shape)
+                yield arg, reduced_dims(call.target, call.args, rank), keepdim(call.target, call.args)
+
+    def _settled(self, row: Row, call: Call) -> Part:
+        """An op's part: in the op's dtype or its opmath type, in the op's sizes."""
+        if row.nvfuser is not None:
+            part: Part = row.nvfuser.build(self.recorder, call)
+        else:
+            part = self._pointwise(row, call)
+        assert part.dtype in (call.dtype, opmath(call.dtype)), (str(call.target), part.dtype, call.dtype)
+        part = self.recorder.expanded(part, call.shape)
+        rounds = self.round_like_eager and row.kind is not Kind.VIEW
+        return self.recorder.cast(part, call.dtype) if rounds else part
+
+    def _pointwise(self, row: Row, call: Call) -> Part:
+        """The row's expression, over operands that are cast as the row says."""
+        f = self.recorder
+        args = list(call.args.values())
+        dtype = compute_dtype(row, call, [self._kind(a) for i, a in enumerate(args) if i not in row.raw and _is_operand(a)])
+        names: dict[str, Part] = {}
+        for i, arg in enumerate(args):
+            if isinstance(arg, Ref) and _wanted(row, i):
+                own = _tensor(self.spec, arg).dtype
+                names[f"x{i}"] = f.cast(f.operand(arg), opmath(own if dtype is None or i in row.raw else dtype))
+            elif _is_size(arg):
+                names[f"x{i}"] = f.full((), arg, opmath(dtype or call.dtype))
+        before = tuple(_tensor(self.spec, arg).dtype for arg in args if isinstance(arg, Ref))
+        context = Context(opmath(dtype or call.dtype), call.dtype, before)
+        operands = [f"x{i}" if isinstance(arg, Ref) or _is_size(arg) else arg for i, arg in enumerate(args)]
+        made = evaluate(f, nvfuser_rows.expression(row, context, operands), names)
+        wide = opmath(call.dtype)
+        return f.cast(made, wide) if isinstance(made, Part) else f.full(call.shape, made, wide)
+
+    def _kind(self, arg: Any) -> Operand:
+        if isinstance(arg, Ref):
+            tensor = _tensor(self.spec, arg)
+            return tensor.dtype, len(tensor.shape) == 0
+        return int if isinstance(arg, sympy.Expr) else type(arg)
+
+    def _outputs(self) -> Iterator[Output]:
+        """Every output's order of dimensions is said: nvFuser would choose one from those of the inputs."""
+        self.recorder.origin = "store"
+        for store in self.spec.stores:
+            order = stride_order(store.layout) if len(store.layout.shape) > 1 else None
+            yield self.recorder.output(self.recorder.values[Ref("op", store.op)], store.layout, order, store.into)
+
+
+def _called(op: OpSpec) -> tuple[Row, Call]:
+    target = overload(op.target)
+    row = lookup(target)
+    if target is None or row is None:
+        raise LoweringError(op.target, "it has no row in the op table")
+    return row, Call(target, dict(op.args), tuple(map(sympy.sympify, op.shape)), op.dtype)
+
+
+def _references(args: Any) -> Iterator[Ref]:
+    """The tensors among arguments, in order."""
+    if isinstance(args, Ref):
+        yield args
+    elif isinstance(args, tuple):
+        for arg in args:
+            yield from _references(arg)
+
+
+def _tensor(spec: Spec, ref: Ref) -> _Tensor:
+    held = (spec.inputs if ref.kind == "in" else spec.ops)[ref.position]
+    return _Tensor(held.dtype, held.shape)
+
+
+def _wanted(row: Row, position: int) -> bool:
+    """Whether a pointwise row's expression uses an operand (all of them, if it is a function)."""
+    return not isinstance(row.emit, str) or f"{{{position}}}" in row.emit
+
+
+def _is_operand(arg: Any) -> bool:
+    return isinstance(arg, (Ref, bool, int, float, sympy.Expr))
+
+
+def _is_size(arg: Any) -> bool:
+    return isinstance(arg, sympy.Expr)
+
