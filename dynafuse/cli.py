@@ -1,4 +1,4 @@
-"""The `dynafuse` command: `demo`, `options` and `--version`.
+"""The `dynafuse` command: `demo`, `calibrate`, `doctor`, `options` and `--version`.
 
     >>> main(["--version"])  # doctest: +SKIP
     dynafuse 0.1.0
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dynafuse
 from dynafuse import config
@@ -22,8 +22,9 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own); the exit status."""
     arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return _run(arguments.command)
+        return command(arguments)
     except DynafuseError as error:
         print(f"dynafuse: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_USAGE
@@ -33,22 +34,44 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dynafuse", description="A cost-driven backend for torch.compile.")
     parser.add_argument("--version", action="version", version=f"dynafuse {dynafuse.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    commands.add_parser("demo", help="train a small transformer through dynafuse and check it against eager")
-    commands.add_parser("options", help="print every option with its default and environment variable")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], doc: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=doc, description=doc)
+        command.set_defaults(run=run)
+        return command
+
+    add("demo", _demo, "train a small transformer through dynafuse and check it against eager")
+    calibrate = add("calibrate", _calibrate, "measure the cost model's constants on the GPU at hand and store them")
+    calibrate.add_argument("--seconds", type=float, help="no new measurement begins after so many")
+    doctor = add("doctor", _doctor, "print what dynafuse finds on this machine, and what to do about what is missing")
+    doctor.add_argument("--json", action="store_true", help="as data")
+    add("options", _options, "print every option with its default and environment variable")
     return parser
 
 
-def _run(command: str) -> int:
-    if command == "options":
-        print(config.describe())
-        return 0
-    return _demo()
+def _options(arguments: argparse.Namespace) -> int:
+    print(config.describe())
+    return 0
 
 
-def _demo() -> int:
+def _demo(arguments: argparse.Namespace) -> int:
     """The demo, after a check of the environment: a misspelt variable should not cost a minute of work first."""
     import dynafuse.partition.device  # noqa: F401  (declares the cost constants that the environment may name)
     from dynafuse.demo import main as demo_main
 
     config.resolve()
     return demo_main() or 0
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from dynafuse import calibrate
+
+    config.resolve()
+    return calibrate.main(calibrate.SECONDS if arguments.seconds is None else arguments.seconds)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    """The doctor reads the environment itself: a misspelt variable is one of its findings."""
+    from dynafuse import doctor
+
+    return doctor.main(as_json=arguments.json)

@@ -28,6 +28,9 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "backend": None,
     "report": None,
     "demo": None,
+    "calibrate": None,
+    "calibrate_cases": frozenset({"partition"}),
+    "doctor": None,
     "cli": None,
     "__init__": None,
 }
