@@ -106,6 +106,30 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
+def litgpt_rope(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """As LitGPT writes it, on a projection of shape (batch, tokens, groups, queries per group + 2, width).
+
+    The first `cos.shape[-1]` elements of a head turn. Keys and values are repeated for every query of their group; where
+    there is one query, values are a view of the projection, and not among the results.
+    """
+    batch, tokens, groups, parts, width = qkv.shape
+    q, k, v = qkv.permute(0, 2, 3, 1, 4).split((parts - 2, 1, 1), dim=2)
+    if parts > 3:
+        k, v = (x.expand(batch, groups, parts - 2, tokens, width) for x in (k, v))
+    q, k, v = (x.reshape(batch, -1, tokens, width) for x in (q, k, v))
+    n = cos.shape[-1]
+
+    def turned(x: Tensor) -> Tensor:
+        roped = x[..., :n] * cos + rotate_half(x[..., :n]) * sin
+        return torch.cat((roped, x[..., n:]), dim=-1)
+
+    return (turned(q), turned(k), v) if parts > 3 else (turned(q), turned(k))
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
 def _rows(vectors: int, matrices: int = 1) -> Callable[..., tuple[Tensor, ...]]:
     """`matrices` inputs of (rows, n), then `vectors` of (n,)."""
     def make(rows: int, n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -126,16 +150,27 @@ def _heads(batch: int, tokens: int, heads: int, kv_heads: int, width: int, dtype
     return q, k, angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def _projection(
+    batch: int, tokens: int, groups: int, queries: int, width: int, turned: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    angles = torch.rand(tokens, turned // 2).repeat(1, 2) * 6.28
+    qkv = torch.randn(batch, tokens, groups, queries + 2, width, dtype=dtype)
+    return qkv, angles.cos().to(dtype), angles.sin().to(dtype)
+
+
 # ------ the table
 _BF16, _FP16 = torch.bfloat16, torch.float16
 _NORMS = ((8192, 4096), (4096, 12288))
 _LOGITS = ((4096, 32000), (4096, 128256), (2048, 256000))
 _GATED = ((8192, 5632), (8192, 14336))
 _HEADS = ((2, 4096, 32, 8, 128), (4, 2048, 16, 4, 128))
+# Llama-3-8B, Llama-2-7B, Pythia-6.9B, Phi-2, Gemma-7B: batch, tokens, groups, queries per group, width, turned width
+_PROJECTIONS = ((2, 4096, 8, 4, 128, 128), (2, 4096, 32, 1, 128, 128), (2, 2048, 32, 1, 128, 32), (2, 2048, 32, 1, 80, 32),
+                (2, 4096, 16, 1, 256, 256))
 _FORWARD, _BOTH = (False,), (False, True)
 
 TABLE: tuple[tuple[Op, tuple[bool, ...], Sequence[tuple[int, ...]]], ...] = (
-    (Op("bias_bias_layer_norm", bias_bias_layer_norm, _rows(4), _FP16), _FORWARD,
+    (Op("bias_bias_layer_norm", bias_bias_layer_norm, _rows(4), _FP16, grads=(0, 1, 2, 3, 4)), _BOTH,
      [(8192, n) for n in (2048, 4096, 5140, 12288, 16384, 20480)]),
     (Op("rms_norm", rms_norm, _rows(1), _BF16, grads=(0, 1)), _BOTH, _NORMS),
     (Op("add_rms_norm", add_rms_norm, _rows(1, 2), _BF16), _FORWARD, _NORMS),
@@ -144,7 +179,9 @@ TABLE: tuple[tuple[Op, tuple[bool, ...], Sequence[tuple[int, ...]]], ...] = (
     (Op("cross_entropy", cross_entropy, _logits, _BF16, grads=(0,)), _BOTH, _LOGITS),
     (Op("swiglu", swiglu, _rows(0, 2), _BF16, grads=(0, 1)), _BOTH, _GATED),
     (Op("geglu", geglu, _rows(0, 2), _BF16, grads=(0, 1)), _BOTH, _GATED),
+    (Op("bias_gelu", bias_gelu, _rows(1), _BF16, grads=(0, 1)), _BOTH, [(8192, 8192)]),
     (Op("rope", rope, _heads, _BF16, grads=(0, 1), rereads="constants"), _BOTH, _HEADS),
+    (Op("litgpt_rope", litgpt_rope, _projection, _BF16, grads=(0,), rereads="constants"), _BOTH, _PROJECTIONS),
 )
 
 

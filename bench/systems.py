@@ -31,6 +31,10 @@ class System:
         """`fn` as this system runs it; an unknown backend raises here or at the first call, as torch does."""
         if self.backend is None:
             return fn
+        if self.backend == "thunderfx":
+            from thunder.dynamo import thunderfx
+
+            return thunderfx(fn)  # type: ignore[no-any-return]
         import torch
 
         compiled: Callable[..., Any] = torch.compile(fn, backend=self.backend, mode=self.mode)
@@ -59,6 +63,11 @@ SYSTEMS: dict[str, System] = {
         System("inductor-reduce-overhead", backend="inductor", mode="reduce-overhead"),
         System("dynafuse", backend="dynafuse"),
         System("dynafuse-reduce-overhead", backend="dynafuse", mode="reduce-overhead"),
+        # One executor each, and eager for what it cannot do: what dynafuse's own choice is compared with.
+        System("dynafuse-triton", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "triton"}),
+        System("dynafuse-nvfuser", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "nvfuser"}),
+        # nvFuser as Thunder drives it.
+        System("nvfuser", backend="thunderfx"),
     )
 }
 
@@ -71,7 +80,7 @@ def find(name: str) -> System:
     pairs = [item.partition("=") for item in extra.split(";") if item]
     if bad := [key for key, sign, _ in pairs if not sign]:
         raise SystemExit(f"bench: {name!r}: write {bad[0]}=VALUE after the @")
-    return dataclasses.replace(SYSTEMS[base], name=name, env={key: value for key, _, value in pairs})
+    return dataclasses.replace(SYSTEMS[base], name=name, env=SYSTEMS[base].env | {key: value for key, _, value in pairs})
 
 
 def fresh_cache_env() -> dict[str, str]:

@@ -123,11 +123,19 @@ def micro_cell(m: Metrics, best: float | None) -> str:
     return text if m.get("right", True) else f"{text} wrong"
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro}
+def regret(rows: Rows) -> str:
+    """One line per kernel: what dynafuse's plan takes, the best of all that was measured, and their ratio."""
+    head = ["kernel", "dynafuse µs", "best µs", "best system", "regret"]
+    return markdown(head, ([case, number(m, "device_us"), number(m, "best_us"), m.get("best", "–"), number(m, "regret")]
+                           for (case, _), m in rows.items()))
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro, "regret": regret}
 TITLES = {
     "models": "Whole models (a step is loss and gradients in training, the output in inference)",
     "layers": "The same model with more layers",
     "micro": "Memory-bound kernels, TB/s of ideal traffic by device time",
+    "regret": "Regret: device time of the plan that dynafuse chose over the best that was measured",
 }
 
 
