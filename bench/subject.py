@@ -35,7 +35,9 @@ class ModelSubject:
         self.system = systems.find(request["system"])
         dtype: torch.dtype = getattr(torch, request.get("dtype", "bfloat16"))
         # TensorFloat-32 would make float32 runs, which exist to check results, as coarse as float16.
-        torch.backends.cudnn.allow_tf32 = False
+        # torch's test utilities forbid setting the flag once they are imported.
+        if self.device == "cuda":
+            torch.backends.cudnn.allow_tf32 = False
         how = Build(self.device, request["scale"], request.get("layers"), self.train, dtype)
         self.work: Workload = CASES[request["case"]].build(how)
         self.runner: Callable[..., Tensor] = self.work.module

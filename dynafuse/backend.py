@@ -82,7 +82,7 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     compile_aot: Any = aot_autograd(  # a new object per graph: it keeps state
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
         partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing),
-        decompositions=decompositions(), keep_inference_input_mutations=True,
+        decompositions=decompositions(config.fallback_random), keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compile_aot(rewrite(gm), example_inputs)
     return compiled

@@ -17,17 +17,20 @@ aten = torch.ops.aten
 WHOLE = {
     aten.embedding_dense_backward: "CUDA's kernel sorts the indices: no atomics, the same result every time",
     aten.max_pool2d_with_indices: "its kernel reads each window once; its backward pairs with it",
+    aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
+    aten.soft_margin_loss_backward: "the decomposition subtracts nearly equal numbers",
     aten.max_pool2d_with_indices_backward: "pairs with the forward's int64 indices",
 }
 """Ops that Inductor would decompose, with the reason why they stay whole here."""
 
 
 @cache
-def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """The decomposition table."""
-    from torch._inductor.decomposition import select_decomp_table
+def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[..., Any]]:
+    """The decomposition table; with ``fallback_random`` ops that draw random numbers stay eager's own."""
+    from torch._inductor.decomposition import decompositions as plain
+    from torch._inductor.decomposition import fast_random_decomps
 
-    table = dict(select_decomp_table())
+    table = dict(plain if fallback_random else fast_random_decomps())
     for packet in WHOLE:
         for name in packet.overloads():
             table.pop(getattr(packet, name), None)

@@ -133,7 +133,7 @@ def doubles(x):
 
 @case(lambda make: (make(5, 130, grad=False),))
 def complex_numbers(x):
-    z = torch.complex(x, x + 1)
+    z = torch.complex(x.float(), x.float() + 1)
     return (z * z).abs() + x.relu(), z.real * 2, torch.view_as_real(z) + 1
 
 
@@ -249,7 +249,7 @@ LAYOUTS: dict[str, Callable[[Maker], torch.Tensor]] = {
     "transposed": lambda make: make(70, 65, grad=False).t(),
     "permuted": lambda make: make(5, 6, 13, 3, grad=False).permute(2, 0, 3, 1),
     "expanded": lambda make: make(7, 1, 130, grad=False).expand(7, 5, 130),
-    "expanded_whole": lambda make: make(1, grad=False).expand(7, 130),
+    "expanded_whole": lambda make: make(1, grad=False).expand(7, 9),  # few: a sum of n equal numbers is off by n/4 units or not at all
     "sliced": lambda make: make(20, 140, grad=False)[3:17:2, 1:131],
     "offset_by_one": lambda make: make(1031, grad=False)[1:],
     "size_one": lambda make: make(1, 1, 1, grad=False),
@@ -396,10 +396,9 @@ def variances(n: int, correction: int) -> Function:
     return lambda x: (x.var(1, correction=correction), x.std(1, correction=correction), *torch.var_mean(x, 1, correction=correction), x.var(correction=correction))
 
 
-@case(lambda make: (make(5, 1030, grad=False) + 1000,), precise=False, name="variance_far_from_zero")
+@case(lambda make: (make(5, 1030, grad=False) + 1000,))
 def variance_far_from_zero(x):
-    wide = x.double()
-    return wide.var(1), wide.var(0), wide.std()
+    return x.var(1), x.var(0), x.std()
 
 
 @case(lambda make: (make.ints(0, 3, 9, 130).float(), make.ints(0, 3, 5000)))

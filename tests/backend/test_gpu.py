@@ -92,6 +92,30 @@ def test_captured_in_a_graph_by_the_caller(device: str) -> None:
     torch.testing.assert_close(found, x.softmax(-1) * 2 + x.sum(0))
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_reduce_overhead_trains_and_replays(name: str, device: str) -> None:
+    from torch._inductor.cudagraph_trees import get_manager
+
+    build, make = MODELS[name]
+    arguments = tuple(a.to(device) for a in make())
+    losses = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        model = build().to(device).train()
+        call = torch.compile(model, backend="dynafuse", mode="reduce-overhead") if compile else model
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        losses.append([])
+        for _ in range(6):
+            optimizer.zero_grad(set_to_none=True)
+            loss = call(*arguments)
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    manager = get_manager(0, create_if_none_exists=False)
+    assert manager is not None and manager.roots, "nothing was recorded"
+
+
 def test_misaligned_inputs(device: str) -> None:
     memory = torch.randn(5000, device=device, dtype=torch.bfloat16)
     call = compiled(lambda x: x * 2 + x.float().sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,9 +101,14 @@ def check_model(name: str, dtype: torch.dtype, device: str = "cpu") -> None:
     assert regions(graphs, "forward") and regions(graphs, "backward")
     assert ours.keys() == eager.keys()
     unit = torch.finfo(dtype).eps
+    relative: list[tuple[float, float]] = []
     for key, value in truth.items():
         wrong, usual = _rms(ours[key] - value), _rms(eager[key] - value)
-        assert wrong <= 2 * usual + 4 * unit * _rms(value) + unit * 1e-2, f"{key}: error {wrong:.3e}, eager's {usual:.3e}, magnitude {_rms(value):.3e}"
+        # A gradient of eight numbers, each a sum that cancels, is a few units off by luck: no single one may be far off, ...
+        assert wrong <= 2 * usual + 8 * unit * _rms(value) + unit * 1e-2, f"{key}: error {wrong:.3e}, eager's {usual:.3e}, magnitude {_rms(value):.3e}"
+        relative.append((wrong / (_rms(value) + unit), usual / (_rms(value) + unit)))
+    wrong, usual = (math.sqrt(sum(e * e for e in errors)) for errors in zip(*relative, strict=True))
+    assert wrong <= 2 * usual + unit, f"all together: relative error {wrong:.3e}, eager's {usual:.3e}"  # ... and all together not at all
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

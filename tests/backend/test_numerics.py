@@ -49,7 +49,8 @@ def test_dropout_has_one_mask_for_forward_and_backward(probability: float) -> No
 
 def test_dropout_at_the_ends() -> None:
     x = torch.randn(7, 130, requires_grad=True)
-    check(lambda x: (F.dropout(x, 0.0), F.dropout(x, 1.0), F.dropout(x, 0.5, training=False)), x)
+    # Times two: eager returns its very input, torch.compile a copy of it, whatever the backend.
+    check(lambda x: (F.dropout(x, 0.0) * 2, F.dropout(x, 1.0) * 2, F.dropout(x, 0.5, training=False) * 2), x)
 
 
 def test_random_numbers_differ_between_calls_and_repeat_under_a_seed() -> None:
@@ -74,7 +75,7 @@ def test_random_numbers_are_distributed_as_they_should_be() -> None:
 
 
 def test_eager_random_numbers_on_request() -> None:
-    check(lambda x: (F.dropout(x, 0.5), torch.rand_like(x) + x, x.bernoulli(0.3)), torch.rand(9, 130).requires_grad_(), fallback_random=True, precise=False)
+    check(lambda x: (F.dropout(x, 0.5), torch.rand_like(x) + x, x.detach().bernoulli(0.3)), torch.rand(9, 130).requires_grad_(), fallback_random=True, precise=False)
 
 
 def test_two_dropouts_of_one_tensor_differ() -> None:
@@ -193,7 +194,7 @@ def test_autocast() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return F.layer_norm((x @ w).relu(), (16,)).softmax(-1)
 
-    check(function, torch.randn(X, requires_grad=True), torch.randn(W, requires_grad=True), precise=False)
+    check(function, torch.randn(X, requires_grad=True), torch.randn(W, requires_grad=True))
 
 
 def test_repeated_calls_see_new_values() -> None:

@@ -1,7 +1,7 @@
 """torch's own operator samples (OpInfo's ``op_db``) through the backend, forward and backward, against eager.
 
-Every op runs once in float32. One whose graph holds a fused region goes on with more samples, and with one or two
-further dtypes; which ones is fixed by a hash of its name. ``OP_DB=all pytest tests/backend/test_op_db.py`` runs up to
+Every op runs once in float32; one whose graph holds a fused region goes on with more samples. One that has a row in
+the op table, and every fourth of the rest, also runs in another dtype, fixed by a hash of its name. ``OP_DB=all pytest tests/backend/test_op_db.py`` runs up to
 twenty samples in every dtype.
 """
 
@@ -19,10 +19,15 @@ from differential import Outcome, compare, compiled, copies, recorded, regions, 
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
+from dynafuse import ops
+
 ALL = os.environ.get("OP_DB") == "all"
 SAMPLES = 20 if ALL else 3  # of an op that is fused, per dtype
 OTHER_SAMPLES = 20 if ALL else 1  # of another dtype than float32
 OTHERS = (torch.bfloat16, torch.int64, torch.float64, torch.bool, torch.float16, torch.uint8, torch.int32)
+
+ROWS = {row.target._schema.name.split("::")[1] for row in ops.rows()}
+"""Names of the ops that have rows."""
 
 REAL: dict[str, Callable[..., Any]] = {  # their op is a lambda inside torch.testing, which Dynamo does not trace
     "nn.functional.scaled_dot_product_attention": F.scaled_dot_product_attention,
@@ -30,26 +35,32 @@ REAL: dict[str, Callable[..., Any]] = {  # their op is a lambda inside torch.tes
 UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 """Their values are whatever the memory held."""
 
-UNTRACEABLE: dict[str, str] = {}
+UNTRACEABLE: dict[str, str] = {
+    "masked_select": "its meta function bounds the result by the input's elements, not by those of the broadcast",
+}
 """Ops that torch.compile cannot trace, whatever the backend, with the reason."""
 
-KNOWN: dict[str, str] = {}
-"""Test id to the reason why it fails: faults of the product that stand."""
+INEXACT: dict[str, tuple[float, str]] = {
+    "nn_functional_hardsigmoid-float64": (1e-7, "eager's backward multiplies by a sixth in float32"),
+    "nn_functional_interpolate_bilinear-uint8": (1.0, "eager interpolates in fixed point"),
+    "nn_functional_upsample_bilinear-uint8": (1.0, "eager interpolates in fixed point"),
+}
+"""Test id to the absolute tolerance, and the reason, where it is eager that is inexact."""
 
 
 def tests() -> list[Any]:
-    """One test per op and dtype: float32, and one other dtype picked by the op's name."""
+    """One test per op and dtype: float32, and perhaps one other dtype picked by the op's name."""
     found = []
     for info in op_db:
         name = info.formatted_name
         dtypes = info.supported_dtypes("cpu")
         others = [dtype for dtype in OTHERS if dtype in dtypes]
-        picked = others if ALL else [others[zlib.crc32(name.encode()) % len(others)]] if others else []
+        number = zlib.crc32(name.encode())
+        wanted = others and (info.aten_name in ROWS or number % 4 == 0)
+        picked = others if ALL else [others[number // 4 % len(others)]] if wanted else []
         for dtype in (torch.float32, *picked):
             if dtype in dtypes:
-                key = f"{name}-{str(dtype)[6:]}"
-                marks = [pytest.mark.xfail(strict=True, reason=KNOWN[key])] if key in KNOWN else []
-                found.append(pytest.param(info, dtype, id=key, marks=marks))
+                found.append(pytest.param(info, dtype, id=f"{name}-{str(dtype)[6:]}"))
     return found
 
 
@@ -61,7 +72,7 @@ def test_op(info: OpInfo, dtype: torch.dtype) -> None:
     samples = spread(list(info.sample_inputs("cpu", dtype, requires_grad=differentiable and dtype.is_floating_point)),
                      SAMPLES if dtype is torch.float32 else OTHER_SAMPLES)
     for sample in samples:
-        if not check_sample(info, sample):
+        if not check_sample(info, dtype, sample):
             return  # nothing is fused: one sample is enough
 
 
@@ -72,20 +83,28 @@ def spread(samples: Sequence[SampleInput], count: int) -> list[SampleInput]:
     return [samples[k * len(samples) // count] for k in range(count)]
 
 
-def check_sample(info: OpInfo, sample: SampleInput) -> int:
-    """Compare one sample; returns the number of fused regions."""
+def check_sample(info: OpInfo, dtype: torch.dtype, sample: SampleInput) -> int:
+    """Compare one sample; returns the number of fused regions. Skips what eager itself refuses."""
     target = REAL.get(info.name, info.get_op())
     arguments = (sample.input, sample.args, sample.kwargs)
 
     def call(first: Any, args: Any, kwargs: Any) -> Any:
         return target(first, *args, **kwargs)
 
-    eager = run(call, copies(arguments))
+    try:
+        eager = run(call, copies(arguments))
+    except (RuntimeError, AssertionError) as error:
+        pytest.skip(f"eager raises: {error}")
     with recorded() as graphs:
         ours = traced(call, arguments)
     if info.name in UNSET:
         torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.zero_, (ours.result, eager.result))
-    compare(ours, eager, reference(call, arguments))
+    key = f"{info.formatted_name}-{str(dtype)[6:]}"
+    if key in INEXACT:
+        for a, b in ((ours.result, eager.result), (ours.gradients, eager.gradients)):
+            torch.testing.assert_close(a, b, rtol=0, atol=INEXACT[key][0])
+    else:
+        compare(ours, eager, reference(call, arguments))
     return regions(graphs)
 
 

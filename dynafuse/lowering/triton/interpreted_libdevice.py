@@ -46,6 +46,18 @@ def _splat(builder: InterpreterBuilder, block: tl.block_type, scalar: TensorHand
 
 
 InterpreterBuilder.create_splat = _splat
+_cast = InterpreterBuilder.cast_impl
+
+
+def _rounding_cast(builder: InterpreterBuilder, src: TensorHandle, dest: tl.dtype) -> TensorHandle:
+    """A conversion of values. Triton's own cuts a float32's low bits off on the way to bfloat16; a GPU rounds to nearest."""
+    if src.dtype.scalar == tl.float32 and dest.scalar == tl.bfloat16:
+        rounded = torch.from_numpy(src.data.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return TensorHandle(rounded, tl.bfloat16)
+    return _cast(builder, src, dest)
+
+
+InterpreterBuilder.cast_impl = _rounding_cast
 
 
 def _rsqrt(x: torch.Tensor) -> torch.Tensor:
