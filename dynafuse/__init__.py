@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynafuse.errors import CompileError, DynafuseError, DynafuseWarning, LoweringError, OptionError
+    from dynafuse.errors import CompileError, DynafuseError, DynafuseWarning, ForceError, LoweringError, OptionError
     from dynafuse.force import force_backend
     from dynafuse.report import Report, explain
 
@@ -24,6 +24,7 @@ _HOME = {
     "CompileError": "errors",
     "DynafuseError": "errors",
     "DynafuseWarning": "errors",
+    "ForceError": "errors",
     "LoweringError": "errors",
     "OptionError": "errors",
     "Report": "report",
@@ -35,6 +36,7 @@ __all__ = [
     "CompileError",
     "DynafuseError",
     "DynafuseWarning",
+    "ForceError",
     "LoweringError",
     "OptionError",
     "Report",

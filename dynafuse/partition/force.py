@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import logging
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,11 +26,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
+from torch.utils import _pytree as pytree
 
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import ForceError, Violation
 from dynafuse.ir import Facts
-from dynafuse.ops import Kind
+from dynafuse.ops import Kind, nvfuser_rows
 from dynafuse.ops.whole import LIBRARY
 
 log = logging.getLogger(__name__)
@@ -119,7 +121,7 @@ class Forcing:
         for node, order in self.orders(graph).items():
             if facts[node].role not in ("fused", "eager", "view"):
                 continue
-            reason = self._obstacle(node, order, facts[node])
+            reason = self._obstacle(node, order, facts)
             if reason and order.strict and facts[node].role != "view":
                 violations.append(_violation(node, order, facts[node], reason))
             result[node] = _forced(facts[node], order, reason)
@@ -142,6 +144,8 @@ class Forcing:
                 order = _of_neighbours(_called(node.users), found)
                 if order is not None:
                     found[node] = order
+        if self.around is not None:
+            found |= {node: Order(self.around[0], strict=False) for node in calls if node not in found and not _stack(node)}
         return found
 
     def forced_to_eager(self, graph: Graph) -> frozenset[Node]:
@@ -161,8 +165,7 @@ class Forcing:
     def _innermost(self, node: Node) -> tuple[Place, int, Order | None]:
         """Where a node lies, and of the patterns that match there the one that begins deepest; the more literal one of
         two, the later one of two alike."""
-        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-        key = tuple((str(entry[0]), entry[1]) for entry in stack.values())
+        key = tuple((str(entry[0]), entry[1]) for entry in _stack(node).values())
         if key not in self._found:
             place = _place(key)
             ranks = [(place.depth_of(p), p.literal, i) for i, p in enumerate(self.patterns)]
@@ -170,11 +173,13 @@ class Forcing:
             self._found[key] = place, depth, self.patterns[position].order if depth >= 0 else None
         return self._found[key]
 
-    def _obstacle(self, node: Node, order: Order, facts: Facts) -> str:
+    def _obstacle(self, node: Node, order: Order, facts: Mapping[Node, Facts]) -> str:
         """Why a node does not run on the executor that it is forced to, or ""."""
+        if node.target is operator.getitem:
+            return ""
         if order.executor not in self.enabled:
             return f"executor {order.executor!r} is not enabled"
-        return "" if _is_exempt(node, facts) else ABLE[order.executor](facts)
+        return "" if _is_exempt(node, facts[node]) else ABLE[order.executor](node, facts)
 
     def _tell_of_unmatched(self, graph: Graph) -> None:
         """Log, once each, the patterns that match nothing, in a graph that has modules."""
@@ -210,8 +215,16 @@ def _mark(node: Node) -> Mark | None:
 
 def _has_no_place(node: Node) -> bool:
     """Whether a node stands for nothing that the user wrote: a sum of gradients, a constant, what a pass put in."""
+    if _mark(node) is not None or _stack(node):
+        return False
     trace = node.meta.get("stack_trace")
-    return _mark(node) is None and (not trace or GRADIENT_ACC_SPECIAL_STACK in trace)
+    return not trace or GRADIENT_ACC_SPECIAL_STACK in trace
+
+
+def _stack(node: Node) -> Mapping[str, Any]:
+    """The modules that a node was called in, or that the op was whose backward it belongs to."""
+    found: Mapping[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return found
 
 
 def _called(nodes: Iterable[Node]) -> list[Node]:
@@ -261,22 +274,25 @@ def _matches(path: Path_, pattern: Path_) -> bool:
 # ---------------------------------------------------------------------- the contract
 
 
-def _able_nvfuser(facts: Facts) -> str:
-    """Why nvFuser does not run a node: where its rows come in."""
-    return "there is no nvFuser lowering"
+def _able_triton(node: Node, facts: Mapping[Node, Facts]) -> str:
+    return "" if facts[node].role == "fused" else facts[node].reason
 
 
-def _able_triton(facts: Facts) -> str:
-    return "" if facts.role == "fused" else facts.reason
+def _able_nvfuser(node: Node, facts: Mapping[Node, Facts]) -> str:
+    found = facts[node]
+    if found.role != "fused" or found.row is None or found.call is None:
+        return found.reason
+    arguments = [facts[a].tensor for a in pytree.tree_leaves(list(found.call.args.values())) if isinstance(a, Node)]
+    return nvfuser_rows.refusal(found.row, found.call, [tensor for tensor in arguments if tensor is not None])
 
 
-ABLE: dict[str, Callable[[Facts], str]] = {
+ABLE: dict[str, Callable[[Node, Mapping[Node, Facts]], str]] = {
     "triton": _able_triton,
     "nvfuser": _able_nvfuser,
-    "inductor": lambda facts: "",
-    "eager": lambda facts: "",
+    "inductor": lambda node, facts: "",
+    "eager": lambda node, facts: "",
 }
-"""Per executor: why it does not run a node that computes, or ""."""
+"""Per executor: why it does not run a node that computes, given the facts of all nodes; or ""."""
 
 
 def _is_exempt(node: Node, facts: Facts) -> bool:
@@ -321,11 +337,12 @@ def _described(value: Any) -> str:
 
 
 def user_line(node: Node) -> str:
-    """The last line of the user's code on a node's stack trace, as ``in f at model.py:12: y = x.sort()``; or ""."""
+    """The last line of the user's code on a node's stack trace, as ``model.py:12, in f: y = x.sort()``; else its module."""
     frames = re.findall(r'File "(.*?)", line (\d+), in (.*?)\n\s*(.*)', node.meta.get("stack_trace") or "")
     own = [frame for frame in frames if not frame[0].startswith(PACKAGES)] or frames
-    if not own:
-        return ""
-    file, line, function, text = own[-1]
     backward = "backward of " if node.meta.get("partitioner_tag") == "is_backward" else ""
-    return f"{backward}{file}:{line}, in {function}: {text.strip()}"
+    if own:
+        file, line, function, text = own[-1]
+        return f"{backward}{file}:{line}, in {function}: {text.strip()}"
+    modules = [".".join(_parts(str(entry[0]))) for entry in _stack(node).values()]
+    return f"{backward}module {modules[-1]}" if modules else ""
