@@ -12,6 +12,7 @@ from dynafuse.ops import (  # noqa: F401  (fill the table)
     views,
     whole,
 )
+from dynafuse.ops.nvfuser_rows import refusal as nvfuser_refusal
 from dynafuse.ops.table import (
     Builder,
     Call,
@@ -32,6 +33,6 @@ from dynafuse.ops.table import (
 )
 
 __all__ = [
-    "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "eager", "lookup", "pointwise", "reduction",
-    "refusal", "register", "rewrite", "rows",
+    "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "eager", "lookup", "nvfuser_refusal",
+    "pointwise", "reduction", "refusal", "register", "rewrite", "rows",
 ]

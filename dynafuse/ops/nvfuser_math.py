@@ -36,6 +36,11 @@ COMPOSED: Mapping[str, str] = {
     "fma": "{0} * {1} + {2}",
     "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)",
     "copysign": "tl.where(lm.signbit({0}) ^ lm.signbit({1}), -{0}, {0})",
+    "floor_quotient": "tl.where((lm.fmod({0}, {1}) != 0) & (({1} < 0) ^ (lm.fmod({0}, {1}) < 0)), "
+                      "({0} - lm.fmod({0}, {1})) / {1} - 1, ({0} - lm.fmod({0}, {1})) / {1})",
+    "nearest_floor": "tl.where({0} - tl.floor({0}) > 0.5, tl.floor({0}) + 1, tl.floor({0}))",
+    "floor_div": "tl.where({1} == 0, {0} / {1}, tl.where(lm.floor_quotient({0}, {1}) == 0, "
+                 "lm.copysign(lm.floor_quotient({0}, {1}), {0} / {1}), lm.nearest_floor(lm.floor_quotient({0}, {1}))))",
     "fmax": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, lm.maximum({0}, {1})))",
     "fmin": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, lm.minimum({0}, {1})))",
     "remainder_int": "{0} % {1} + tl.where(({0} % {1} != 0) & (({0} % {1} < 0) ^ ({1} < 0)), {1}, {0} * 0)",
@@ -87,10 +92,20 @@ class _Library:
         if name in _TYPES:
             return _TYPES[name]
         if name in NATIVE:
-            return functools.partial(self._fusion.pointwise, name)
+            return functools.partial(self._native, name)
         if name in COMPOSED:
             return self._composed(COMPOSED[name])
         raise AttributeError(name)
+
+    def _native(self, name: str, *operands: Operand) -> Operand:
+        """A function of nvFuser; of numbers alone, its value."""
+        if name == "where" and not isinstance(operands[0], Part):
+            return operands[1] if operands[0] else operands[2]
+        if any(isinstance(operand, Part) for operand in operands):
+            return self._fusion.pointwise(name, *operands)
+        numbers = (torch.tensor(operand, dtype=torch.float64) for operand in operands)
+        value: Operand = getattr(torch, name)(*numbers).item()
+        return value
 
     def _composed(self, template: str) -> Callable[..., Operand]:
         def function(*operands: Operand) -> Operand:

@@ -397,8 +397,12 @@ _fill()
 
 
 def refusal(row: Row, call: Call, tensors: Sequence[Strided]) -> str:
-    """Why nvFuser cannot do a call, or "". ``tensors`` are its tensor arguments in order, those in lists included."""
-    return (table.refusal(row, call) or _unheld(call, tensors)
+    """Why nvFuser cannot do a call of a fusible op, or "".
+
+    ``tensors`` are its tensor arguments in order, those in lists included. What ``ops.refusal`` says of the call comes first
+    and is not asked again.
+    """
+    return (row.reason or _unheld(call, tensors)
             or (_unwritten(row, call, tensors) if row.nvfuser is None else _unaccepted(row.nvfuser, call, tensors)))
 
 
@@ -435,7 +439,8 @@ def text_of(row: Row, call: Call, tensors: Sequence[Strided]) -> str:
 
 
 def _takes_tensor(argument: torch.Argument, given: Any) -> bool:
-    return "Tensor" in str(argument.type) and given is not None and not isinstance(given, (bool, int, float))
+    number = given is None or isinstance(given, (bool, int, float)) or _is_size(given)
+    return "Tensor" in str(argument.type) and not number
 
 
 def _kind(arg: Any, tensor: Strided | None) -> Operand | None:
@@ -448,7 +453,9 @@ def _kind(arg: Any, tensor: Strided | None) -> Operand | None:
 
 
 def _is_size(arg: Any) -> bool:
-    return isinstance(arg, (sympy.Expr, torch.SymInt, torch.fx.Node))
+    """Whether an argument is an integer that is known at run time."""
+    value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg
+    return isinstance(value, (sympy.Expr, torch.SymInt))
 
 
 def expression(row: Row, context: Context, operands: Sequence[Any]) -> str:

@@ -6,7 +6,10 @@ is contiguous in all four. Strides may be symbolic: a dimension is contiguous on
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sympy
+from torch.utils._sympy.functions import Max
 
 from dynafuse.ir import Layout, Size
 from dynafuse.lowering.nvfuser.recipe import Input
@@ -16,6 +19,7 @@ _EXAMPLE = 1009  # what stands in for a size symbol where strides are ordered
 
 def described(layout: Layout) -> Input:
     """The input that a tensor of ``layout`` is."""
+    layout = replace(layout, stride=tuple(map(_without_empty, layout.stride)))
     memory = in_memory(layout)
     flags = {dim: None if _spread(layout, dim) else False for dim in memory}
     expected: Size = 1
@@ -46,6 +50,14 @@ def is_dense(layout: Layout) -> bool:
     given = described(layout)
     return all(flag is not False for flag in given.contiguity) and not any(
         size != 1 and stride == 0 for size, stride in zip(layout.shape, layout.stride, strict=True))
+
+
+def _without_empty(stride: Size) -> Size:
+    """A stride with ``Max(1, size)`` as ``size``: they differ only where there is no element."""
+    if isinstance(stride, int):
+        return stride
+    return stride.replace(lambda e: isinstance(e, (sympy.Max, Max)) and 1 in e.args,
+                          lambda e: sympy.Mul(*(arg for arg in e.args if arg != 1)))
 
 
 def _spread(layout: Layout, dim: int) -> bool:

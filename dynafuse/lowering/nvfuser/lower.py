@@ -46,14 +46,15 @@ def lower(spec: Spec) -> Recipe:
 def refusal(spec: Spec) -> str:
     """Why nvFuser cannot take a region, or "": an op that it cannot do, a layout, an input that is overwritten too early."""
     calls = list(map(_called, spec.ops))
-    if all(row.kind is Kind.VIEW for row, _ in calls):
+    rows = [row for row, _ in calls]
+    if all(row.kind is Kind.VIEW for row in rows):
         return "it computes nothing"
     for (row, call), op in zip(calls, spec.ops, strict=True):
         reason = nvfuser_rows.refusal(row, call, [_tensor(spec, ref) for ref in _references(op.args)])
         if reason:
             return f"{op.target}: {reason}"
-    gaps = [store.layout for store in spec.stores if not is_dense(store.layout)]
-    return f"a store with gaps: {gaps[0]}" if gaps else _overwritten_too_early(spec, [row for row, _ in calls])
+    gaps = [store.layout for store in spec.stores if store.into is not None and not is_dense(store.layout)]
+    return f"it overwrites an input with gaps: {gaps[0]}" if gaps else _overwritten_too_early(spec, rows)
 
 
 def _overwritten_too_early(spec: Spec, rows: Sequence[Row]) -> str:
