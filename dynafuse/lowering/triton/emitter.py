@@ -315,7 +315,9 @@ class Emitter:
         pointer, mask, tiles = self._pointer(tensor, offset, tiles)
         if not any(a.tensor == tensor and a.offset == offset for a in self.accesses):
             self.accesses.append(Access(tensor, layout, offset, False))
-        text = f"tl.load({pointer}{mask})"
+        # What every row reads again stays in the cache longest.
+        hint = ', eviction_policy="evict_last"' if tiles == {"r"} and "x" not in self.single else ""
+        text = f"tl.load({pointer}{mask}{hint})"
         if layout.dtype is torch.bool:
             text += ".to(tl.int1)"
         elif opmath(layout.dtype) is not layout.dtype:

@@ -21,8 +21,9 @@ from dynafuse.ops import Value
 
 UNKNOWN = 4096  # stands for a size that is only known at run time
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
-LONGEST_PERSISTENT = 16384  # elements of a row that fit in a program's registers and leave room for a second program
+LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
+LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 LONGEST_ROWCOL = 16384
 
 
@@ -156,7 +157,7 @@ def _pointwise(spec: Spec, probed: Emitter, accesses: Sequence[Access]) -> Tiles
     if cut:
         return _tiled(spec, order, cut)
     total = _count(spec, order)
-    block = clamp(power_of_two(total // (PROCESSORS * 8)), 128, 2048)
+    block = clamp(power_of_two(total // (PROCESSORS * 8)), 128, 1024)
     return Tiles("flat", {"x": order}, {"x": min(block, power_of_two(total))}, 4 if block >= 512 else 2)
 
 
@@ -227,9 +228,10 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     programs = rows if inner else max(1, rows // 32)
     if programs < 2 * PROCESSORS and length >= SPLIT_ABOVE and splittable(spec, reduced):
         return _split(spec, order, rows, length, inner)
-    longest = LONGEST_PERSISTENT // power_of_two(_live(spec, probed) // 2)
+    live = _live(spec, probed)
+    longest = LONGEST_PERSISTENT // (2 * power_of_two(live // 2) if live > 1 else 1)
     if inner and static and length <= longest:
-        return _persistent(order, rows, length, _live(spec, probed))
+        return _persistent(order, rows, length, live)
     return _looped(order, rows, length, inner)
 
 
@@ -238,7 +240,7 @@ def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, live:
     r = power_of_two(length)
     x = clamp(min(4096 // r, rows // PROCESSORS), 1, 128) if r < 4096 else 1
     x = power_of_two(x + 1) // 2  # rounded down to a power of two
-    per_lane = clamp(power_of_two(64 // live), 16, 32)
+    per_lane = clamp(power_of_two(64 // live), 16, 64 if r >= LONG_ROW else 32)
     return Tiles("persistent", order, {"x": x, "r": r}, clamp(power_of_two(x * r // (32 * per_lane)), 1, 16))
 
 
