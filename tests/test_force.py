@@ -208,6 +208,24 @@ def test_a_graph_break_inside_keeps_the_order() -> None:
     assert ops == {"tanh": {None}, "sin": {"eager"}, "cos": {"eager"}, "exp": {None}}
 
 
+def test_around_the_call_of_a_compiled_function_it_holds_for_what_compiles() -> None:
+    found: list[Compiled] = []
+    x = leaf()
+    with backend.listening(found.append, plan_only=True):
+        call = torch.compile(lambda x: torch.exp(function_of("triton")(torch.sin(x)) * torch.sin(x)), fullgraph=True,
+                             backend=backend.dynafuse, options={"device": "h200"})
+        with force_backend("eager"):
+            result = call(x)
+        result.sum().backward()
+        call(x)
+    assert [one.kind for one in found] == ["forward", "backward"]
+    assert forced(found[0])["sin"] == {"eager"} and forced(found[0])["tanh"] == {"triton"}
+    assert forced(found[1])["cos"] == {"eager"} and forced(found[1])["sub"] == {"triton"}
+    torch._dynamo.reset()
+    with force_backend("triton"), pytest.raises(BackendCompilerFailed, match="triton cannot run aten.cumsum.default"):
+        torch.compile(lambda x: torch.cumsum(x, 0), backend=backend.dynafuse, options={"device": "h200"})(X)
+
+
 def test_a_compiled_module_can_be_forced() -> None:
     module = Act()
     found: list[Compiled] = []
