@@ -19,44 +19,54 @@ import torch
 
 @dataclass
 class FusionKernel:
-    """What a spec became. ``recipe`` is a ``lowering.nvfuser.recipe.Recipe``; ``define`` makes a FusionDefinition of it."""
+    """What a spec became. ``recipe`` is a ``lowering.nvfuser.recipe.Recipe``; ``define`` makes a FusionDefinition of it.
+
+    One definition serves all devices: the executor cache compiles for each.
+    """
 
     key: str
     recipe: Any
     define: Callable[[Any], Any]
-    _execute: dict[int, Callable[..., Any]] = field(default_factory=dict, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _plain: bool = field(default=True, init=False)  # whether nvFuser's results are the stored tensors as they are
+    _defined: Any = field(default=None, init=False, repr=False)
+    _execute: Callable[..., Any] | None = field(default=None, init=False, repr=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        outputs = self.recipe.outputs
+        self._plain = all(output.into is None and not output.copies for output in outputs)
 
     @property
     def source(self) -> str:
         """The recipe as text."""
         return str(self.recipe)
 
-    def __post_init__(self) -> None:
-        outputs = self.recipe.outputs
-        self._plain = all(output.into is None and not output.copies for output in outputs)
-
-    def run(self, inputs: list[Any], device: int) -> list[torch.Tensor]:
-        """The stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
-        execute = self._execute.get(device)
-        made: list[torch.Tensor] = self._first(inputs, device) if execute is None else execute(inputs, device=device)
-        return made if self._plain else self._stored(inputs, made)
-
     @property
     def scalars(self) -> tuple[int, ...]:
         """Which of the spec's size symbols follow the tensors as arguments."""
         return tuple(symbol for _, symbol in self.recipe.scalars)
 
-    def _first(self, inputs: list[Any], device: int) -> list[torch.Tensor]:
-        """Define, compile and run: once per device, though several threads may ask."""
+    def prepare(self) -> FusionKernel:
+        """Record the definition, so that what nvFuser rejects is known before the first call. Needs no GPU."""
         with self._lock:
-            if device in self._execute:
-                return self._execute[device](inputs, device=device)  # type: ignore[no-any-return]
-            fd = self.define(self.recipe)
-            made: list[torch.Tensor] = fd.execute(inputs, device=torch.device("cuda", device))
-            self._execute[device] = fd.fec.execute
-            return made
+            if self._defined is None:
+                self._defined = self.define(self.recipe)
+        return self
+
+    def run(self, inputs: list[Any], device: int) -> list[torch.Tensor]:
+        """The stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
+        execute = self._execute
+        made: list[torch.Tensor] = self._first(inputs, device) if execute is None else execute(inputs, device=device)
+        return made if self._plain else self._stored(inputs, made)
+
+    def _first(self, inputs: list[Any], device: int) -> list[torch.Tensor]:
+        """Compile and run: once, though several threads may ask."""
+        with self._lock:
+            if self._execute is None:
+                fd = self.prepare()._defined
+                made: list[torch.Tensor] = fd.execute(inputs, device=torch.device("cuda", device))
+                self._execute = fd.fec.execute
+                return made
+        return self._execute(inputs, device=device)  # type: ignore[no-any-return]
 
     def _stored(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """nvFuser's outputs in the order of the stores. An overwritten input is returned itself.

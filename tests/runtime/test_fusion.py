@@ -38,14 +38,24 @@ def kernel(results: Any, *outputs: Output, scalars: tuple[tuple[Var, int], ...] 
     return FusionKernel("key", Recipe((GIVEN, GIVEN), scalars, (), outputs), define), made
 
 
-def test_a_definition_is_made_at_the_first_call_of_a_device() -> None:
+def test_the_first_call_compiles_and_the_others_go_to_the_executor_cache() -> None:
     fusion, made = kernel(lambda inputs: [inputs[0] + 1], Output(Var(2)))
     assert made == []
     x, y = torch.zeros(4), torch.ones(4)
-    for device in (0, 0, 1, 0):
+    for device in (0, 0, 1):
         found, = fusion.run([x, y], device)
         assert torch.equal(found, x + 1)
-    assert [d.calls for d in made] == [[("cuda:0", 2), ("0", 2), ("0", 2)], [("cuda:1", 2)]]
+    definition, = made
+    assert definition.calls == [("cuda:0", 2), ("0", 2), ("1", 2)]
+
+
+def test_preparing_records_once_and_runs_nothing() -> None:
+    fusion, made = kernel(lambda inputs: [inputs[0]], Output(Var(2)))
+    assert fusion.prepare().prepare() is fusion
+    definition, = made
+    assert definition.calls == []
+    fusion.run([torch.zeros(4), torch.zeros(4)], 0)
+    assert made == [definition] and len(definition.calls) == 1
 
 
 def test_threads_share_a_definition() -> None:
