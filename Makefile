@@ -10,6 +10,12 @@ TORCH := torch==2.13.0 triton==3.7.1
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 2))')
 
+# nvFuser's wheels are for torch 2.10 and Python 3.10 or 3.12, so its tests have an environment of their own.
+NVFUSER_VENV ?= .venv-nvfuser
+NVFUSER_BIN := $(NVFUSER_VENV)/bin
+NVFUSER_PYTHON ?= $(shell for found in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python3.12; do \
+	"$$found" -c 'import venv' 2>/dev/null && echo "$$found" && break; done)
+
 ifeq ($(GPU),)
 VENV_FLAGS :=
 INSTALL_TORCH = $(BIN)/pip install --quiet $(TORCH)
@@ -18,7 +24,7 @@ VENV_FLAGS := --system-site-packages
 INSTALL_TORCH = $(BIN)/python -c 'import torch, triton' || $(BIN)/pip install --quiet torch triton
 endif
 
-.PHONY: venv demo test lint types bench clean
+.PHONY: venv demo test test-nvfuser lint types bench clean
 
 venv: $(VENV)/.installed
 
@@ -27,6 +33,9 @@ demo: $(VENV)/.installed
 
 test: lint types
 	DYNAFUSE_STRICT=1 $(if $(GPU),,TRITON_INTERPRET=1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+test-nvfuser: $(NVFUSER_VENV)/.installed
+	DYNAFUSE_STRICT=1 OMP_NUM_THREADS=1 $(NVFUSER_BIN)/python -m pytest -n $(JOBS) tests/lowering/nvfuser
 
 lint: $(VENV)/.test-installed
 	$(BIN)/python -m ruff check .
@@ -39,7 +48,7 @@ bench: $(VENV)/.bench-installed
 	$(BIN)/python -m bench.table bench/results/models.json
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) $(NVFUSER_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # setuptools is installed first, and isolation is off, so that nothing is fetched where everything is already there.
@@ -52,4 +61,12 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.%-installed: $(VENV)/.installed
 	$(BIN)/pip install --quiet --no-build-isolation -e ".[$*]"
+	touch $@
+
+$(NVFUSER_VENV)/.installed: pyproject.toml
+	@test -n "$(NVFUSER_PYTHON)" || { echo "make test-nvfuser needs Python 3.12 (nvFuser's wheels are for 3.10 and 3.12):" \
+	  "install it, or name it with NVFUSER_PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(NVFUSER_PYTHON) -m venv $(NVFUSER_VENV)
+	$(NVFUSER_BIN)/pip install --quiet torch==2.10.0 "setuptools>=61" wheel pytest pytest-xdist
+	$(NVFUSER_BIN)/pip install --quiet --no-build-isolation -e ".[nvfuser-cu128]"
 	touch $@
