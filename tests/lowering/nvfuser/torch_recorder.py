@@ -135,14 +135,9 @@ def var_mean(tensor: torch.Tensor, dims: Sequence[int], correction: int, keepdim
 def reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def call(tensor: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
         assert dims and tensor.dtype is not torch.bool, "dims=[] is an error in nvFuser"
-        made = function(tensor, list(dims), keepdim)
-        return made if function is not total else made.to(made.dtype)
+        return function(tensor, list(dims), keepdim)
 
     return call
-
-
-def total(tensor: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
-    return tensor.sum(dims, keepdim=keepdim)
 
 
 def product(tensor: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
@@ -167,7 +162,7 @@ OPS: dict[str, Callable[..., Any]] = {
     **{name: one_dtype(getattr(torch, name)) for name in SAME_NAME},
     "div": one_dtype(div), "mod": one_dtype(torch.fmod), "where": where,
     "cast": lambda t, dtype: t.to(dtype),
-    "sum": reduction(total), "prod": reduction(product),
+    "sum": reduction(lambda t, dims, keep: t.sum(dims, keepdim=keep)), "prod": reduction(product),
     "max": reduction(lambda t, dims, keep: t.amax(dims, keepdim=keep)),
     "min": reduction(lambda t, dims, keep: t.amin(dims, keepdim=keep)),
     "var_mean": var_mean,
