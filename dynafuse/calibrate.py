@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import geometric_mean, median
-from typing import Protocol
 
 import torch
 from rich.console import Console
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from dynafuse import backend
 from dynafuse.calibrate_cases import BF16, Case, bandwidth_cases, chain, copied
+from dynafuse.clock import Gpu, Refused, Run, Timer
 from dynafuse.config import resolve
 from dynafuse.errors import DynafuseError
 from dynafuse.lowering.nvfuser import availability
@@ -56,25 +56,7 @@ SANE: Mapping[str, tuple[float, float]] = {
 }
 """By the first word of a constant's name: the least and the most that it can be."""
 
-Run = Callable[[], object]
 Build = Callable[[Case], Run]
-
-
-class Refused(Exception):
-    """A measurement that is not to be trusted; the message says why."""
-
-
-class Timer(Protocol):
-    """The clocks; all give microseconds per call of ``run``."""
-
-    def device(self, run: Run, calls: int) -> float:
-        """Device time, the host's pace left out."""
-
-    def host(self, run: Run, calls: int) -> float:
-        """Host time, of calls that the device keeps up with."""
-
-    def replay(self, run: Run) -> float:
-        """Device time of a captured call, replayed."""
 
 
 @dataclass
@@ -258,55 +240,6 @@ def executors_at_hand() -> dict[str, Build]:
     if availability.find().available:
         found["nvfuser"] = partial(compiled, "nvfuser")
     return found
-
-
-class Gpu:
-    """The clocks on the current CUDA device."""
-
-    HOLD_CYCLES = 4_000_000  # some 2 ms
-    LONGEST_HOLD = 1_000_000_000
-    WARM = 3
-
-    def device(self, run: Run, calls: int) -> float:
-        """Events around calls that queue up while the device is held; held longer until the host is ahead."""
-        cycles = self.HOLD_CYCLES
-        while cycles < self.LONGEST_HOLD:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(cycles)
-            begin.record()
-            for _ in range(calls):
-                run()
-            end.record()
-            ahead = not begin.query()
-            torch.cuda.synchronize()
-            if ahead:
-                return 1e3 * float(begin.elapsed_time(end)) / calls
-            cycles *= 4
-        raise Refused("the host did not get ahead of the device")
-
-    def host(self, run: Run, calls: int) -> float:
-        """Wall time of calls, from an idle device, without waiting for it at the end."""
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(calls):
-            run()
-        us = 1e6 * (time.perf_counter() - began) / calls
-        torch.cuda.synchronize()
-        return us
-
-    def replay(self, run: Run) -> float:
-        """Replays of a captured call, through :meth:`device`."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(self.WARM):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(CHAIN_CALLS):
-                run()
-        return self.device(graph.replay, CHAIN_CALLS) / CHAIN_CALLS
 
 
 # ---------------------------------------------------------------------- the command

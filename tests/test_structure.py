@@ -23,6 +23,8 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "lowering": LEAVES,
     "cache": LEAVES,
     "runtime": LEAVES,
+    "clock": frozenset(),
+    "tuning": LEAVES | {"clock", "cache", "partition", "runtime"},
     "demotion": LEAVES,
     "force": frozenset({"errors", "config"}),
     "backend": None,
