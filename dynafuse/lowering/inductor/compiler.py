@@ -1,0 +1,106 @@
+"""From a program to a compiled function: traced over fake tensors, compiled by torch's own ``compile_fx_inner``.
+
+Inductor may rely on what it knows of the sizes it is shown: such guards come with the function, and whoever calls it asks
+``holds`` first. It is called from within other compilations, so nothing of theirs is visible to it: it has its own fake
+tensors, its own tracing context, no modes. One program is compiled at a time.
+
+Worked example: ``build(lower(spec), torch.device("cpu"), (48, 130))`` is a function for dynamic sizes that are, say, at
+least 2; its ``call([48, 130, x, y])`` returns the tensors of the stores that overwrite nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dynafuse.lowering.inductor.lower import Program, size_at
+
+_one_at_a_time = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What Inductor made. ``call`` takes sizes and tensors in a list, which it empties; ``guards`` are about the sizes."""
+
+    call: Callable[[list[Any]], Sequence[torch.Tensor]]
+    guards: str
+    source: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_guards", compile(self.guards, "<guards>", "eval"))
+
+    def holds(self, sizes: Sequence[int]) -> bool:
+        """Whether the function is right for the sizes."""
+        names = {f"t{i}": size for i, size in enumerate(sizes)}
+        return bool(eval(self._guards, SYMPY_INTERP, {"L": names}))  # type: ignore[attr-defined]
+
+
+def build(program: Program, device: torch.device, sizes: Sequence[int]) -> Compiled:
+    """The function of a program, for tensors on a device; ``sizes`` are examples of its size symbols."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    with _one_at_a_time, _undisturbed(), torch.no_grad():
+        mode = FakeTensorMode(shape_env=ShapeEnv() if sizes else None)
+        with tracing(TracingContext(mode)):
+            symbols = [_symbol(mode.shape_env, i, size) for i, size in enumerate(sizes)]
+            inputs = [*symbols, *_fakes(program, mode, symbols, device)]
+            module = traced(program, mode, inputs, device)
+            made: Any = compile_fx_inner(module, inputs, cudagraphs=BoxedBool(False), is_inference=True)
+        guards = mode.shape_env.produce_guards_expression(symbols, ignore_static=False) if mode.shape_env else ""
+    return Compiled(made, guards or "True", getattr(made, "source_code", "") or str(module.graph))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the modes of a compilation that is going on."""
+    with _disable_current_modes():
+        yield
+
+
+def _symbol(env: ShapeEnv | None, position: int, size: int) -> Any:
+    """A size that is known at run time; 0 and 1 are not, they are what they are."""
+    assert env is not None
+    source = ConstantSource(f"size{position}")
+    symbol = env.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    return env.create_symintnode(symbol, hint=size, source=source)
+
+
+def _fakes(program: Program, mode: FakeTensorMode, symbols: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
+    known = dict(zip(program.symbols, symbols, strict=True))
+    with mode:
+        return [
+            torch.empty_strided(
+                [size_at(s, known) for s in given.shape], [size_at(s, known) for s in given.stride],
+                dtype=given.dtype, device=device)
+            for given in program.spec.inputs
+        ]
+
+
+def traced(program: Program, mode: FakeTensorMode, inputs: Sequence[Any], device: torch.device) -> GraphModule:
+    """The FX graph of a program, in ops that Inductor lowers; its outputs keep the strides that it gives them."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    count = len(program.symbols)
+
+    def run(*given: Any) -> tuple[torch.Tensor, ...]:
+        return program.run(given[count:], given[:count], device)
+
+    with mode, enable_python_dispatcher():
+        module: GraphModule = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
+    output = module.graph.output_node()
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+    return module

@@ -1,0 +1,163 @@
+"""From a spec to a program over torch: its ops called one after another. Inductor is not imported.
+
+    lower(spec) -> Program            raises LoweringError where the region is one that Inductor cannot take
+    refusal(spec) -> str              why it cannot, or ""
+    compiler.build(program, ...)      what Inductor makes of a program
+
+Worked example: the program of ``relu(x) + 1`` is the spec itself; called with fake tensors it is traced into the FX graph
+``add(relu(arg0), 1)``, called with real ones it runs eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from dynafuse.errors import LoweringError
+from dynafuse.ir import Layout, OpSpec, Ref, Size, Spec
+from dynafuse.lowering.nvfuser.layout import in_memory
+from dynafuse.ops import Call, Kind, Row, inductor_rows, lookup
+from dynafuse.ops.overloads import overload
+
+aten, prims = torch.ops.aten, torch.ops.prims
+RESHAPES = (aten.view.default, aten._unsafe_view.default)
+"""Ops that ask for strides which an operand need not have here: the spec says sizes only."""
+
+Sizes = Mapping[str, Any]
+"""The values of size symbols: ints, or torch's symbolic ones while a program is traced."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A spec that can be called. ``stored`` are the stores that make tensors of their own."""
+
+    spec: Spec
+
+    def __str__(self) -> str:
+        return str(self.spec)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of the sizes that it takes."""
+        return self.spec.symbols
+
+    @property
+    def into(self) -> tuple[int | None, ...]:
+        """Per store, the input that it overwrites."""
+        return tuple(store.into for store in self.spec.stores)
+
+    def strides(self, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Per store that makes a tensor, its strides."""
+        known = dict(zip(self.symbols, sizes, strict=True))
+        made = [store.layout for store in self.spec.stores if store.into is None]
+        return tuple(tuple(size_at(stride, known) for stride in layout.stride) for layout in made)
+
+    def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
+        """The tensors that are stored; inputs that are overwritten are so at the end, when all has been read."""
+        known = dict(zip(self.symbols, sizes, strict=True))
+        values: list[torch.Tensor] = []
+        for op in self.spec.ops:
+            values.append(_checked(op, _call(op, inputs, values, known, device), known))
+        for store in self.spec.stores:
+            if store.into is not None:
+                inputs[store.into].copy_(values[store.op])
+        return tuple(_laid_out(values[s.op], s.layout, known) for s in self.spec.stores if s.into is None)
+
+
+def lower(spec: Spec) -> Program:
+    """The program of a region. Raises LoweringError for what :func:`refusal` refuses."""
+    reason = refusal(spec)
+    if reason:
+        raise LoweringError(spec.ops[-1].target, reason)
+    return Program(spec)
+
+
+def refusal(spec: Spec) -> str:
+    """Why Inductor cannot take a region, or "": an op that it cannot do, an option that it does not honour."""
+    calls = list(map(_row_and_call, spec.ops))
+    if all(row.kind is Kind.VIEW for row, _ in calls):
+        return "it computes nothing"
+    for (row, call), op in zip(calls, spec.ops, strict=True):
+        reason = inductor_rows.refusal(row, call)
+        if reason:
+            return f"{op.target}: {reason}"
+    if dict(spec.options).get("round_like_eager"):
+        narrow = [op for op in spec.ops if op.dtype.is_floating_point and op.dtype.itemsize < 4]
+        if narrow:
+            return f"{narrow[0].target}: Inductor does not round {narrow[0].dtype} as eager does (round_like_eager)"
+    return ""
+
+
+def _row_and_call(op: OpSpec) -> tuple[Row, Call]:
+    target = overload(op.target)
+    row = lookup(target)
+    if target is None or row is None:
+        raise LoweringError(op.target, "it has no row in the op table")
+    return row, Call(target, dict(op.args), tuple(map(sympy.sympify, op.shape)), op.dtype)
+
+
+def size_at(size: Size, known: Sizes) -> Any:
+    """A size, given those of the symbols in it."""
+    if not isinstance(size, sympy.Expr):
+        return size
+    if size.is_Integer:
+        return int(size)
+    return sympy_interp(PythonReferenceAnalysis, {s: known[str(s)] for s in size.free_symbols}, size)
+
+
+def _call(op: OpSpec, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor], known: Sizes,
+          device: torch.device) -> torch.Tensor:
+    def argument(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return (inputs if value.kind == "in" else values)[value.position]
+        if isinstance(value, tuple):
+            return list(map(argument, value))
+        return size_at(value, known) if isinstance(value, sympy.Expr) else value
+
+    target: Any = overload(op.target)
+    given = {name: argument(value) for name, value in op.args}
+    if target is aten.copy_.default:  # what it writes; the store says where to
+        into: torch.Tensor = given["self"]
+        return prims.convert_element_type.default(given["src"], into.dtype).expand(into.shape)  # type: ignore[no-any-return]
+    if target in RESHAPES:
+        target = aten.reshape.default
+        given = {"self": given["self"], "shape": given["size"]}
+    made: torch.Tensor = target(**given, **_placed(target, device))
+    return made
+
+
+def _placed(target: torch._ops.OpOverload, device: torch.device) -> dict[str, Any]:
+    """The arguments that a spec leaves out and an op cannot do without."""
+    return {argument.name: device for argument in target._schema.arguments if argument.name == "device"}
+
+
+def _checked(op: OpSpec, made: torch.Tensor, known: Sizes) -> torch.Tensor:
+    shape = [size_at(size, known) for size in op.shape]
+    if made.dtype is not op.dtype or not _same(made.shape, shape):
+        found = f"{str(made.dtype)[6:]}{list(made.shape)}"
+        raise LoweringError(op.target, f"its output is {found} here, {str(op.dtype)[6:]}{shape} in the graph")
+    return made
+
+
+def _same(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether sizes agree where they are known; those that are not are as the graph says."""
+    return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True) if _known(a) and _known(b))
+
+
+def _known(size: Any) -> bool:
+    return isinstance(size, int)
+
+
+def _laid_out(value: torch.Tensor, layout: Layout, known: Sizes) -> torch.Tensor:
+    """A value with the strides that the store promises: those of one-element dimensions do not matter."""
+    wanted = [size_at(stride, known) for stride in layout.stride]
+    if all(size == 1 or have == want for size, have, want in zip(layout.shape, value.stride(), wanted, strict=True)):
+        return value
+    order = in_memory(layout)
+    return value.permute(order).contiguous().permute([order.index(dim) for dim in range(value.dim())])

@@ -1,0 +1,111 @@
+"""A region that Inductor runs: compiled ahead where its sizes are known, else at the first call, then one call.
+
+Worked example: ``DelegateKernel(key, program, build).prepare().run([x, y], None)`` returns the stored tensors in the order
+of the stores; one that overwrites an input is that input.
+
+Inductor allocates its outputs. A function that it made for dynamic sizes comes with guards: sizes that they do not hold
+for get another function.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class _Variant:
+    """A compiled function; ``plain`` once a call has shown that its outputs are what the stores promise."""
+
+    compiled: Any  # a lowering.inductor.compiler.Compiled
+    plain: bool = False
+
+
+@dataclass
+class DelegateKernel:
+    """What a spec became. ``program`` is a ``lowering.inductor.lower.Program``; ``build`` compiles it.
+
+    ``build(program, device, sizes)`` is called once per device and kind of sizes.
+    """
+
+    key: str
+    program: Any
+    build: Callable[[Any, torch.device, Sequence[int]], Any]
+    _variants: dict[int | None, list[_Variant]] = field(default_factory=dict, init=False, repr=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._into: tuple[int | None, ...] = self.program.into
+        self._tensors = len(self.program.spec.inputs)
+        self._static = not self.program.symbols
+
+    @property
+    def source(self) -> str:
+        """The generated code of what has been compiled; before that, the program."""
+        found = [variant.compiled.source for variants in self._variants.values() for variant in variants]
+        return "\n\n".join(found) or str(self.program)
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        """Which of the spec's size symbols follow the tensors as arguments: all."""
+        return tuple(range(len(self.program.symbols)))
+
+    def prepare(self, sizes: Sequence[int] = (), device: int | None = None) -> DelegateKernel:
+        """Compile, so that what Inductor rejects is known before the first call. Needs no tensors.
+
+        ``sizes`` are examples of the spec's size symbols; without them a spec that has any waits for its first call.
+        ``device`` is a CUDA device's index, or None for the CPU.
+        """
+        if len(sizes) == len(self.program.symbols):
+            self._variant(sizes, device)
+        return self
+
+    def run(self, inputs: list[Any], device: int | None) -> list[torch.Tensor]:
+        """The stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
+        tensors, sizes = inputs[: self._tensors], inputs[self._tensors :]
+        variant = self._variant(sizes, device)
+        made = variant.compiled.call([*sizes, *tensors])
+        if not variant.plain:
+            made = self._settled(variant, made, tensors, sizes)
+        rest = iter(made)
+        return [next(rest) if into is None else tensors[into] for into in self._into]
+
+    def _variant(self, sizes: Sequence[int], device: int | None) -> _Variant:
+        """The function for these sizes, compiled if there is none: once, though several threads may ask."""
+        found = self._found(sizes, device)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._found(sizes, device)
+            if found is None:
+                where = torch.device("cpu") if device is None else torch.device("cuda", device)
+                found = _Variant(self.build(self.program, where, tuple(sizes)))
+                self._variants[device] = [*self._variants.get(device, ()), found]
+        return found
+
+    def _found(self, sizes: Sequence[int], device: int | None) -> _Variant | None:
+        variants = self._variants.get(device, ())
+        return next((one for one in variants if self._static or one.compiled.holds(sizes)), None)
+
+    def _settled(self, variant: _Variant, made: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor],
+                 sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Outputs in memory of their own and in the strides of the stores; whether they come so is the function's way."""
+        settled: list[torch.Tensor] = []
+        for tensor, strides in zip(made, self.program.strides(sizes), strict=True):
+            settled.append(_promised(tensor, strides, [*tensors, *settled]))
+        variant.plain = all(a is b for a, b in zip(made, settled, strict=True))
+        return settled
+
+
+def _promised(tensor: torch.Tensor, strides: Sequence[int], others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor as promised: a copy where it shares another's memory or has other strides."""
+    address = tensor.untyped_storage().data_ptr()
+    shared = any(other.untyped_storage().data_ptr() == address for other in others)
+    same = all(size == 1 or a == b for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
+    if same and not shared:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
