@@ -15,25 +15,26 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from dynafuse.cache.key import Bound, canonical
-from dynafuse.cache.store import Store, outcome
+from dynafuse.build import STORE, bind, request, usable
+from dynafuse.cache.key import Bound
+from dynafuse.cache.store import outcome
 from dynafuse.config import Config, resolve
-from dynafuse.demotion import demote
+from dynafuse.demotion import Demoted, demote
 from dynafuse.ir import Plan
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.compiler import interpreting
-from dynafuse.lowering.triton.lower import lower
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.decompositions import decompositions
+from dynafuse.partition.executors import Executors
 from dynafuse.partition.force import Forcing
 from dynafuse.partition.joint import replace_random, split_joint
 from dynafuse.partition.layout import optimize_layout
@@ -42,13 +43,9 @@ from dynafuse.partition.pregrad import rewrite
 from dynafuse.partition.regions import partition
 from dynafuse.runtime import capture as cuda_graphs
 from dynafuse.runtime.capture import capture
-from dynafuse.runtime.launch import Kernel
 from dynafuse.runtime.wrapper import Step, write
 
 log = logging.getLogger(__name__)
-
-STORE: Store[Kernel] = Store()
-"""Compiled kernels of this process, by key."""
 
 _launch_sites = 0
 
@@ -61,6 +58,7 @@ class Compiled:
     plan: Plan
     bounds: Mapping[str, Bound]
     device: devices.Device
+    unusable: Mapping[str, str]  # executors that the options name and that cannot be used, with the reason
 
 
 _listeners: list[Callable[[Compiled], None]] = []
@@ -130,54 +128,32 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if captured is not None:
         optimize_layout(kind, module, example_inputs)
     device = device_of(module, config)
-    eager: frozenset[Node] = frozenset()
+    enabled, unusable = usable(config.executors, device_type(module), _plan_only and config.device is not None)
+    forcing = replace(forcing, enabled=enabled)
+    target = None if interpreting() else device.capability
+    demoted = Demoted()
     while True:
-        annotated = annotate(module, fused_device(module, config), eager, forcing)
-        plan = partition(annotated, device, recompute=config.recompute, max_ops=config.max_region_ops)
-        target = None if interpreting() else device.capability
-        bounds = {r.name: canonical(annotated, r, config.key(), f"sm{target}") for r in plan.regions}
-        report(kind, plan, bounds, device)
+        annotated = annotate(module, fused_device(module, enabled), demoted.to_eager, forcing)
+        executors = Executors(annotated.facts, enabled, demoted.denied)
+        planned = partition(annotated, device, executors, captured=config.cudagraphs, recompute=config.recompute,
+                            max_ops=config.max_region_ops)
+        if planned.unplaced:
+            demoted = demoted.without_executor(planned.unplaced)
+            continue
+        plan, bounds = bind(planned, config, target)
+        report(Compiled(kind, plan, bounds, device, unusable))
         if _plan_only:
             return interpreter(module)
+        _count_sites(len(bounds))
         kernels, errors = outcome({name: request(bound, target, config) for name, bound in bounds.items()})
         if not errors:
             break
-        eager |= demote(plan, errors, config)
+        demoted = demote(plan, errors, config, demoted)
     steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols) for name, b in bounds.items()}
     call = write(plan, module, steps, static_inputs(kind))
     log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]
     return call if captured is None or not config.cudagraphs else capture(
         call, module, kind, sorted(static_inputs(kind)), captured)
-
-
-def request(bound: Bound, target: int | None, config: Config) -> Any:
-    """The kernel of a region, from the store or from the lowering."""
-    global _launch_sites
-    _launch_sites += 1
-
-    def start() -> Any:
-        lowered = lower(bound.spec)
-        return _then(pool.submit(lowered, target, config.workers), lambda compiled: Kernel(
-            bound.key, lowered.source, lowered.launches, lowered.workspaces, compiled, target is None))
-
-    return STORE.request(bound.key, start)
-
-
-def _then(future: Any, function: Callable[[Any], Any]) -> Any:
-    """A future of ``function`` applied to a future's result."""
-    from concurrent.futures import Future
-
-    after: Future[Any] = Future()
-
-    def copy(done: Future[Any]) -> None:
-        error = done.exception()
-        if error is not None:
-            after.set_exception(error)
-        else:
-            after.set_result(function(done.result()))
-
-    future.add_done_callback(copy)
-    return after
 
 
 def compile_regions_inside(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> None:
@@ -212,14 +188,15 @@ def device_of(module: GraphModule, config: Config) -> devices.Device:
     return devices.describe("h200").overridden(config.cost)
 
 
-def fused_device(module: GraphModule, config: Config) -> str | None:
-    """The device type whose tensors are fused: CUDA; CPU tensors when kernels are interpreted or only planned."""
-    if "triton" not in config.executors:
-        return None
+def device_type(module: GraphModule) -> str:
+    """cuda if a tensor of the graph is on a CUDA device, else cpu."""
     values = (node.meta.get("val") for node in module.graph.nodes)
-    if any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values):
-        return "cuda"
-    return "cpu" if interpreting() or (_plan_only and config.device) else None
+    return "cuda" if any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values) else "cpu"
+
+
+def fused_device(module: GraphModule, enabled: Sequence[str]) -> str | None:
+    """The device type whose tensors are fused; None if there is no executor to fuse them."""
+    return device_type(module) if any(name != "eager" for name in enabled) else None
 
 
 def static_inputs(kind: str) -> frozenset[int]:
@@ -230,10 +207,15 @@ def static_inputs(kind: str) -> frozenset[int]:
     return frozenset(context.fw_metadata.static_input_indices)
 
 
-def report(kind: str, plan: Plan, bounds: Mapping[str, Bound], device: devices.Device) -> None:
+def report(compiled: Compiled) -> None:
     """Tell the listeners."""
     for listener in _listeners:
-        listener(Compiled(kind, plan, bounds, device))
+        listener(compiled)
+
+
+def _count_sites(number: int) -> None:
+    global _launch_sites
+    _launch_sites += number
 
 
 def interpreter(module: GraphModule) -> Callable[[list[Any]], Any]:

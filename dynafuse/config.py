@@ -211,11 +211,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "executors",
-        ("triton", "eager"),
+        ("triton", "nvfuser", "eager"),
         EXECUTORS,
         "DYNAFUSE_EXECUTORS",
         "executors that the plan may use; eager is always allowed",
-        choices=("triton", "eager"),
+        choices=("triton", "nvfuser", "eager"),
     ),
     Option(
         "round_like_eager",

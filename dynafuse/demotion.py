@@ -1,4 +1,5 @@
-"""What happens to a region that fails to lower or compile: it runs eager, with one warning and a file that shows why.
+"""What happens to a region that fails to lower or compile: Triton takes it from another executor, eager takes it from
+Triton, with one warning and a file that shows why.
 
 Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileError`` naming the ops and that file.
 """
@@ -9,6 +10,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch.fx import Node
@@ -18,19 +20,35 @@ from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.ir import Plan, Region
 
 
-def demote(plan: Plan, errors: Mapping[str, BaseException], config: Config) -> frozenset[Node]:
-    """The nodes of failed regions, to be run eager. Raises CompileError instead when strict."""
-    found: set[Node] = set()
+@dataclass(frozen=True)
+class Demoted:
+    """What runs eager from now on, with the reason, and pairs of another executor and a node that it has failed on."""
+
+    to_eager: Mapping[Node, str] = field(default_factory=dict)
+    denied: frozenset[tuple[str, Node]] = frozenset()
+
+    def without_executor(self, nodes: Mapping[Node, str]) -> Demoted:
+        """This, and nodes that no executor takes: nothing has failed."""
+        return replace(self, to_eager={**self.to_eager, **nodes})
+
+
+def demote(plan: Plan, errors: Mapping[str, BaseException], config: Config, before: Demoted) -> Demoted:
+    """``before`` with the regions that failed. Raises CompileError instead when strict."""
+    to_eager, denied = dict(before.to_eager), set(before.denied)
     for region in plan.regions:
         error = errors.get(region.name)
         if error is None:
             continue
+        others = {option.executor for option in region.decision.options} - {region.executor}
         failure = CompileError([str(n.target) for n in region.nodes], _reason(error), _repro(region, error, config))
         if config.strict:
             raise failure from error
         warnings.warn(str(failure), DynafuseWarning, stacklevel=2)
-        found.update(n for n in region.nodes if plan.annotated.facts[n].role == "fused")
-    return frozenset(found)
+        if others:
+            denied.update((region.executor, n) for n in region.nodes)
+        else:
+            to_eager.update((n, "demoted") for n in region.nodes if plan.annotated.facts[n].role == "fused")
+    return Demoted(to_eager, frozenset(denied))
 
 
 def _reason(error: BaseException) -> str:

@@ -95,6 +95,30 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Option:
+    """An executor that could have run a region: predicted microseconds, and which override would have made it win."""
+
+    executor: str
+    device_us: float
+    host_us: float
+    override: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why a region runs where it does: the executors that could, the winner first.
+
+    ``margin`` is how much more the second costs, relative to the first; ``unsure`` are those that the cost model cannot
+    tell apart, so that a measurement should.
+    """
+
+    options: tuple[Option, ...] = ()
+    margin: float = float("inf")
+    unsure: tuple[str, ...] = ()
+    kernel_class: str = ""
+
+
+@dataclass(frozen=True)
 class Region:
     """Nodes that one kernel computes. ``nodes`` may repeat cheap nodes of other regions: those are computed again."""
 
@@ -111,6 +135,7 @@ class Region:
     bytes: int
     predicted_us: float
     reasons: tuple[str, ...] = ()
+    decision: Decision = field(default_factory=Decision)
 
     def __str__(self) -> str:
         ops = ", ".join(n.name for n in self.nodes)
@@ -119,11 +144,15 @@ class Region:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph as steps in order: regions, and single nodes that run eager, are views, or compute sizes on the host."""
+    """A graph as steps in order: regions, and single nodes that run eager, are views, or compute sizes on the host.
+
+    ``unplaced`` are fusible nodes that no executor takes: the plan has no steps until they are annotated to run eager.
+    """
 
     annotated: Annotated
     steps: tuple[Region | Node, ...]
     refusals: tuple[Refusal, ...] = ()
+    unplaced: Mapping[Node, str] = field(default_factory=dict)
 
     @property
     def regions(self) -> tuple[Region, ...]:

@@ -43,7 +43,7 @@ def test_defaults() -> None:
     assert of() == Config(
         strict=False,
         device=None,
-        executors=("triton", "eager"),
+        executors=("triton", "nvfuser", "eager"),
         round_like_eager=False,
         fallback_random=False,
         workers=None,
@@ -155,7 +155,7 @@ def test_ill_typed_variable_names_itself_and_what_it_takes(name: str, text: str)
 
 
 def test_choices_are_listed() -> None:
-    with pytest.raises(OptionError, match="out of triton, eager"):
+    with pytest.raises(OptionError, match="out of triton, nvfuser, eager"):
         of(None, {"executors": ["cuda"]})
 
 

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.utils.checkpoint import checkpoint
 
 import dynafuse
-from dynafuse import backend, force_backend
+from dynafuse import backend, build, force_backend
 from dynafuse.backend import Compiled
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import ForceError, OptionError, Violation
@@ -27,6 +27,7 @@ from dynafuse.ir import Plan
 from dynafuse.partition import device as devices
 from dynafuse.partition import force
 from dynafuse.partition.annotate import annotate
+from dynafuse.partition.executors import Executors
 from dynafuse.partition.force import Forcing
 from dynafuse.partition.normalize import normalize
 from dynafuse.partition.regions import partition
@@ -691,8 +692,8 @@ def test_where_there_is_no_line_of_the_users_the_error_names_the_module() -> Non
 
 
 def test_what_nothing_is_fused_for_cannot_be_forced_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "interpreting", lambda: False)
-    with pytest.raises(BackendCompilerFailed, match=r"triton cannot run aten.tanh.default .*: on cpu, nothing is fused"):
+    monkeypatch.setattr(build, "interpreting", lambda: False)
+    with pytest.raises(BackendCompilerFailed, match=r"triton cannot run aten.tanh.default .*: executor 'triton' is not enabled"):
         torch.compile(function_of("triton"), backend=backend.dynafuse)(X)
 
 
@@ -740,7 +741,7 @@ def plan_of(*executors: str | None) -> Plan:
 
     module = normalize(graphs.built(write, torch.empty(512, 512)))
     facts = annotate(module, "cpu", forcing=Forcing(enabled=("triton", "nvfuser", "eager")))
-    return partition(facts, devices.describe("h200"))
+    return partition(facts, devices.describe("h200"), Executors(facts.facts, ("triton", "nvfuser")))
 
 
 @pytest.fixture
@@ -781,7 +782,7 @@ def test_a_cheap_forced_op_is_not_computed_again_in_another_executors_kernel() -
     for mark in ("nvfuser", "triton"):
         module = normalize(graphs.built(write(mark), torch.empty(512, 512)))
         facts = annotate(module, "cpu", forcing=Forcing(enabled=("triton", "nvfuser", "eager")))
-        sizes.append([len(region.nodes) for region in partition(facts, devices.describe("h200")).regions])
+        sizes.append([len(region.nodes) for region in partition(facts, devices.describe("h200"), Executors(facts.facts, ("triton", "nvfuser"))).regions])
     assert sizes == [[2], [1, 1]]
 
 
@@ -813,14 +814,13 @@ def test_the_environment_flips_it_without_touching_the_code(monkeypatch: pytest.
     assert {executor for executor, _ in steps(model, X)} == {"eager"}
 
 
-@pytest.mark.parametrize(("shape", "launch_us", "kernels"), [
-    ((32768, 256), None, 1), ((32768, 256), "0", 2), ((4096, 4096), None, 2), ((4096, 4096), "50", 1),
+@pytest.mark.parametrize(("efficiency", "launch_us", "kernels"), [
+    ("0.9", "2", 1), ("0.05", "2", 2), ("0.3", "0", 2), ("0.3", "500", 1),
 ])
-def test_a_cost_constant_flips_a_merge(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], launch_us: str | None,
-                                       kernels: int) -> None:
-    if launch_us is not None:
-        monkeypatch.setenv("DYNAFUSE_COST_LAUNCH_US_TRITON", launch_us)
-    x = torch.empty(shape, dtype=torch.bfloat16)
+def test_a_cost_constant_flips_a_merge(monkeypatch: pytest.MonkeyPatch, efficiency: str, launch_us: str, kernels: int) -> None:
+    monkeypatch.setenv("DYNAFUSE_COST_EFFICIENCY_TRITON_ROWCOL", efficiency)
+    monkeypatch.setenv("DYNAFUSE_COST_LAUNCH_US_TRITON", launch_us)
+    x = torch.empty((4096, 4096), dtype=torch.bfloat16)
     report = dynafuse.explain(lambda x: (x.softmax(-1), x.sum(0)), x, device="h200")
     assert len(report.graphs[0].fused) == kernels
     assert any(refusal.kind == "does not pay" for refusal in report.refusals) == (kernels == 2)

@@ -211,7 +211,7 @@ def test_a_function_with_a_device_of_its_own() -> None:
 
 
 def test_without_a_gpu_nothing_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynafuse.backend.interpreting", lambda: False)
+    monkeypatch.setattr("dynafuse.build.interpreting", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     report = explain(lambda x: x + 1, torch.randn(8))
     (step,) = report.to_dict()["graphs"][0]["steps"]
@@ -274,7 +274,7 @@ def test_random_numbers_go_on_as_if_nothing_happened() -> None:
 
 
 def test_no_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynafuse.backend.lower", lambda spec: pytest.fail("a region was lowered"))
+    monkeypatch.setattr("dynafuse.build.lower", lambda spec: pytest.fail("a region was lowered"))
     on_h200(blocks(1), torch.randn(8, 32))
     assert dynafuse.backend.stats()["kernels"] == 0
 

@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "tuning": LEAVES | {"clock", "cache", "partition", "runtime"},
     "demotion": LEAVES,
     "force": frozenset({"errors", "config"}),
+    "build": None,
     "backend": None,
     "report": None,
     "demo": None,

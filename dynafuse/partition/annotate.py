@@ -8,13 +8,13 @@ reason ``no row in the op table``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 import sympy
 import torch
-from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._prims_common import _is_non_overlapping_and_dense_or_false as is_dense
 from torch.fx import Graph, GraphModule, Node
 
 from dynafuse import ops
@@ -29,6 +29,7 @@ DTYPES = frozenset({
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
 })
 COPIES_INTO = torch.ops.aten.copy_.default
+NOT_ANY: Mapping[Node, str] = {}
 UNKNOWN_SIZE = 8192  # the hint of a size that is only known at run time
 
 
@@ -58,16 +59,17 @@ def tensor_of(value: torch.Tensor) -> Tensor:
     return Tensor(tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), value.dtype, value.device, count)
 
 
-def annotate(module: GraphModule, device_type: str | None, eager: frozenset[Node] = frozenset(),
+def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, str] = NOT_ANY,
              forcing: Forcing = NOTHING) -> Annotated:
-    """Facts for every node. Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never.
+    """Facts for every node. Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never, for the
+    reason given.
 
     Raises ForceError if a node is forced to an executor that cannot run it.
     """
     facts: dict[Node, Facts] = {}
     for node in module.graph.nodes:
         found = _facts(node, module, device_type)
-        facts[node] = replace(found, role="eager", reason="demoted") if node in eager else found
+        facts[node] = replace(found, role="eager", reason=eager[node]) if node in eager else found
     return Annotated(module.graph, forcing.applied(module.graph, facts))
 
 
@@ -134,7 +136,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return f"dtype {t.dtype} is not fused"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
             return EMPTY
-    if not is_non_overlapping_and_dense_or_false(node.meta["val"]):
+    if not is_dense(node.meta["val"].shape, node.meta["val"].stride()):
         return "its output is not dense"
     if row.kind is Kind.REDUCTION and _reduced_count(node, call) in (None, 1):
         return ONE_ELEMENT

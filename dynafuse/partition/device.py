@@ -43,6 +43,8 @@ def _documented() -> dict[str, str]:
     docs = {
         "bandwidth_tbs": "memory bandwidth that a copy reaches, TB/s of bytes read plus written",
         "flops_tflops": "rate of plain float32 arithmetic in fused kernels, TFLOP/s",
+        "contraction_tflops": "rate of matrix products, convolutions and attention in 16-bit floats, TFLOP/s",
+        "contraction_tflops_float32": "the same in float32, without TensorFloat-32",
         "processors": "streaming multiprocessors",
         "programs_per_processor": "programs in flight that keep a processor's memory pipes full",
         "replay_us": "device time of a node of a captured CUDA graph besides its work, microseconds",
@@ -188,7 +190,8 @@ def scaled(base: Device, properties: Any) -> Device:
     constants = {
         "processors": float(properties.multi_processor_count),
         "bandwidth_tbs": base.bandwidth_tbs * share,
-        "flops_tflops": base.flops_tflops * share,
+        **{name: base.constants[name] * share
+           for name in ("flops_tflops", "contraction_tflops", "contraction_tflops_float32")},
     }
     source = f"scaled from {base.name} by processors"
     capability = properties.major * 10 + properties.minor

@@ -280,7 +280,7 @@ def _able_triton(node: Node, facts: Mapping[Node, Facts]) -> str:
 
 def _able_nvfuser(node: Node, facts: Mapping[Node, Facts]) -> str:
     found = facts[node]
-    if found.role != "fused" or found.row is None or found.call is None:
+    if found.role not in ("fused", "view") or found.row is None or found.call is None:
         return found.reason
     arguments = [facts[a].tensor for a in pytree.tree_leaves(list(found.call.args.values())) if isinstance(a, Node)]
     return nvfuser_rows.refusal(found.row, found.call, [tensor for tensor in arguments if tensor is not None])

@@ -16,18 +16,17 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from dynafuse.ir import Annotated, Axis, Dims, Plan, Refusal, Region
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Plan, Refusal, Region
 from dynafuse.partition import legality
 from dynafuse.partition.axes import AxisDims, leaves
-from dynafuse.partition.cost import Work, region_us
+from dynafuse.partition.cost import Prediction, efficiency_to_match
 from dynafuse.partition.device import Device
-from dynafuse.partition.legality import Shape, classify, members, product
+from dynafuse.partition.executors import Executors
 from dynafuse.partition.order import Dependencies, schedule
+from dynafuse.partition.pricing import Priced, Pricing
 from dynafuse.partition.spaces import COPIES_INTO, Read, Spaces
 
 ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
-MAX_TENSORS = 40  # tensors that one kernel reads and writes
-ROW_TILE = 32  # elements of contiguous output that one program of a column reduction makes
 
 
 @dataclass(eq=False)
@@ -37,9 +36,13 @@ class Group:
     nodes: list[Node]
     reads: list[Read]
     inlined: frozenset[Node] = frozenset()
-    us: float = 0.0
     reasons: list[str] = field(default_factory=list)
-    shape: Shape | None = None
+    priced: Priced | None = None
+
+    @property
+    def us(self) -> float:
+        """What the region costs; infinite if it has no kernel."""
+        return self.priced.us if self.priced else float("inf")
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,20 @@ class Candidate:
     vertical: bool
 
 
-def partition(annotated: Annotated, device: Device, *, recompute: bool = True, max_ops: int = 200) -> Plan:
-    """The plan for a graph on a device: regions, eager calls and views in an order that respects every dependency."""
-    return _Growth(Spaces(annotated, recompute), device, max_ops).run(annotated)
+def partition(annotated: Annotated, device: Device, executors: Executors | None = None, *, captured: bool = False,
+              recompute: bool = True, max_ops: int = 200) -> Plan:
+    """The plan for a graph on a device: regions, eager calls and views in an order that respects every dependency.
+
+    Without ``executors`` regions run on Triton; ``captured`` says that the graph will be replayed as a CUDA graph.
+    """
+    executors = executors or Executors(annotated.facts, ("triton",))
+    return _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops).run(annotated)
 
 
 class _Growth:
     """The working state of :func:`partition`."""
 
-    def __init__(self, spaces: Spaces, device: Device, max_ops: int) -> None:
+    def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int) -> None:
         self.spaces = spaces
         self.device = device
         self.max_ops = max_ops
@@ -70,10 +78,14 @@ class _Growth:
         self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
         self.dependencies = Dependencies(spaces, self.group)
         self.readers = self._readers()
-        for group in self.group.values():
-            group.us, group.shape = self._price(group.nodes, group.reads, group.inlined)
+        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs)
+        self._price_all(self.group.values())
+        self.pricing.beside(_predictions(self.group.values()))
 
     def run(self, annotated: Annotated) -> Plan:
+        unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
+        if unplaced:
+            return Plan(annotated, (), (), unplaced)
         candidates = sorted(self._candidates(), key=lambda c: -c.saving)
         for _ in range(ROUNDS):
             before = len(candidates)
@@ -81,6 +93,8 @@ class _Growth:
             if len(candidates) == before:
                 break
         groups = list({id(g): g for g in self.group.values()}.values())
+        self.pricing.beside(_predictions(groups))
+        self._price_all(groups)
         regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
         steps = schedule(self.spaces, regions)
         standing = [r for (a, b), r in self.refusals.items() if self.group[a] is not self.group[b]]
@@ -145,22 +159,20 @@ class _Growth:
         if isinstance(inlined, Refusal):
             return inlined
         reads = first.reads + second.reads
-        found = members(self.spaces, nodes, inlined, self._outputs(nodes))
-        shape = classify(self.spaces, found)
-        if isinstance(shape, Refusal):
-            return shape
         conflict = self._write_conflict(nodes, reads)
         if conflict:
             return Refusal("reads what the other overwrites", a, b, conflict)
         elsewhere = self._read_elsewhere(nodes, inlined)
         if elsewhere is not None:
             return Refusal("known at one place, read at another", a, b, elsewhere.name)
-        us, shape_ = self._price(nodes, reads, inlined)
-        if us >= first.us + second.us:
-            return Refusal("does not pay", a, b, f"{us:.1f} us together, {first.us:.1f} + {second.us:.1f} us apart")
+        priced = self.pricing.price(nodes, reads, inlined)
+        if isinstance(priced, Refusal):
+            return priced
+        if priced.us >= first.us + second.us:
+            return Refusal("does not pay", a, b, f"{priced.us:.1f} us together, {first.us:.1f} + {second.us:.1f} us apart")
         if self.dependencies.would_cycle(first, second):
             return Refusal("a path outside runs from one to the other", a, b)
-        return Group(nodes, reads, inlined, us, [*first.reasons, *second.reasons, f"{a} + {b}"], shape_)
+        return Group(nodes, reads, inlined, [*first.reasons, *second.reasons, f"{a} + {b}"], priced)
 
     def _aligned(self, candidate: Candidate, first: Group, second: Group) -> frozenset[Node] | Refusal:
         """Unify the two groups' axes along what they share; the nodes that have to be computed at other indices."""
@@ -231,71 +243,27 @@ class _Growth:
 
     # ------------------------------------------------------------------ what it costs
 
+    def _no_price(self, group: Group) -> str:
+        refused = self.pricing.price(group.nodes, group.reads, group.inlined)
+        assert isinstance(refused, Refusal)
+        return f"{refused.kind} ({refused.detail})"
+
+    def _price_all(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            priced = self.pricing.price(group.nodes, group.reads, group.inlined)
+            group.priced = None if isinstance(priced, Refusal) else priced
+
     def _outputs(self, nodes: Sequence[Node]) -> frozenset[Node]:
         inside = set(nodes)
         return frozenset(n for n in nodes if not self.readers.get(n, set()) <= inside or n.target is COPIES_INTO)
-
-    def _price(
-        self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node]
-    ) -> tuple[float, Shape | None]:
-        """Predicted microseconds of a region, and its iteration space (infinite if none fits)."""
-        outputs = self._outputs(nodes)
-        found = members(self.spaces, nodes, inlined, outputs)
-        shape = classify(self.spaces, found)
-        inside = set(nodes)
-        sources = {read.source for read in reads} - inside
-        tensors = len(sources) + len(outputs)
-        if isinstance(shape, Refusal) or (tensors > MAX_TENSORS and len(nodes) > 1):
-            return float("inf"), None
-        moved = self._moved(reads, sources, product(shape.axes)) + sum(self.spaces.tensor(n).bytes for n in outputs)
-        flops = self._flops(shape, found, nodes, inlined)
-        return region_us(self._work(shape, found, moved, flops), self.device), shape
-
-    def _moved(self, reads: Sequence[Read], sources: set[Node], points: int) -> int:
-        """Bytes read: each source once, but of one that is only picked from no more than there are points."""
-        whole = {read.source for read in reads if read.dims is not None}
-        total = 0
-        for source in sources:
-            tensor = self.spaces.tensor(source)
-            total += tensor.bytes if source in whole else min(tensor.bytes, points * tensor.dtype.itemsize)
-        return total
-
-    def _flops(
-        self, shape: Shape, found: Sequence[legality.Member], nodes: Sequence[Node], inlined: frozenset[Node]
-    ) -> float:
-        """Arithmetic: everything is computed at every point, but for what is known once per row."""
-        points = product(shape.axes)
-        per_row = {m.node for m in found if shape.reduced and not m.reduced and not m.out & shape.reduced}
-        total = 0.0
-        for node in self.dependencies.closure(nodes):
-            row = self.spaces.facts[node].row
-            times = shape.rows if node in per_row else points
-            total += (row.flops if row else 1.0) * times
-        return total
-
-    def _work(self, shape: Shape, found: Sequence[legality.Member], moved: int, flops: float) -> Work:
-        if shape.kind == "pointwise":
-            return Work(moved, flops, max(product(shape.axes) // 256, 1), "pointwise")
-        if shape.kind == "rowcol":
-            return Work(moved, flops, shape.rows, "rowcol", launches=2)
-        inner = legality._innermost(self.spaces, found, shape.reduced)
-        programs = shape.rows if inner else max(shape.rows // ROW_TILE, 1)
-        if programs < 2 * self.device.processors and shape.length > 1024 and self._splits(shape, found):
-            return Work(moved, flops, programs * max(shape.length // 1024, 1), "split", launches=2)
-        return Work(moved, flops, programs, "row" if inner else "column")
-
-    def _splits(self, shape: Shape, found: Sequence[legality.Member]) -> bool:
-        """Whether rows can be split over programs: then nothing may need a complete row before the end."""
-        reductions = frozenset(m.node for m in found if m.reduced)
-        late = legality.after(self.spaces, found, reductions)
-        return not any(m.node in late and (m.reduced or m.out & shape.reduced) for m in found)
 
     # ------------------------------------------------------------------ the result
 
     def _region(self, name: str, group: Group) -> Region:
         """The frozen form of a group, with the views and cheap nodes that it computes for itself."""
-        shape = group.shape
-        assert shape is not None
+        priced = group.priced
+        assert priced is not None
+        shape = priced.shape
         outputs = [n for n in group.nodes if n in self._outputs(group.nodes)]
         order = {axis: i for i, axis in enumerate(shape.axes)}
         own = [n for n in group.nodes if n not in group.inlined]
@@ -308,9 +276,27 @@ class _Growth:
         bytes_ = sum(self.spaces.tensor(n).bytes for n in (*inputs, *outputs))
         axes = tuple(Axis(axis.size, axis in shape.reduced) for axis in shape.axes)
         reductions = frozenset(n for n in own if self.spaces.is_reduction(n))
-        return Region(name, "triton", closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
-                      bytes_, group.us, tuple(group.reasons))
+        chosen = priced.choice.executor
+        return Region(name, chosen, closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
+                      bytes_, priced.predictions[chosen].device_us, tuple(group.reasons), _decided(priced, self.device))
 
     def _numbered(self, dims: AxisDims, order: dict) -> Dims:  # type: ignore[type-arg]
         return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)
 
+
+
+def _predictions(groups: Iterable[Group]) -> Iterable[Prediction]:
+    """What the groups cost on the executors that they are given to."""
+    return [g.priced.predictions[g.priced.choice.executor] for g in groups if g.priced]
+
+
+def _decided(priced: Priced, device: Device) -> Decision:
+    """The choice with its numbers, and for each executor that lost the constant that would have made it win."""
+    choice = priced.choice
+    won = priced.predictions[choice.executor]
+    options = []
+    for name, one in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
+        flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None
+        override = f"efficiency_{name}_{priced.work.kernel_class} above {flip:.2f}" if flip is not None else ""
+        options.append(Option(name, one.device_us, one.host_us, override))
+    return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class)

@@ -28,6 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.ir import Facts, Plan, Region, Size
+from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 
 guards: Any = torch._C._dynamo.guards
@@ -39,7 +40,7 @@ class Step:
     """A region as it runs: its kernel and what the kernel's arguments are in this graph."""
 
     region: Region
-    kernel: Kernel
+    kernel: Kernel | FusionKernel
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     symbols: tuple[sympy.Expr, ...]
@@ -194,22 +195,38 @@ class Writer:
         return tensor.device.index or 0 if tensor.device.type == "cuda" else None
 
     def _region(self, step: Step) -> None:
+        if isinstance(step.kernel, FusionKernel):
+            self._fusion(step, step.kernel)
+        else:
+            self._launches(step, step.kernel)
+        for node, into in step.region.copies.items():
+            self.names[node] = self.names[into]
+
+    def _fusion(self, step: Step, kernel: FusionKernel) -> None:
+        """One call, which allocates its outputs itself."""
+        sizes = [self.size(step.symbols[symbol]) for symbol in kernel.scalars]
+        inputs = ", ".join([self.names[n] for n in step.inputs] + sizes)
+        for node in step.outputs:
+            self.names[node] = _identifier(node.name)
+        targets = ", ".join("_" if node in step.region.copies else self.names[node] for node in step.outputs)
+        self.lines.append(f"{targets}, = {self.constant(kernel.run, 'fusion')}([{inputs}], {self._device(step) or 0})")
+
+    def _launches(self, step: Step, kernel: Kernel) -> None:
+        """Outputs and workspaces, then one launch after the other."""
         for node in step.outputs:
             if node not in step.region.copies:
                 self._allocate(node)
         device = self._device(step)
-        arguments = self._arguments(step, device)
-        for launcher, launch in zip(step.kernel.bound(), step.kernel.launches, strict=True):
+        arguments = self._arguments(step, kernel, device)
+        for launcher, launch in zip(kernel.bound(), kernel.launches, strict=True):
             name = self.constant(launcher, f"k_{launch.entry}")
             spec_names = [arguments[a] for a, _ in launch.signature]
             grid = [self._grid(g, step) for g in launch.grid]
             stream = "None" if device is None else f"stream{device}"
             call = f"{name}({', '.join([stream, *grid, *spec_names])})"
             self.lines.append(self._guarded(call, device, grid))
-        for node, into in step.region.copies.items():
-            self.names[node] = self.names[into]
-        if step.kernel.workspaces:
-            self.lines.append(f"del {', '.join(arguments[w.name] for w in step.kernel.workspaces)}")
+        if kernel.workspaces:
+            self.lines.append(f"del {', '.join(arguments[w.name] for w in kernel.workspaces)}")
 
     def _guarded(self, call: str, device: int | None, grid: Sequence[str]) -> str:
         """A launch on its device, left out when an axis of a dynamic size is empty."""
@@ -230,7 +247,7 @@ class Writer:
             return f"{self.constant(guards._empty_strided_cuda, 'empty')}({sizes}, {self.constant(dtype)})"
         return f"{self.constant(torch.empty_strided)}({sizes}, dtype={self.constant(dtype)}, device={self.constant(device)})"
 
-    def _arguments(self, step: Step, device: int | None) -> dict[str, str]:
+    def _arguments(self, step: Step, kernel: Kernel, device: int | None) -> dict[str, str]:
         """The kernel's argument names as variables of this function; allocates workspaces."""
         found = {f"in{i}": self.names[node] for i, node in enumerate(step.inputs)}
         for i, node in enumerate(step.outputs):
@@ -239,7 +256,7 @@ class Writer:
         for i, symbol in enumerate(step.symbols):
             found[f"s{i}"] = self.size(symbol)
         where = torch.device("cpu") if device is None else torch.device("cuda", device)
-        for number, space in enumerate(step.kernel.workspaces):
+        for number, space in enumerate(kernel.workspaces):
             name = f"ws{number}"
             size = self.size(self._renamed(space.size, step))
             self.lines.append(f"{name} = {self._empty(f'({size},), (1,)', space.dtype, where)}")

@@ -62,7 +62,7 @@ def test_only_tensors_on_the_fused_device_are_fused() -> None:
 def test_demoted_nodes_run_eager() -> None:
     module = graphs.built(lambda b, x: b.op("aten.relu.default", x), X)
     node = next(n for n in module.graph.nodes if n.op == "call_function")
-    found = annotate(module, "cpu", frozenset({node})).facts[node]
+    found = annotate(module, "cpu", {node: "demoted"}).facts[node]
     assert (found.role, found.reason) == ("eager", "demoted")
 
 

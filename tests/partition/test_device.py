@@ -61,7 +61,7 @@ def test_every_constant_is_there_and_says_where_it_comes_from(name: str) -> None
 def test_constants_of_data_sheets_carry_the_rest_over() -> None:
     h100, h200 = describe("h100"), describe("h200")
     own = {name for name, source in h100.sources.items() if not source.startswith("carried over from h200")}
-    assert own == {"bandwidth_tbs", "flops_tflops", "processors"}
+    assert own == {"bandwidth_tbs", "flops_tflops", "contraction_tflops", "processors"}
     assert all(h100.sources[name].startswith("data sheet") for name in own)
     assert h100.bandwidth_tbs < h200.bandwidth_tbs
     assert h100.efficiency_nvfuser_row == h200.efficiency_nvfuser_row
