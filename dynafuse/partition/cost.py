@@ -101,14 +101,14 @@ def eager_us(bytes_moved: int, device: Device) -> float:
 
 
 def _launches(work: Work, executor: str) -> int:
-    """Kernels that the work takes. Triton's count is known; the others launch one for what Triton splits."""
-    return work.launches if executor == "triton" else 1
+    """Kernels that the work takes. Triton's count is known, Inductor splits alike; the others launch one."""
+    return work.launches if executor in ("triton", "inductor") else 1
 
 
 def predict(work: Work, device: Device, executor: str = "triton", compiled: bool = False) -> Prediction:
     """All that work costs on an executor; ``compiled`` when its kernel is there already.
 
-    nvFuser and eager allocate their outputs inside the call, and the call's price includes it. What eager does with a
+    All but Triton allocate their outputs inside the call, and the call's price includes it. What eager does with a
     region is the sum over its ops, each priced with its own bytes.
     """
     launches, busy = _launches(work, executor), work_us(work, device, executor)

@@ -1,7 +1,7 @@
 """Descriptions of devices: the constants that the cost model prices work with, each with where it comes from.
 
 A description is a JSON file per known GPU under ``devices/``; ``dynafuse calibrate`` measures the GPU at hand and stores
-what it finds. A GPU with neither gets the H200's description scaled to its size. Every constant can be overridden with
+what it finds. A GPU with neither gets the H200's description scaled to its size; the CPU has one, scaled to its cores. Every constant can be overridden with
 ``DYNAFUSE_COST_<NAME>`` or ``options={"cost": {...}}``; :data:`COST_CONSTANTS` says what each one means.
 
 Worked example: ``describe("h200").bandwidth_tbs`` is the measured copy bandwidth, counting bytes read plus bytes written,
@@ -16,6 +16,7 @@ import itertools
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -30,8 +31,9 @@ from dynafuse.partition import calibration
 
 log = logging.getLogger(__name__)
 
-EXECUTORS = ("triton", "nvfuser", "eager")
+EXECUTORS = ("triton", "nvfuser", "inductor", "eager")
 CLASSES = ("pointwise", "transpose", "row", "column", "split", "rowcol")
+CORES_TO_FILL_MEMORY = 16  # beyond which more cores move no more bytes
 BY_LENGTH = ("row", "rowcol")  # classes whose efficiency depends on the row length
 REFERENCE_LENGTH = 4096
 LENGTHS = (256, 1024, 16384, 65536)  # row lengths that have a factor; at REFERENCE_LENGTH it is one
@@ -45,7 +47,7 @@ def _documented() -> dict[str, str]:
         "flops_tflops": "rate of plain float32 arithmetic in fused kernels, TFLOP/s",
         "contraction_tflops": "rate of matrix products, convolutions and attention in 16-bit floats, TFLOP/s",
         "contraction_tflops_float32": "the same in float32, without TensorFloat-32",
-        "processors": "streaming multiprocessors",
+        "processors": "streaming multiprocessors, or cores",
         "programs_per_processor": "programs in flight that keep a processor's memory pipes full",
         "replay_us": "device time of a node of a captured CUDA graph besides its work, microseconds",
         "allocation_us": "host time of one allocation of device memory, microseconds",
@@ -84,7 +86,7 @@ register_cost_constants(COST_CONSTANTS)
 class Device:
     """A device as the cost model sees it; constants are attributes, ``sources`` says where each comes from.
 
-    ``capability`` is the compute capability as an int (90 is 9.0), ``kind`` one of shipped, calibrated, scaled.
+    ``capability`` is the compute capability as an int (90 is 9.0; 0 for a CPU), ``kind`` one of shipped, calibrated, scaled.
     """
 
     name: str
@@ -170,6 +172,21 @@ def parse(data: Mapping[str, Any]) -> Device:
 def at_hand(index: int) -> Device:
     """The description of CUDA device ``index``: calibrated if it was with these versions, else shipped, else scaled."""
     return calibrated(not_calibrated(index), torch.cuda.get_device_properties(index).name)
+
+
+@cache
+def of_host() -> Device:
+    """The description of this machine's CPU: the shipped one, scaled to as many cores."""
+    base, cores = describe("cpu"), os.cpu_count() or 1
+    if cores == base.processors:
+        return base
+    constants = {
+        "processors": float(cores),
+        "bandwidth_tbs": base.bandwidth_tbs * min(cores, CORES_TO_FILL_MEMORY) / base.processors,
+        "flops_tflops": base.flops_tflops * cores / base.processors,
+    }
+    source = "scaled from cpu by cores"
+    return base.updated(constants, source, title=f"CPU of {cores} cores", source=source, kind="scaled")
 
 
 def not_calibrated(index: int) -> Device:

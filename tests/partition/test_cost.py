@@ -66,6 +66,7 @@ def test_triton_launches_and_allocates_and_others_do_it_in_their_call() -> None:
     work = Work(1000, 0.0, 1, "rowcol", launches=2, outputs=3)
     assert predict(work, H200, "triton").host_us == pytest.approx(2 * 6.1 + 4 * 0.9)
     assert predict(work, H200, "nvfuser").host_us == 11.0
+    assert predict(work, H200, "inductor").host_us == 2 * 10.0
     assert predict(work, H200, "eager").host_us == 7.1
     tiny = region_us(work, H200, "triton") - region_us(dataclasses.replace(work, launches=1), H200, "triton")
     assert tiny == pytest.approx(H200.launch_us_triton)
@@ -91,6 +92,29 @@ def test_objective_by_hand() -> None:
     assert objective(one, H200) == pytest.approx(30 + 0.1 * 10 + 2)
     assert objective(dataclasses.replace(one, host_us=100), H200) == pytest.approx(100 + 0.1 * 30 + 2)
     assert objective(one, H200, captured=True) == pytest.approx(29 + 2)
+
+
+CPU = describe("cpu")
+
+
+def test_on_a_cpu_inductor_beats_eager_where_it_saves_ops() -> None:
+    """Eager runs a chain op by op, each with its own traffic; an op by itself is not worth compiling."""
+    one = Work(2 * 4 * 10**6, 1e6, 10**4, "pointwise", width=4)
+    fused = dataclasses.replace(one, flops=4e6)
+    chain = Prediction()
+    for _ in range(4):
+        chain += predict(one, CPU, "eager")
+    found = {"inductor": predict(fused, CPU, "inductor"), "eager": chain, "triton": predict(fused, CPU, "triton")}
+    assert choose(found, CPU).executor == "inductor"
+    tiny = Work(2 * 4 * 64, 64.0, 1, "pointwise", width=4)
+    alone = {name: predict(tiny, CPU, name) for name in ("inductor", "eager", "triton")}
+    assert choose(alone, CPU).executor == "eager"
+    assert objective(alone["triton"], CPU) > 100 * objective(alone["inductor"], CPU), "it is interpreted"
+
+
+def test_on_a_cpu_calls_and_work_add_up() -> None:
+    found = predict(Work(8 * MB, 0.0, 10**4, "pointwise", width=4), CPU, "inductor", compiled=True)
+    assert objective(found, CPU) == pytest.approx(found.device_us + found.host_us)
 
 
 # ---------------------------------------------------------------------- properties

@@ -47,10 +47,10 @@ def made(**changes: Any) -> Calibration:
 
 
 def test_shipped_descriptions() -> None:
-    assert devices.known() == ("a100", "h100", "h200")
+    assert devices.known() == ("a100", "cpu", "h100", "h200")
 
 
-@pytest.mark.parametrize("name", ["a100", "h100", "h200"])
+@pytest.mark.parametrize("name", ["a100", "cpu", "h100", "h200"])
 def test_every_constant_is_there_and_says_where_it_comes_from(name: str) -> None:
     device = describe(name)
     assert device.constants.keys() == device.sources.keys() == NAMES
@@ -73,7 +73,7 @@ def test_shipped_files_have_one_line_per_constant() -> None:
 
 
 def test_unknown_device_lists_the_known() -> None:
-    with pytest.raises(OptionError, match="known: a100, h100, h200"):
+    with pytest.raises(OptionError, match="known: a100, cpu, h100, h200"):
         describe("h300")
 
 
@@ -189,6 +189,29 @@ def test_an_unknown_card_is_scaled_from_the_h200(gpu: Any) -> None:
     assert device.bandwidth_tbs == pytest.approx(2 * describe("h200").bandwidth_tbs)
     assert device.launch_us_triton == describe("h200").launch_us_triton
     assert device.sources["bandwidth_tbs"] == "scaled from h200 by processors"
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Pretends that the machine has so many cores."""
+    def set_(count: int | None) -> None:
+        monkeypatch.setattr(devices.os, "cpu_count", lambda: count)
+        devices.of_host.cache_clear()
+
+    yield set_
+    devices.of_host.cache_clear()
+
+
+@pytest.mark.parametrize(("count", "processors", "bandwidth"), [(2, 2, 1), (8, 8, 4), (128, 128, 8), (None, 1, 0.5)])
+def test_the_cpu_is_scaled_by_cores_and_its_memory_is_filled_by_some(
+    cores: Any, count: int | None, processors: int, bandwidth: float
+) -> None:
+    cores(count)
+    device, shipped = devices.of_host(), describe("cpu")
+    assert (device.processors, device.capability, device.name) == (processors, 0, "cpu")
+    assert device.bandwidth_tbs == pytest.approx(bandwidth * shipped.bandwidth_tbs)
+    assert device.flops_tflops == pytest.approx(processors / 2 * shipped.flops_tflops)
+    assert (device is shipped) == (count == 2)
 
 
 def test_calibrated_comes_before_shipped(gpu: Any) -> None:
