@@ -36,6 +36,8 @@ class DelegateKernel:
     program: Any
     build: Callable[[Any, torch.device, Sequence[int]], Any]
     _variants: dict[int | None, list[_Variant]] = field(default_factory=dict, init=False, repr=False)
+    _direct: dict[int | None, Callable[[list[Any]], Sequence[torch.Tensor]]] = field(
+        default_factory=dict, init=False, repr=False)  # by device: what needs no look at sizes or at outputs
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,13 +66,19 @@ class DelegateKernel:
             self._variant(sizes, device)
         return self
 
-    def run(self, inputs: list[Any], device: int | None) -> list[torch.Tensor]:
+    def run(self, inputs: list[Any], device: int | None) -> Sequence[torch.Tensor]:
         """The stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
+        direct = self._direct.get(device)
+        return self._run(inputs, device) if direct is None else direct([*inputs])
+
+    def _run(self, inputs: list[Any], device: int | None) -> list[torch.Tensor]:
         tensors, sizes = inputs[: self._tensors], inputs[self._tensors :]
         variant = self._variant(sizes, device)
         made = variant.compiled.call([*sizes, *tensors])
         if not variant.plain:
             made = self._settled(variant, made, tensors, sizes)
+            if variant.plain and self._static and self._into.count(None) == len(self._into):
+                self._direct[device] = variant.compiled.call
         rest = iter(made)
         return [next(rest) if into is None else tensors[into] for into in self._into]
 
