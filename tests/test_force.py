@@ -726,6 +726,27 @@ def test_what_nvfuser_can_run_is_asked_of_its_rows(fn: Callable[..., Any], reaso
     assert reason in {v.reason for v in caught.value.violations}
 
 
+@pytest.mark.parametrize(("fn", "reason"), [
+    (lambda x: torch.sin(x.to(torch.uint8)) @ x.t() + 1, ""),
+    (lambda x: nn.functional.dropout(x, 0.5) * 2, "random numbers: the bits would depend on the executor"),
+    (lambda x: torch.sort(x).values, "sort: a selection over the whole dimension"),
+], ids=range(3))
+def test_what_inductor_can_run_is_all_that_is_fused_but_random_numbers(fn: Callable[..., Any], reason: str) -> None:
+    (one,) = compiled(force_backend("inductor", strict=False)(fn), X)
+    module = torch.fx.GraphModule(nn.Module(), one.plan.annotated.graph)
+    for node in module.graph.nodes:
+        if FORCE_MARK in node.meta.get("custom", {}):
+            node.meta["custom"] = {FORCE_MARK: ("inductor", True, "")}
+    forcing = Forcing(enabled=("inductor", "eager"))
+    if not reason:
+        found = annotate(module, "cpu", forcing=forcing).facts.values()
+        assert {f.forced for f in found if f.role == "fused"} == {"inductor"}
+        return
+    with pytest.raises(ForceError) as caught:
+        annotate(module, "cpu", forcing=forcing)
+    assert reason in {v.reason for v in caught.value.violations}
+
+
 # ---------------------------------------------------------------------- the plan
 
 

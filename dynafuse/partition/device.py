@@ -1,8 +1,9 @@
 """Descriptions of devices: the constants that the cost model prices work with, each with where it comes from.
 
 A description is a JSON file per known GPU under ``devices/``; ``dynafuse calibrate`` measures the GPU at hand and stores
-what it finds. A GPU with neither gets the H200's description scaled to its size; the CPU has one, scaled to its cores. Every constant can be overridden with
-``DYNAFUSE_COST_<NAME>`` or ``options={"cost": {...}}``; :data:`COST_CONSTANTS` says what each one means.
+what it finds. A GPU with neither gets the H200's description scaled to its size; the CPU has one, scaled to its cores. Every
+constant can be overridden with ``DYNAFUSE_COST_<NAME>`` or ``options={"cost": {...}}``; :data:`COST_CONSTANTS` says what
+each one means.
 
 Worked example: ``describe("h200").bandwidth_tbs`` is the measured copy bandwidth, counting bytes read plus bytes written,
 and ``describe("h200").efficiency_nvfuser_row`` the share of it that nvFuser's row reductions reach. Of a kernel's class

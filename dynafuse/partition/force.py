@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import ForceError, Violation
 from dynafuse.ir import Facts
-from dynafuse.ops import Kind, nvfuser_rows
+from dynafuse.ops import Kind, inductor_rows, nvfuser_rows
 from dynafuse.ops.whole import LIBRARY
 
 log = logging.getLogger(__name__)
@@ -286,10 +286,17 @@ def _able_nvfuser(node: Node, facts: Mapping[Node, Facts]) -> str:
     return nvfuser_rows.refusal(found.row, found.call, [tensor for tensor in arguments if tensor is not None])
 
 
+def _able_inductor(node: Node, facts: Mapping[Node, Facts]) -> str:
+    found = facts[node]
+    if found.role != "fused" or found.row is None or found.call is None:
+        return found.reason
+    return inductor_rows.refusal(found.row, found.call)
+
+
 ABLE: dict[str, Callable[[Node, Mapping[Node, Facts]], str]] = {
     "triton": _able_triton,
     "nvfuser": _able_nvfuser,
-    "inductor": lambda node, facts: "",
+    "inductor": _able_inductor,
     "eager": lambda node, facts: "",
 }
 """Per executor: why it does not run a node that computes, given the facts of all nodes; or ""."""
@@ -299,7 +306,7 @@ def _is_exempt(node: Node, facts: Facts) -> bool:
     """Whether the contract does not concern a node: it computes nothing, or stays with a library everywhere.
 
     The contract concerns what an executor could fuse. Products, convolutions, attention and FFTs are calls of libraries
-    under every executor but Inductor; views, picks of one output, checks and creations out of nothing move no data. The
+    under every executor; views, picks of one output, checks and creations out of nothing move no data. The
     ops of a subgraph are looked at when that one is compiled.
     """
     target = node.target
