@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 EXECUTORS = ("triton", "nvfuser", "inductor", "eager")
 CLASSES = ("pointwise", "transpose", "row", "column", "split", "rowcol")
+RATES = ("flops_tflops", "contraction_tflops", "contraction_tflops_float32")
 CORES_TO_FILL_MEMORY = 16  # beyond which more cores move no more bytes
 BY_LENGTH = ("row", "rowcol")  # classes whose efficiency depends on the row length
 REFERENCE_LENGTH = 4096
@@ -184,7 +185,7 @@ def of_host() -> Device:
     constants = {
         "processors": float(cores),
         "bandwidth_tbs": base.bandwidth_tbs * min(cores, CORES_TO_FILL_MEMORY) / base.processors,
-        "flops_tflops": base.flops_tflops * cores / base.processors,
+        **{name: base.constants[name] * cores / base.processors for name in RATES},
     }
     source = "scaled from cpu by cores"
     return base.updated(constants, source, title=f"CPU of {cores} cores", source=source, kind="scaled")
@@ -208,8 +209,7 @@ def scaled(base: Device, properties: Any) -> Device:
     constants = {
         "processors": float(properties.multi_processor_count),
         "bandwidth_tbs": base.bandwidth_tbs * share,
-        **{name: base.constants[name] * share
-           for name in ("flops_tflops", "contraction_tflops", "contraction_tflops_float32")},
+        **{name: base.constants[name] * share for name in RATES},
     }
     source = f"scaled from {base.name} by processors"
     capability = properties.major * 10 + properties.minor

@@ -210,7 +210,8 @@ def test_the_cpu_is_scaled_by_cores_and_its_memory_is_filled_by_some(
     device, shipped = devices.of_host(), describe("cpu")
     assert (device.processors, device.capability, device.name) == (processors, 0, "cpu")
     assert device.bandwidth_tbs == pytest.approx(bandwidth * shipped.bandwidth_tbs)
-    assert device.flops_tflops == pytest.approx(processors / 2 * shipped.flops_tflops)
+    for rate in devices.RATES:
+        assert device.constants[rate] == pytest.approx(processors / 2 * shipped.constants[rate])
     assert (device is shipped) == (count == 2)
 
 
