@@ -1,0 +1,117 @@
+"""A spec computed op by op with torch: how its indices are checked, and what a region costs that is left to eager.
+
+Worked example: for the spec of ``relu(x) + 1``, ``Evaluation(spec, {}, [x]).value(Ref("op", 1))`` is that tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from dynafuse.ir import OpSpec, Ref, Size, Spec
+from dynafuse.ops.overloads import overload
+
+VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"})
+"""Views whose operand's strides a spec does not promise: made by reshaping."""
+COPY = "aten.copy_.default"
+"""Into which input it writes, the store says; as a value it is what it writes."""
+
+
+def number(size: Size, hints: Mapping[str, int]) -> int:
+    """A size with the spec's symbols at their hints. Raises KeyError for a symbol without one."""
+    if isinstance(size, int):
+        return size
+    return int(size.xreplace({symbol: sympy.Integer(hints[str(symbol)]) for symbol in size.free_symbols}))
+
+
+def numbers(sizes: Sequence[Size], hints: Mapping[str, int]) -> tuple[int, ...]:
+    """Sizes, all with the symbols at their hints."""
+    return tuple(number(size, hints) for size in sizes)
+
+
+class Evaluation:
+    """A spec's values on given inputs, each computed when it is first asked for."""
+
+    def __init__(self, spec: Spec, hints: Mapping[str, int], inputs: Sequence[torch.Tensor],
+                 device: torch.device | None = None) -> None:
+        self.spec = spec
+        self.hints = hints
+        self.inputs = inputs
+        self.device = device or inputs[0].device
+        self._held: dict[int, torch.Tensor] = {}
+
+    def value(self, ref: Ref) -> torch.Tensor:
+        """The tensor that ``ref`` stands for."""
+        if ref.kind == "in":
+            return self.inputs[ref.position]
+        for position in operands_of(self.spec, ref):
+            if position not in self._held:
+                self._held[position] = self._computed(self.spec.ops[position])
+        return self._held[ref.position]
+
+    def _computed(self, op: OpSpec) -> torch.Tensor:
+        args = {name: self._argument(value) for name, value in op.args}
+        if op.target == COPY:
+            return args["src"].to(op.dtype).expand(args["self"].shape)  # type: ignore[no-any-return]
+        if op.target in VIEWS:
+            return args["self"].reshape(args["size"])  # type: ignore[no-any-return]
+        target = overload(op.target)
+        assert target is not None, op.target
+        if any(argument.name == "device" for argument in target._schema.arguments):
+            args["device"] = self.device
+        return target(**args)  # type: ignore[no-any-return]
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self._held[value.position] if value.kind == "op" else self.inputs[value.position]
+        if isinstance(value, tuple):
+            return [self._argument(one) for one in value]
+        return number(value, self.hints) if isinstance(value, sympy.Expr) else value
+
+    def stored(self) -> list[torch.Tensor]:
+        """The values of the spec's stores, in order; those that overwrite an input are copied into it."""
+        found = [self.value(Ref("op", store.op)) for store in self.spec.stores]
+        for i, store in enumerate(self.spec.stores):
+            if store.into is not None:
+                found[i] = self.inputs[store.into].copy_(found[i])
+        return found
+
+
+def eager(spec: Spec, hints: Mapping[str, int],
+          device: torch.device | None = None) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """The region as torch runs it, op by op: a kernel to be measured beside the fused ones.
+
+    ``device`` is needed by a region without inputs only.
+    """
+    return lambda inputs: Evaluation(spec, hints, inputs, device).stored()
+
+
+def references(value: Any) -> list[Ref]:
+    """The tensors among arguments, in order."""
+    if isinstance(value, Ref):
+        return [value]
+    return [ref for one in value for ref in references(one)] if isinstance(value, tuple) else []
+
+
+def operands_of(spec: Spec, ref: Ref) -> list[int]:
+    """The ops that an op's value needs, itself included, operands first."""
+    if ref.kind == "in":
+        return []
+    needed, todo = {ref.position}, [ref.position]
+    while todo:
+        for _, value in spec.ops[todo.pop()].args:
+            new = {r.position for r in references(value) if r.kind == "op"} - needed
+            needed |= new
+            todo.extend(new)
+    return sorted(needed)
+
+
+def inputs_of(spec: Spec, ref: Ref) -> frozenset[int]:
+    """The inputs that a value depends on."""
+    if ref.kind == "in":
+        return frozenset({ref.position})
+    args = (value for position in operands_of(spec, ref) for _, value in spec.ops[position].args)
+    return frozenset(r.position for value in args for r in references(value) if r.kind == "in")
