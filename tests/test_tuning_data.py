@@ -211,6 +211,13 @@ def test_a_gather_that_is_not_known_is_not_trusted(monkeypatch: pytest.MonkeyPat
     assert "is not known" in indices.rules(spec, {}).reason
 
 
+def test_an_index_that_torch_cannot_evaluate_is_not_trusted() -> None:
+    spec = region(shifted, TABLE, ints(50)).spec
+    ops = [replace(op, args=(("self", op.args[0][1]),)) if op.target == "aten.add.Tensor" else op for op in spec.ops]
+    with pytest.raises(data.NoData, match="cannot be evaluated"):
+        data.inputs_for(replace(spec, ops=tuple(ops)), {}, CPU)
+
+
 def test_an_index_that_depends_on_no_input_is_left_alone() -> None:
     def write(g: graphs.Builder, table: Node) -> Node:
         return embedding(g, table, g.op("aten.arange.start_step", 0, ROWS, 2, dtype=I64))

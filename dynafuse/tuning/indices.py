@@ -136,7 +136,10 @@ def broken(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: 
     """The first check that data does not pass, or "". What is evaluated is evaluated in order, so safely itself."""
     values = Evaluation(spec, hints, inputs)
     for use in checks:
-        index = values.value(use.index)
+        try:
+            index = values.value(use.index)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return f"{use.index} as an index cannot be evaluated: {error}"
         if index.numel() == 0:
             continue
         low, high = (int(one) for one in torch.aminmax(index.to(torch.int64)))
