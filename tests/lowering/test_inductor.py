@@ -106,6 +106,7 @@ def test_region(name: str) -> None:
     assert plan.kernels
     compare(function, plan, inputs())
     assert all("cpp_fused" in kernel.source for kernel in plan.kernels.values())
+    assert all(one.plain for kernel in plan.kernels.values() for one in variants(kernel)), "nothing is copied afterwards"
 
 
 # Layouts and memory ---------------------------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ def test_dynamic_sizes_share_a_function_until_a_guard_says_no() -> None:
     plan = delegated(function, made(((6, 40), F32), ((40,), F32)), dynamic=True)
     kernel, = plan.kernels.values()
     assert kernel.prepare().source == str(kernel.program), "examples of its sizes are asked for"
+    assert "cpp_fused" in kernel.prepare((6, 40)).source
     for rows_, length in ((6, 40), (12, 70), (3, 2)):
         compare(function, plan, made(((rows_, length), F32), ((length,), F32)))
     assert len(variants(kernel)) == 1
