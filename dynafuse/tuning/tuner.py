@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
-import sympy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -88,12 +87,16 @@ def contenders(choice: Judged, tune: str, executors: Sequence[str]) -> tuple[str
 def hints_of(bound: Bound) -> dict[str, int]:
     """The spec's size symbols with their values in the example inputs."""
     environment = next((e for n in (*bound.inputs, *bound.region.nodes) for e in _environments(n.meta.get("val"))), None)
-    known = {} if environment is None else environment.backed_var_to_val
-    found = {}
-    for name, expr in zip(bound.spec.symbols, bound.symbols, strict=True):
-        value = sympy.sympify(expr if environment is None else environment.replace(expr)).xreplace(known)
-        found[name] = int(value) if value.is_number else UNKNOWN_SIZE
-    return found
+    return {name: _hint(expr, environment) for name, expr in zip(bound.spec.symbols, bound.symbols, strict=True)}
+
+
+def _hint(expr: Any, environment: Any) -> int:
+    """The value of a size in the example inputs, as the environment of the graph's symbols knows it."""
+    if environment is None:
+        return UNKNOWN_SIZE
+    size = environment.create_symintnode(environment.replace(expr), hint=None)
+    known = size.node.hint if isinstance(size, torch.SymInt) else size
+    return UNKNOWN_SIZE if known is None else int(known)
 
 
 def _environments(value: Any) -> Iterator[Any]:
