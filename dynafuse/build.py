@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse.cache.key import Bound, canonical
 from dynafuse.cache.store import Store
@@ -97,7 +98,8 @@ def _fusion(bound: Bound) -> FusionKernel:
     if torch.cuda.is_available() and not bound.spec.symbols:
         device = bound.region.inputs[0].meta["val"].device.index or 0 if bound.region.inputs else 0
         try:
-            kernel.run([_blank(layout, device) for layout in bound.spec.inputs], device)
+            with _disable_current_modes():  # the graph's own fake tensors are being traced around us
+                kernel.run([_blank(layout, device) for layout in bound.spec.inputs], device)
         except torch.OutOfMemoryError:
             log.info("no memory to compile %s ahead: it is compiled at its first call", bound.key)
     return kernel

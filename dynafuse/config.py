@@ -211,7 +211,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "executors",
-        ("triton", "nvfuser", "eager"),
+        ("triton", "eager"),
         EXECUTORS,
         "DYNAFUSE_EXECUTORS",
         "executors that the plan may use; eager is always allowed",

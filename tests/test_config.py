@@ -43,7 +43,7 @@ def test_defaults() -> None:
     assert of() == Config(
         strict=False,
         device=None,
-        executors=("triton", "nvfuser", "eager"),
+        executors=("triton", "eager"),
         round_like_eager=False,
         fallback_random=False,
         workers=None,

@@ -836,7 +836,7 @@ def test_the_environment_flips_it_without_touching_the_code(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("efficiency", "launch_us", "kernels"), [
-    ("0.9", "2", 1), ("0.05", "2", 2), ("0.3", "0", 2), ("0.3", "500", 1),
+    ("0.9", "2", 1), ("0.05", "2", 2), ("0.2", "0", 2), ("0.2", "500", 1),
 ])
 def test_a_cost_constant_flips_a_merge(monkeypatch: pytest.MonkeyPatch, efficiency: str, launch_us: str, kernels: int) -> None:
     monkeypatch.setenv("DYNAFUSE_COST_EFFICIENCY_TRITON_ROWCOL", efficiency)

@@ -25,7 +25,7 @@ from dynafuse.partition.order import Dependencies
 from dynafuse.partition.spaces import Read, Spaces
 
 MAX_TENSORS = 40  # tensors that one kernel reads and writes
-ROW_TILE = 32  # elements of contiguous output that one program of a column reduction makes
+COLUMN_PROGRAMS = 256  # columns that keep as much of a device busy as one row does
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Pricing:
         if shape.kind == "rowcol":
             return Work(moved, flops, shape.rows, "rowcol", 2, width, shape.length, count)
         inner = legality._innermost(self.spaces, found, shape.reduced)
-        programs = shape.rows if inner else max(shape.rows // ROW_TILE, 1)
+        programs = shape.rows if inner else max(shape.rows // COLUMN_PROGRAMS, 1)
         if programs < 2 * self.device.processors and shape.length > 1024 and self._splits(shape, found):
             return Work(moved, flops, programs * max(shape.length // 1024, 1), "split", 2, width, shape.length, count)
         return Work(moved, flops, programs, "row" if inner else "column", 1, width, shape.length, count)

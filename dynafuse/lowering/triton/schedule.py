@@ -24,6 +24,7 @@ PROCESSORS = 132  # programs that fill a device of today; only a granularity, no
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
+COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
 LONGEST_ROWCOL = 16384
 
 
@@ -225,7 +226,7 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     rows, length = _count(spec, kept), _count(spec, sorted(reduced))
     static = all(isinstance(spec.axes[k].size, int) for k in reduced)
     inner = _contiguous(probed, accesses, reduced)
-    programs = rows if inner else max(1, rows // 32)
+    programs = rows if inner else max(1, rows // COLUMN_PROGRAMS)
     if programs < 2 * PROCESSORS and length >= SPLIT_ABOVE and splittable(spec, reduced):
         return _split(spec, order, rows, length, inner)
     live = _live(spec, probed)
