@@ -1,0 +1,175 @@
+"""What a report holds: frozen values, as data (``to_dict``), as text (``str``) and as a page (``to_html``).
+
+Worked example, with the numbers of a softmax that two executors could run::
+
+    step = report.graphs[0].steps[0]
+    step.prices    # (Price("triton", 4.1, 7.0), Price("nvfuser", 4.9, 11.0, "DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 0.93"))
+    step.margin    # 0.31: with nvFuser the user would wait for the step 31 % longer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynafuse.ir import Refusal
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a step costs on one executor: predicted microseconds of the device and of the host.
+
+    ``override`` says which override of a cost constant would make the executor as fast on the device as the one that was
+    chosen; "" for the chosen one, and where no single constant does it.
+    """
+
+    executor: str
+    device_us: float
+    host_us: float
+    override: str = ""
+
+
+@dataclass(frozen=True)
+class ReportedStep:
+    """One step that launches work: a fused region, or an op that runs eager.
+
+    ``ops`` are overload names in graph order, ``nodes`` the names that they have in the graph. ``bytes`` counts what is
+    read and written, each tensor once. ``key`` is None for eager steps, ``predicted_us`` is the device time on the executor
+    that runs the step, None where there is no price. ``reused`` says that an earlier step of the report has the same key;
+    ``reason`` says why an eager step is eager.
+    """
+
+    name: str
+    executor: str
+    ops: tuple[str, ...]
+    key: str | None
+    bytes: int | None
+    predicted_us: float | None
+    reused: bool = False
+    reason: str = ""
+    host_us: float | None = None
+    prices: tuple[Price, ...] = ()  # of the executors that could run the step, the chosen one first
+    margin: float | None = None  # how much longer the user would wait with the second, relative to the first
+    unsure: tuple[str, ...] = ()  # executors that the predictions cannot tell apart
+    measured_us: Mapping[str, float] = field(default_factory=dict)  # device time per executor, where it was measured
+    kernel_class: str = ""
+    merges: tuple[str, ...] = ()  # pairs of nodes along which a region grew
+    notes: tuple[str, ...] = ()  # whatever else was decided about the step
+    forced: str | None = None
+    fallback: tuple[str, ...] = ()  # executors that were asked for and do not run it, with the reason
+    reads: tuple[str, ...] = ()  # earlier steps of the graph whose results it reads
+    nodes: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()  # the user's lines that it computes
+
+    @property
+    def others(self) -> tuple[Price, ...]:
+        """The prices of the executors that were not chosen, the cheapest on the device first."""
+        return tuple(sorted((p for p in self.prices if p.executor != self.executor), key=lambda p: p.device_us))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The step as data."""
+        return _plain(asdict(self))
+
+
+@dataclass(frozen=True)
+class ReportedGraph:
+    """One graph: ``forward``, ``backward`` or ``inference``. ``ops`` counts those that compute, each once.
+
+    ``captured`` says that the graph is replayed as a CUDA graph: its launches then cost the host nothing.
+    """
+
+    kind: str
+    steps: tuple[ReportedStep, ...]
+    ops: int
+    refusals: tuple[Refusal, ...]
+    captured: bool = False
+
+    @property
+    def fused(self) -> tuple[ReportedStep, ...]:
+        """The steps that are fused regions."""
+        return tuple(step for step in self.steps if step.key is not None)
+
+    @property
+    def device_us(self) -> float:
+        """Predicted device time of all steps, microseconds; steps without a price do not count."""
+        return sum(step.predicted_us or 0.0 for step in self.steps)
+
+    @property
+    def host_us(self) -> float:
+        """Predicted host time of all steps, microseconds."""
+        return sum(step.host_us or 0.0 for step in self.steps)
+
+    @property
+    def bound_by(self) -> str | None:
+        """``device`` or ``host``, whichever takes longer; None where nothing has a price."""
+        if all(step.predicted_us is None for step in self.steps):
+            return None
+        return "device" if self.captured or self.device_us >= self.host_us else "host"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The graph as data."""
+        return {
+            "kind": self.kind,
+            "ops": self.ops,
+            "device_us": self.device_us,
+            "host_us": self.host_us,
+            "bound_by": self.bound_by,
+            "captured": self.captured,
+            "steps": [step.to_dict() for step in self.steps],
+            "refusals": [asdict(refusal) for refusal in self.refusals],
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """The plans of all graphs of a function, in the order in which they were compiled.
+
+    ``device`` names what was planned for, ``title`` spells it out. ``unusable`` are executors that the options name and
+    that cannot be used, with the reason. ``str`` gives plain tables of a fixed width.
+    """
+
+    device: str
+    title: str
+    graphs: tuple[ReportedGraph, ...]
+    unusable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The merges that were turned down, over all graphs."""
+        return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
+
+    @property
+    def kernels(self) -> int:
+        """How many different kernels the graphs need."""
+        return len({step.key for graph in self.graphs for step in graph.fused})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as data that ``json`` can write."""
+        graphs = [graph.to_dict() for graph in self.graphs]
+        return {"device": self.device, "graphs": graphs, "kernels": self.kernels, "unusable": dict(self.unusable)}
+
+    def to_html(self) -> str:
+        """The report as one page that needs nothing else: no network, no fonts, no other files."""
+        from dynafuse.report.page import page
+
+        return page(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write :meth:`to_html` to a file; returns its path. Raises OSError where it cannot be written."""
+        path = Path(path)
+        path.write_text(self.to_html(), encoding="utf-8")
+        return path
+
+    def __str__(self) -> str:
+        from dynafuse.report.text import text
+
+        return text(self)
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON would have them."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

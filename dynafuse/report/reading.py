@@ -1,0 +1,166 @@
+"""From plans to the values of a report.
+
+Worked example: a plan of ``relu(x @ w)`` has an eager step ``mm``, priced by its arithmetic, and a region ``r0`` that reads
+it: ``ReportedStep("r0", "triton", ("aten.relu.default",), ..., reads=("mm",))``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch.fx import Node
+
+from dynafuse.backend import Compiled
+from dynafuse.ir import Annotated, Option, Plan, Region
+from dynafuse.partition import device as devices
+from dynafuse.partition.calls import call_prediction
+from dynafuse.partition.force import user_line
+from dynafuse.report.data import Price, Report, ReportedGraph, ReportedStep
+
+MOST_LINES = 8  # of the user's code that a step names
+
+
+def report_of(compiled: Sequence[Compiled], device: str | None, captured: bool) -> Report:
+    """The report of graphs in the order in which they were compiled, planned for a described device if one is named."""
+    named = devices.describe(device) if device else _planned_for(compiled)
+    keys: set[str] = set()
+    graphs = tuple(_graph(one, named is not None, captured, keys) for one in compiled)
+    unusable = {name: reason for one in compiled for name, reason in one.unusable.items()}
+    title = named.title if named else "CPU, where nothing is fused"
+    return Report(named.name if named else "cpu", title, graphs, unusable)
+
+
+def _planned_for(compiled: Sequence[Compiled]) -> devices.Device | None:
+    """The device whose costs decided; None if no graph had anything to fuse and no GPU is there."""
+    found = [one.device for one in compiled if one.plan.regions or torch.cuda.is_available()]
+    return found[0] if found else None
+
+
+def _graph(compiled: Compiled, priced: bool, captured: bool, keys: set[str]) -> ReportedGraph:
+    """One graph's steps; ``keys`` are those of the graphs before, and grows. Without a device eager has no price."""
+    plan = compiled.plan
+    reads = _reads(plan)
+    steps: list[ReportedStep] = []
+    for step in plan.steps:
+        if isinstance(step, Region):
+            key = compiled.bounds[step.name].key
+            steps.append(_fused_step(step, plan.annotated, key, key in keys, reads[step.name]))
+            keys.add(key)
+        elif _launches(step, plan.annotated):
+            steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
+    fused = {node for region in plan.regions for node in _computing(region, plan.annotated)}
+    calls = sum(step.key is None for step in steps)
+    return ReportedGraph(compiled.kind, tuple(steps), len(fused) + calls, plan.refusals, captured)
+
+
+# ---------------------------------------------------------------------- one step
+
+
+def _fused_step(region: Region, annotated: Annotated, key: str, reused: bool, reads: tuple[str, ...]) -> ReportedStep:
+    nodes = _computing(region, annotated)
+    forced, fallback = _forcing(nodes, annotated)
+    prices = _prices(region)
+    own = next((price for price in prices if price.executor == region.executor), None)
+    margin, notes = region.decision.margin, [r for r in region.reasons if " + " not in r]
+    return ReportedStep(
+        region.name, region.executor, tuple(str(node.target) for node in nodes), key, region.bytes,
+        own.device_us if own else region.predicted_us, reused,
+        host_us=own.host_us if own else None,
+        prices=prices,
+        margin=margin if margin != float("inf") else None,
+        unsure=region.decision.unsure,
+        kernel_class=region.decision.kernel_class,
+        merges=tuple(r for r in region.reasons if " + " in r),
+        notes=tuple(notes), forced=forced, fallback=fallback, reads=reads,
+        nodes=tuple(node.name for node in nodes), lines=_lines(nodes),
+    )
+
+
+def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None, reads: tuple[str, ...]) -> ReportedStep:
+    """An op that runs eager, priced as the planner prices it: by its arithmetic, or by the bytes that are known."""
+    known = _tensor_bytes(node, annotated)
+    prices: tuple[Price, ...] = ()
+    if device is not None:
+        found = call_prediction(node, sum(size for size in known if size is not None), device)
+        prices = (Price("eager", found.device_us, found.host_us),)
+    forced, fallback = _forcing([node], annotated)
+    return ReportedStep(
+        node.name, "eager", (str(node.target),), None, None if None in known else sum(filter(None, known)),
+        prices[0].device_us if prices else None,
+        reason=annotated.facts[node].reason,
+        host_us=prices[0].host_us if prices else None,
+        prices=prices, forced=forced, fallback=fallback, reads=reads, nodes=(node.name,), lines=_lines([node]),
+    )
+
+
+def _computing(region: Region, annotated: Annotated) -> Sequence[Node]:
+    return [node for node in region.nodes if annotated.facts[node].role == "fused"]
+
+
+def _launches(node: Node, annotated: Annotated) -> bool:
+    """Whether a step outside the regions calls something: views and picking one of several outputs do not."""
+    view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return annotated.facts[node].role == "eager" and node.target is not operator.getitem and not view
+
+
+def _tensor_bytes(node: Node, annotated: Annotated) -> Sequence[int | None]:
+    """Bytes of an eager call's tensors, each once; None for what is not known, as of several outputs."""
+    facts = [annotated.facts[n] for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
+    return [f.tensor.bytes if f.tensor is not None else None for f in facts if f.role != "host"]
+
+
+def _prices(region: Region) -> tuple[Price, ...]:
+    """The options of a region's decision, the executor that runs it first."""
+    options = sorted(region.decision.options, key=lambda option: option.executor != region.executor)
+    return tuple(Price(o.executor, o.device_us, o.host_us, _override(o, options[0])) for o in options)
+
+
+def _override(option: Option, chosen: Option) -> str:
+    """As a variable to set; "" where the executor is fast enough on the device already and lost by its host time."""
+    if not option.override or option.device_us <= chosen.device_us:
+        return ""
+    constant, _, rest = option.override.partition(" ")
+    return f"DYNAFUSE_COST_{constant.upper()} {rest}"
+
+
+def _forcing(nodes: Iterable[Node], annotated: Annotated) -> tuple[str | None, tuple[str, ...]]:
+    """The executor that the nodes are forced to, and what was asked for and is not kept."""
+    facts = [annotated.facts[node] for node in nodes]
+    forced = next((f.forced for f in facts if f.forced), None)
+    return forced, tuple(dict.fromkeys(f.fallback for f in facts if f.fallback))
+
+
+def _lines(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """The user's lines that the nodes come from, each once, in order."""
+    return tuple(dict.fromkeys(filter(None, map(user_line, nodes))))[:MOST_LINES]
+
+
+# ---------------------------------------------------------------------- who reads whom
+
+
+def _reads(plan: Plan) -> Mapping[str, tuple[str, ...]]:
+    """Per step the names of the earlier steps that made what it reads, through views and picks of an output."""
+    annotated = plan.annotated
+    launching = [step for step in plan.steps if isinstance(step, Region) or _launches(step, annotated)]
+    makers = {node for step in launching for node in ([step] if isinstance(step, Node) else step.outputs)}
+    roots = _roots(annotated, makers)
+    made: dict[Node, str] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    for step in launching:
+        sources = step.inputs if isinstance(step, Region) else step.all_input_nodes
+        reached = (made.get(root) for source in sources for root in roots.get(source, ()))
+        found[step.name] = tuple(dict.fromkeys(name for name in reached if name is not None))
+        made.update(dict.fromkeys((*step.outputs, *step.copies.values()) if isinstance(step, Region) else [step], step.name))
+    return found
+
+
+def _roots(annotated: Annotated, makers: set[Node]) -> Mapping[Node, tuple[Node, ...]]:
+    """What each node is a look at: itself if a step makes it or it comes from outside, else what its operands look at."""
+    roots: dict[Node, tuple[Node, ...]] = {}
+    for node in annotated.graph.nodes:
+        looks = node.op == "call_function" and node not in makers and annotated.facts[node].role in ("view", "eager")
+        through = [root for source in node.all_input_nodes for root in roots[source]] if looks else [node]
+        roots[node] = tuple(dict.fromkeys(through))
+    return roots

@@ -1,0 +1,220 @@
+"""A report as plain text: a table of steps per graph, and below it what they have in common. No line is over 120 columns.
+
+Worked example of what stands below a table::
+
+    eager            mm ×9: contraction: stays with the vendor's library
+    would flip       DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 0.93 (r4), 0.97 (r0, r9)
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dynafuse.report.data import Report, ReportedGraph, ReportedStep
+
+WIDTH = 120  # columns of what is printed, whatever the terminal is
+STEP_WIDTH = 24  # columns for a step's name
+OPS_SHOWN = 6  # different ops that a step's line names
+STEPS_SHOWN = 6  # steps that a line below the table names
+LABEL_WIDTH = 17  # columns for what such a line is about
+
+Notes = Iterator[tuple[str, str]]  # what a line below the table is about, the line
+
+
+def text(report: Report) -> str:
+    """The whole report."""
+    lines = wrapped(f"plan for {report.title}: {count(len(report.graphs), 'graph')}, {count(report.kernels, 'distinct kernel')}")
+    for reason in report.unusable.values():
+        lines += wrapped(reason)
+    if not report.graphs:
+        lines.append("nothing to compile: no tensor operations were captured")
+    for number, graph in enumerate(report.graphs, 1):
+        lines += ["", *wrapped(f"graph {number}, {graph.kind}: {summary(graph)}")]
+        if graph.bound_by:
+            lines.append(total(graph))
+        if graph.steps:
+            lines.append(_rendered(_table(graph)))
+            lines += notes(graph)
+    return "\n".join(lines)
+
+
+def summary(graph: ReportedGraph) -> str:
+    """What became of a graph, in one line."""
+    calls = len(graph.steps) - len(graph.fused)
+    distinct = len({step.key for step in graph.fused})
+    us = sum(step.predicted_us or 0.0 for step in graph.fused)
+    kernels = f"{count(len(graph.fused), 'kernel')} ({distinct} distinct)"
+    return f"{count(graph.ops, 'op')} → {kernels}, {count(calls, 'eager call')}; fused part {us:.1f} µs"
+
+
+def total(graph: ReportedGraph) -> str:
+    """The plan's predicted time in one line."""
+    bound = "as a CUDA graph, the device bounds it" if graph.captured else f"the {graph.bound_by} bounds it"
+    return f"predicted: device {graph.device_us:.1f} µs, host {graph.host_us:.1f} µs; {bound}"
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def _table(graph: ReportedGraph) -> Table:
+    """The steps; a column for the next best executor only where there is one."""
+    compared = any(step.others for step in graph.steps)
+    table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False)
+    table.add_column("step", max_width=STEP_WIDTH, no_wrap=True)
+    table.add_column("executor", no_wrap=True)
+    table.add_column("ops", ratio=1)
+    for title in ("MB", "µs"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("next best", "kernel", "reuse") if compared else ("kernel", "reuse"):
+        table.add_column(title, no_wrap=True)
+    for step in graph.steps:
+        cells = _cells(step)
+        table.add_row(*map(escape, cells if compared else (*cells[:5], *cells[6:])))
+    return table
+
+
+def _cells(step: ReportedStep) -> Sequence[str]:
+    megabytes = "–" if step.bytes is None else f"{step.bytes / 1e6:.3f}"
+    us = "–" if step.predicted_us is None else f"{step.predicted_us:.1f}"
+    reuse = "reused" if step.reused else ""
+    return step.name, step.executor, shorten(step.ops), megabytes, us, next_best(step), (step.key or "–")[:8], reuse
+
+
+def next_best(step: ReportedStep) -> str:
+    """The executor that came second, with its device time and how much longer the user would wait: ``nvfuser 4.9 +31 %``."""
+    if not step.others:
+        return ""
+    second = step.others[0]
+    return f"{second.executor} {second.device_us:.1f}" + (f" {percent(step.margin)}" if step.margin is not None else "")
+
+
+def percent(margin: float) -> str:
+    """A relative difference: ``+31 %``; as a factor from ten on."""
+    return f"+{100 * margin:.0f} %" if margin < 9 else f"×{1 + margin:.0f}"
+
+
+def shorten(ops: Sequence[str]) -> str:
+    """Ops without their overloads, equal ones counted: ``mul ×3, add, rsqrt``."""
+    parts = [times(name, n) for name, n in Counter(map(short, ops)).items()]
+    return _some(parts, OPS_SHOWN)
+
+
+def short(op: str) -> str:
+    """``aten.mul.Tensor`` as ``mul``."""
+    name = op.split(".")[1] if op.count(".") == 2 else op
+    return "cast" if name in ("convert_element_type", "_to_copy") else name
+
+
+def _rendered(table: Table) -> str:
+    """A table as plain text; no line ends in a space."""
+    file = io.StringIO()
+    Console(file=file, width=WIDTH, force_terminal=False, color_system=None, legacy_windows=False).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
+
+
+# ---------------------------------------------------------------------- what stands below the table
+
+
+def notes(graph: ReportedGraph) -> list[str]:
+    """What several steps have in common, or what concerns a few: labelled lines, with an empty one before."""
+    lines: list[str] = []
+    shown = ""
+    for label, line in (note for find in NOTES for note in find(graph.steps)):
+        lines += textwrap.wrap(
+            line, WIDTH, initial_indent=f"{'' if label == shown else label:{LABEL_WIDTH}}",
+            subsequent_indent=" " * (LABEL_WIDTH + 2), break_on_hyphens=False,
+        )
+        shown = label
+    return ["", *(" " + line for line in lines)] if lines else []
+
+
+def _eager(steps: Sequence[ReportedStep]) -> Notes:
+    """Why ops run eager, one line per reason."""
+    for reason, group in _grouped((step.reason, step) for step in steps if step.reason):
+        yield "eager", f"{_some([times(n, c) for n, c in Counter(short(s.ops[0]) for s in group).items()], OPS_SHOWN)}: {reason}"
+
+
+def _overrides(steps: Sequence[ReportedStep]) -> Notes:
+    """Per constant at which values steps go to another executor, the first one to go first."""
+    found: dict[str, dict[float, list[str]]] = {}
+    for step in steps:
+        for price in step.others if not step.reused else ():
+            constant, _, value = price.override.rpartition(" ")
+            if constant:
+                found.setdefault(constant, {}).setdefault(float(value), []).append(step.name)
+    for constant, values in sorted(found.items()):
+        yield "would flip", f"{constant} {_some([f'{v:.2f} ({_some(values[v])})' for v in sorted(values)])}"
+
+
+def _unsure(steps: Sequence[ReportedStep]) -> Notes:
+    for names, group in _grouped((step.unsure, step) for step in steps if step.unsure):
+        yield "too close to call", f"{_names(group)}: {', '.join(names)}"
+
+
+def _measured(steps: Sequence[ReportedStep]) -> Notes:
+    for step in steps:
+        if step.measured_us:
+            times_ = ", ".join(f"{name} {us:.1f}" for name, us in sorted(step.measured_us.items(), key=lambda i: i[1]))
+            yield "measured", f"{step.name}: {times_} µs"
+
+
+def _forced(steps: Sequence[ReportedStep]) -> Notes:
+    for executor, group in _grouped((step.forced, step) for step in steps if step.forced):
+        yield "forced", f"{_names(group)} to {executor}"
+
+
+def _fallback(steps: Sequence[ReportedStep]) -> Notes:
+    for reason, group in _grouped((reason, step) for step in steps for reason in step.fallback):
+        yield "fell back", f"{_names(group)}, asked for {reason}"
+
+
+def _noted(steps: Sequence[ReportedStep]) -> Notes:
+    for note, group in _grouped((note, step) for step in steps for note in step.notes):
+        yield "note", f"{_names(group)}: {note}"
+
+
+NOTES: tuple[Callable[[Sequence[ReportedStep]], Notes], ...] = (
+    _eager, _forced, _fallback, _unsure, _overrides, _measured, _noted,
+)
+"""What is said below a table, in order."""
+
+
+def _grouped(pairs: Iterable[tuple[object, ReportedStep]]) -> Iterable[tuple[object, list[ReportedStep]]]:
+    """Steps by what they share, in the order of the first ones."""
+    groups: dict[object, list[ReportedStep]] = {}
+    for shared, step in pairs:
+        groups.setdefault(shared, []).append(step)
+    return groups.items()
+
+
+def _names(steps: Sequence[ReportedStep]) -> str:
+    return _some([step.name for step in steps])
+
+
+def _some(parts: Sequence[str], most: int = STEPS_SHOWN) -> str:
+    """The first few, and how many there are besides."""
+    rest = len(parts) - most
+    return ", ".join(parts[:most]) + (f", … {rest} more" if rest > 0 else "")
+
+
+def wrapped(line: str) -> list[str]:
+    """A line in as many as it needs."""
+    return textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def count(number: int, what: str) -> str:
+    """``1 graph``, ``2 graphs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def times(name: str, number: int) -> str:
+    """``mul``, or ``mul ×3``."""
+    return name if number == 1 else f"{name} ×{number}"
