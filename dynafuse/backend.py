@@ -23,9 +23,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from dynafuse.build import STORE, bind, request, usable
+from dynafuse.build import STORE, bind, request
 from dynafuse.cache.key import Bound
 from dynafuse.cache.store import outcome
+from dynafuse.choice import tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
 from dynafuse.ir import Plan
@@ -44,6 +45,7 @@ from dynafuse.partition.regions import partition
 from dynafuse.runtime import capture as cuda_graphs
 from dynafuse.runtime.capture import capture
 from dynafuse.runtime.wrapper import Step, write
+from dynafuse.tuning import VERDICTS
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +73,10 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     config = resolve(mode, options)
     if not _plan_only and torch.cuda.is_available():
         pool.warm(config.workers)
+    if "triton" not in usable(config, inputs_device_type(example_inputs), _plan_only and config.device is not None)[0]:
+        config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
     captured: dict[str, bool] = {}
-    forcing = Forcing.of(config.force, config.executors)
+    forcing = Forcing.of(config.force, config.executors or ())
 
     def compiler(kind: str) -> Callable[..., Any]:
         return functools.partial(compile_graph, kind, config, captured=captured, forcing=forcing)
@@ -90,6 +94,7 @@ def reset() -> None:
     """Forget compiled kernels (``torch.compiler.reset`` calls this)."""
     global _launch_sites
     STORE.clear()
+    VERDICTS.clear()
     _launch_sites = 0
     if torch.cuda.is_available():
         cuda_graphs.reset()
@@ -120,7 +125,7 @@ def listening(listener: Callable[[Compiled], None], plan_only: bool) -> Iterator
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
                   captured: dict[str, bool] | None = None, forcing: Forcing | None = None) -> Callable[..., Any]:
     """One ATen graph, from FX to a function: the whole pipeline, in order."""
-    forcing = forcing or Forcing.of(config.force, config.executors)
+    forcing = forcing or Forcing.of(config.force, config.executors or ())
     compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
         replace_random(module, forcing)
@@ -128,7 +133,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if captured is not None:
         optimize_layout(kind, module, example_inputs)
     device = device_of(module, config)
-    enabled, unusable = usable(config.executors, device_type(module), _plan_only and config.device is not None)
+    enabled, unusable = usable(config, device_type(module), _plan_only and config.device is not None)
     forcing = replace(forcing, enabled=enabled)
     target = None if interpreting() else device.capability
     demoted = Demoted()
@@ -141,6 +146,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
             demoted = demoted.without_executor(planned.unplaced)
             continue
         plan, bounds = bind(planned, config, target)
+        if not _plan_only:
+            plan, bounds = tuned(plan, bounds, config, device, target)
         report(Compiled(kind, plan, bounds, device, unusable))
         if _plan_only:
             return interpreter(module)
@@ -185,13 +192,19 @@ def device_of(module: GraphModule, config: Config) -> devices.Device:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type == "cuda" and torch.cuda.is_available():
             return devices.at_hand(value.device.index or 0).overridden(config.cost)
-    return devices.describe("h200").overridden(config.cost)
+    described = devices.describe("h200") if interpreting() else devices.of_host()
+    return described.overridden(config.cost)
 
 
 def device_type(module: GraphModule) -> str:
     """cuda if a tensor of the graph is on a CUDA device, else cpu."""
     values = (node.meta.get("val") for node in module.graph.nodes)
     return "cuda" if any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values) else "cpu"
+
+
+def inputs_device_type(inputs: Sequence[Any]) -> str:
+    """cuda if one of some tensors is on a CUDA device, else cpu."""
+    return "cuda" if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in inputs) else "cpu"
 
 
 def fused_device(module: GraphModule, enabled: Sequence[str]) -> str | None:

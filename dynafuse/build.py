@@ -7,10 +7,10 @@ on nvFuser was compiled when the future is returned.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -18,73 +18,77 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dynafuse.cache.key import Bound, canonical
 from dynafuse.cache.store import Store
 from dynafuse.config import Config
-from dynafuse.ir import Layout, Plan, Region
+from dynafuse.ir import Plan, Region, Spec
+from dynafuse.lowering.inductor import compiler as inductor_compiler
+from dynafuse.lowering.inductor import lower as inductor
 from dynafuse.lowering.nvfuser import availability, replay
 from dynafuse.lowering.nvfuser import lower as nvfuser
 from dynafuse.lowering.triton import pool
-from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.lowering.triton.lower import lower
+from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
+from dynafuse.tuning.data import NoData, inputs_for
+from dynafuse.tuning.tuner import hints_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 
-STORE: Store[Kernel | FusionKernel] = Store()
+Built: TypeAlias = Kernel | FusionKernel | DelegateKernel
+
+STORE: Store[Built] = Store()
 """Compiled kernels of this process, by key."""
 
-
-def usable(names: Sequence[str], device: str, planning: bool) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Of the executors that the options name, those that run on a device type; why not, for the others.
-
-    With ``planning`` nothing will run: then it is enough that an executor could.
-    """
-    reasons = {name: reason for name in names if (reason := _unusable(name, device, planning))}
-    return tuple(name for name in names if name not in reasons), reasons
-
-
-def _unusable(name: str, device: str, planning: bool) -> str:
-    if name == "nvfuser":
-        if device != "cuda" and not planning:
-            return "nvFuser runs on CUDA devices"
-        found = availability.find()
-        return "" if found.available else str(found)
-    if name == "triton" and device != "cuda" and not planning and not interpreting():
-        return "Triton runs on CUDA devices"
-    return ""
+REFUSES: Mapping[str, Callable[[Spec], str]] = {"nvfuser": nvfuser.refusal, "inductor": inductor.refusal}
+"""Why an executor cannot take a region whose every op it can."""
 
 
 def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict[str, Bound]]:
-    """The canonical form of every region. A region whose layouts nvFuser cannot take goes to Triton if it can."""
+    """The canonical form of every region. A region whose layouts its executor cannot take goes to Triton if it can."""
     bounds: dict[str, Bound] = {}
     steps = []
     for step in plan.steps:
         if isinstance(step, Region):
-            bound = canonical(plan.annotated, step, config.key(), _target(step.executor, capability))
-            reason = nvfuser.refusal(bound.spec) if step.executor == "nvfuser" else ""
+            bound = bound_on(plan, step, step.executor, config, capability)
+            reason = REFUSES[step.executor](bound.spec) if step.executor in REFUSES else ""
             if reason and any(option.executor == "triton" for option in step.decision.options):
-                step = replace(step, executor="triton", reasons=(*step.reasons, f"not on nvFuser: {reason}"))
-                bound = canonical(plan.annotated, step, config.key(), _target("triton", capability))
-            bounds[step.name] = bound
+                step = replace(step, reasons=(*step.reasons, f"not on {step.executor}: {reason}"))
+                bound = bound_on(plan, step, "triton", config, capability)
+            bounds[step.name], step = bound, bound.region
         steps.append(step)
     return replace(plan, steps=tuple(steps)), bounds
 
 
-def _target(executor: str, capability: int | None) -> str:
-    """What a kernel runs on, as part of its key."""
-    if executor == "triton":
+def bound_on(plan: Plan, region: Region, executor: str, config: Config, capability: int | None) -> Bound:
+    """The canonical form of a region on an executor."""
+    region = region if region.executor == executor else replace(region, executor=executor)
+    return canonical(plan.annotated, region, config.key(), _target(region, capability))
+
+
+def _target(region: Region, capability: int | None) -> str:
+    """What a region's kernel runs on, as part of its key."""
+    if region.executor == "triton":
         return f"sm{capability}"
+    if region.executor == "inductor":
+        return f"inductor {_device(region)}"
     found = availability.find()
-    return f"{executor} {found.distribution} {found.version} sm{capability}"
+    return f"{region.executor} {found.distribution} {found.version} sm{capability}"
 
 
-def request(bound: Bound, capability: int | None, config: Config) -> Future[Kernel | FusionKernel]:
+def _device(region: Region) -> torch.device:
+    device: torch.device = region.outputs[0].meta["val"].device
+    return device
+
+
+def request(bound: Bound, capability: int | None, config: Config) -> Future[Built]:
     """The kernel of a region, from the store or built now."""
     if bound.region.executor == "nvfuser":
         return STORE.request(bound.key, lambda: _done(lambda: _fusion(bound)))
+    if bound.region.executor == "inductor":
+        return STORE.request(bound.key, lambda: _done(lambda: _delegate(bound)))
 
-    def start() -> Future[Kernel | FusionKernel]:
+    def start() -> Future[Built]:
         lowered = lower(bound.spec)
         return _then(pool.submit(lowered, capability, config.workers), lambda compiled: Kernel(
             bound.key, lowered.source, lowered.launches, lowered.workspaces, compiled, capability is None))
@@ -95,21 +99,22 @@ def request(bound: Bound, capability: int | None, config: Config) -> Future[Kern
 def _fusion(bound: Bound) -> FusionKernel:
     """An nvFuser kernel, compiled for the sizes at hand when they are static: a failure is known before the first call."""
     kernel = FusionKernel(bound.key, nvfuser.lower(bound.spec), replay.define).prepare()
-    if torch.cuda.is_available() and not bound.spec.symbols:
-        device = bound.region.inputs[0].meta["val"].device.index or 0 if bound.region.inputs else 0
+    device = _device(bound.region)
+    if device.type == "cuda" and torch.cuda.is_available() and not bound.spec.symbols:
         try:
             with _disable_current_modes():  # the graph's own fake tensors are being traced around us
-                kernel.run([_blank(layout, device) for layout in bound.spec.inputs], device)
-        except torch.OutOfMemoryError:
-            log.info("no memory to compile %s ahead: it is compiled at its first call", bound.key)
+                kernel.run(inputs_for(bound.spec, {}, device), device.index or 0)
+        except (NoData, torch.OutOfMemoryError) as error:
+            log.info("%s is compiled at its first call: %s", bound.key, error)
     return kernel
 
 
-def _blank(layout: Layout, device: int) -> torch.Tensor:
-    """A tensor of zeros, which no index leads out of."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True))
-    memory = torch.zeros(int(extent), dtype=layout.dtype, device=torch.device("cuda", device))
-    return memory.as_strided([int(s) for s in layout.shape], [int(s) for s in layout.stride])
+def _delegate(bound: Bound) -> DelegateKernel:
+    """A kernel that Inductor makes, for the example's sizes if some are dynamic."""
+    device = _device(bound.region)
+    index = device.index or 0 if device.type == "cuda" else None
+    kernel = DelegateKernel(bound.key, inductor.lower(bound.spec), inductor_compiler.build)
+    return kernel.prepare(list(hints_of(bound).values()), index)
 
 
 def _done(make: Callable[[], T]) -> Future[T]:

@@ -211,11 +211,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "executors",
-        ("triton", "eager"),
+        None,
         EXECUTORS,
         "DYNAFUSE_EXECUTORS",
-        "executors that the plan may use; eager is always allowed",
-        choices=("triton", "nvfuser", "eager"),
+        "executors that the plan may use; None: triton for CUDA tensors, inductor for CPU tensors; eager is always allowed",
+        choices=("triton", "nvfuser", "inductor", "eager"),
     ),
     Option(
         "round_like_eager",
@@ -280,8 +280,7 @@ OPTIONS: tuple[Option, ...] = (
         "unsure",
         TEXT,
         "DYNAFUSE_TUNE",
-        "when to measure which executor is fastest: never, always, or where predictions are closer than their error "
-        "(planned: nothing measures yet)",
+        "when to measure which executor is fastest: never, always, or where predictions are closer than their error",
         choices=("never", "unsure", "always"),
     ),
     Option(
@@ -309,7 +308,7 @@ class Config:
 
     strict: bool
     device: str | None
-    executors: tuple[str, ...]
+    executors: tuple[str, ...] | None
     round_like_eager: bool
     fallback_random: bool
     workers: int | None

@@ -109,13 +109,14 @@ class Decision:
     """Why a region runs where it does: the executors that could, the winner first.
 
     ``margin`` is how much more the second costs, relative to the first; ``unsure`` are those that the cost model cannot
-    tell apart, so that a measurement should.
+    tell apart, so that a measurement should; ``measured`` are its microseconds, by executor.
     """
 
     options: tuple[Option, ...] = ()
     margin: float = float("inf")
     unsure: tuple[str, ...] = ()
     kernel_class: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.utils.checkpoint import checkpoint
 
 import dynafuse
-from dynafuse import backend, build, force_backend
+from dynafuse import backend, choice, force_backend
 from dynafuse.backend import Compiled
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import ForceError, OptionError, Violation
@@ -623,8 +623,6 @@ def test_without_strict_it_falls_back_and_the_facts_say_so() -> None:
 
 @pytest.mark.parametrize("executor", ["nvfuser", "inductor"])
 def test_an_executor_that_is_not_enabled_is_an_error_or_falls_back(executor: str) -> None:
-    if executor in dynafuse.config.resolve().executors:
-        pytest.skip("enabled")
     error = raised(force_backend(executor)(lambda x: torch.sin(x) * 2), X)
     assert error.enabled == ("triton", "eager") and {v.executor for v in error.violations} == {executor}
     assert f"{executor} cannot run aten.sin.default (float32[8, 16] on cpu): executor '{executor}' is not enabled" in str(error)
@@ -692,7 +690,7 @@ def test_where_there_is_no_line_of_the_users_the_error_names_the_module() -> Non
 
 
 def test_what_nothing_is_fused_for_cannot_be_forced_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "interpreting", lambda: False)
+    monkeypatch.setattr(choice, "interpreting", lambda: False)
     with pytest.raises(BackendCompilerFailed, match=r"triton cannot run aten.tanh.default .*: executor 'triton' is not enabled"):
         torch.compile(function_of("triton"), backend=backend.dynafuse)(X)
 

@@ -210,12 +210,28 @@ def test_a_function_with_a_device_of_its_own() -> None:
     assert on_h200(functools.partial(made, device="cpu"), torch.randn(8)).kernels == 1
 
 
-def test_without_a_gpu_nothing_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynafuse.build.interpreting", lambda: False)
+@pytest.fixture
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU on which Triton does not interpret."""
+    for module in ("choice", "backend"):
+        monkeypatch.setattr(f"dynafuse.{module}.interpreting", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_without_a_gpu_inductor_fuses() -> None:
     report = explain(lambda x: x + 1, torch.randn(8))
     (step,) = report.to_dict()["graphs"][0]["steps"]
-    assert (report.device, report.kernels, step["executor"], step["predicted_us"]) == ("cpu", 0, "eager", None)
+    assert (report.device, report.kernels, step["executor"]) == ("cpu", 1, "inductor")
+    assert step["predicted_us"] > 0
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_without_an_executor_nothing_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAFUSE_EXECUTORS", "triton")
+    report = explain(lambda x: x + 1, torch.randn(8))
+    (step,) = report.to_dict()["graphs"][0]["steps"]
+    assert (report.device, report.kernels, step["executor"]) == ("cpu", 0, "eager")
 
 
 # ---------------------------------------------------------------------- nothing is left behind

@@ -47,7 +47,9 @@ def hint(size: int | torch.SymInt) -> int:
         return size
     if size.node._hint is not None:
         return int(size.node._hint)
-    known = size.node.shape_env.replace(size.node.expr).xreplace(size.node.shape_env.backed_var_to_val)
+    environment = size.node.shape_env
+    values = "backed_var_to_val" if hasattr(environment, "backed_var_to_val") else "var_to_val"  # its name until torch 2.10
+    known = environment.replace(size.node.expr).xreplace(getattr(environment, values))
     return int(known) if known.is_number else UNKNOWN_SIZE
 
 

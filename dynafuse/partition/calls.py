@@ -8,12 +8,14 @@ that it moves would take 94 µs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from dynafuse.ir import Facts
 from dynafuse.partition.annotate import hint
 from dynafuse.partition.cost import LEAST, Prediction, Work, predict
 from dynafuse.partition.device import Device
@@ -48,6 +50,16 @@ def call_prediction(node: Node, moved: int, device: Device) -> Prediction:
     rate = device.contraction_tflops if _width(node) <= 2 else device.contraction_tflops_float32
     busy = max(flops / max(rate * 1e6, LEAST), memory.device_us - device.launch_us_eager)
     return Prediction(busy + device.launch_us_eager, memory.host_us, 0.0, busy + device.replay_us)
+
+
+def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
+    """What all ops of a graph cost that run eager."""
+    total = Prediction()
+    for node, found in facts.items():
+        if found.role == "eager":
+            tensors = [facts[n].tensor for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
+            total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), device)
+    return total
 
 
 def _width(node: Node) -> int:

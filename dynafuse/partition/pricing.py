@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from dynafuse.ir import Refusal
 from dynafuse.partition import legality
-from dynafuse.partition.calls import call_prediction
+from dynafuse.partition.calls import calls_prediction
 from dynafuse.partition.cost import Choice, Prediction, Work, choose, objective, predict
 from dynafuse.partition.device import Device
 from dynafuse.partition.executors import Executors
@@ -50,22 +50,14 @@ class Pricing:
         self.executors = executors
         self.captured = captured
         self.outputs = outputs
-        self.rest = self._calls()
+        self._calls = calls_prediction(spaces.facts, device)
+        self.rest = self._calls
         self._without = objective(self.rest, device, captured)
 
     def beside(self, predictions: Iterable[Prediction]) -> None:
         """Price from now on what a region adds to the graph's calls and these regions."""
-        self.rest = sum(predictions, self._calls())
+        self.rest = sum(predictions, self._calls)
         self._without = objective(self.rest, self.device, self.captured)
-
-    def _calls(self) -> Prediction:
-        """What the ops cost that run eager."""
-        total = Prediction()
-        for node, facts in self.spaces.facts.items():
-            if facts.role == "eager":
-                tensors = [self.spaces.facts[n].tensor for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
-                total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), self.device)
-        return total
 
     def price(self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node]) -> Priced | Refusal:
         """The price of one kernel that computes ``nodes``; a refusal where no executor has one."""

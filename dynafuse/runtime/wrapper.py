@@ -28,6 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.ir import Facts, Plan, Region, Size
+from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 
@@ -40,7 +41,7 @@ class Step:
     """A region as it runs: its kernel and what the kernel's arguments are in this graph."""
 
     region: Region
-    kernel: Kernel | FusionKernel
+    kernel: Kernel | FusionKernel | DelegateKernel
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     symbols: tuple[sympy.Expr, ...]
@@ -195,21 +196,21 @@ class Writer:
         return tensor.device.index or 0 if tensor.device.type == "cuda" else None
 
     def _region(self, step: Step) -> None:
-        if isinstance(step.kernel, FusionKernel):
-            self._fusion(step, step.kernel)
-        else:
+        if isinstance(step.kernel, Kernel):
             self._launches(step, step.kernel)
+        else:
+            self._delegated(step, step.kernel)
         for node, into in step.region.copies.items():
             self.names[node] = self.names[into]
 
-    def _fusion(self, step: Step, kernel: FusionKernel) -> None:
+    def _delegated(self, step: Step, kernel: FusionKernel | DelegateKernel) -> None:
         """One call, which allocates its outputs itself."""
         sizes = [self.size(step.symbols[symbol]) for symbol in kernel.scalars]
         inputs = ", ".join([self.names[n] for n in step.inputs] + sizes)
         for node in step.outputs:
             self.names[node] = _identifier(node.name)
         targets = ", ".join("_" if node in step.region.copies else self.names[node] for node in step.outputs)
-        self.lines.append(f"{targets}, = {self.constant(kernel.run, 'fusion')}([{inputs}], {self._device(step) or 0})")
+        self.lines.append(f"{targets}, = {self.constant(kernel.run, 'fused')}([{inputs}], {self._device(step)})")
 
     def _launches(self, step: Step, kernel: Kernel) -> None:
         """Outputs and workspaces, then one launch after the other."""

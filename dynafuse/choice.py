@@ -1,0 +1,97 @@
+"""Which executors a graph may use, and measuring where the cost model cannot tell which one a region should run on.
+
+Worked example: on a GPU with nvFuser, ``usable(config, "cuda", False)`` is ``(("triton", "nvfuser", "eager"), {})``; a norm
+for which both are predicted within ``model_error`` of each other is measured, and the plan takes the faster one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dynafuse.build import bound_on, request
+from dynafuse.cache.key import Bound
+from dynafuse.config import Config
+from dynafuse.ir import Decision, Plan, Region
+from dynafuse.lowering.inductor import availability as inductor
+from dynafuse.lowering.nvfuser import availability as nvfuser
+from dynafuse.lowering.triton.compiler import interpreting
+from dynafuse.partition.calls import calls_prediction
+from dynafuse.partition.cost import Prediction, choose
+from dynafuse.partition.device import Device
+from dynafuse.tuning import Tuner, contenders
+
+ON_CUDA = ("triton", "eager")
+ON_CPU = ("inductor", "eager")
+INTERPRETED = ("triton", "eager")
+
+
+def usable(config: Config, device_type: str, planning: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Of the executors that the options name, those that run on a device type; why not, for the others.
+
+    With ``planning`` nothing will run, and the plan is one for a GPU: then it is enough that an executor could.
+    """
+    on_gpu = device_type == "cuda" or planning
+    names = config.executors or (ON_CUDA if on_gpu else INTERPRETED if interpreting() else ON_CPU)
+    reasons = {name: reason for name in names if (reason := _unusable(name, config, device_type, on_gpu))}
+    return tuple(name for name in names if name not in reasons), reasons
+
+
+def _unusable(name: str, config: Config, device_type: str, on_gpu: bool) -> str:
+    if name == "nvfuser":
+        found = nvfuser.find()
+        return str(found) if not found.available else "" if on_gpu else "nvFuser runs on CUDA devices"
+    if name == "inductor":
+        if config.round_like_eager:
+            return "Inductor does not round as eager does (round_like_eager)"
+        compiler = inductor.find("cuda" if on_gpu else device_type)
+        return "" if compiler.available else str(compiler)
+    return "Triton runs on CUDA devices" if name == "triton" and not on_gpu and not interpreting() else ""
+
+
+def tuned(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device,
+          capability: int | None) -> tuple[Plan, dict[str, Bound]]:
+    """The plan with what measurements decided, where the option ``tune`` asks for them."""
+    tuner, found, steps = Tuner(config.tune_budget_s), dict(bounds), []
+    for step in plan.steps:
+        if isinstance(step, Region):
+            names = contenders(step.decision, config.tune, [option.executor for option in step.decision.options])
+            if names:
+                step, found[step.name] = _measured(plan, step, names, bounds, config, device, capability, tuner)
+        steps.append(step)
+    return replace(plan, steps=tuple(steps)), found
+
+
+def _measured(plan: Plan, region: Region, names: tuple[str, ...], bounds: Mapping[str, Bound], config: Config,
+              device: Device, capability: int | None, tuner: Tuner) -> tuple[Region, Bound]:
+    """A region on the executor that is fastest, with what was measured."""
+    on = {name: bound_on(plan, region, name, config, capability) for name in names}
+    builds = {name: _built(bound, capability, config) for name, bound in on.items()}
+    verdict = tuner.verdict(bounds[region.name], builds, region.outputs[0].meta["val"].device)
+    options = {option.executor: option for option in region.decision.options}
+    predicted = {name: Prediction(options[name].device_us, options[name].host_us, 0.0, options[name].device_us)
+                 for name in names if name in options}
+    chosen = choose(verdict.predictions(predicted), device, config.cudagraphs, _beside(plan, region, device)).executor
+    times = {name: one.device_us for name, one in verdict.measured.items() if one.device_us is not None}
+    bound = on[chosen]
+    return replace(bound.region, decision=_decided(region.decision, chosen, times)), bound
+
+
+def _built(bound: Bound, capability: int | None, config: Config) -> Callable[[], Any]:
+    """A candidate for the tuner. It is asked for at once, so that worker processes compile while others are measured."""
+    future = request(bound, capability, config)
+    return lambda: future.result()
+
+
+def _beside(plan: Plan, region: Region, device: Device) -> Prediction:
+    """What the rest of a plan costs."""
+    others = (other.decision.options[0] for other in plan.regions if other is not region and other.decision.options)
+    total = calls_prediction(plan.annotated.facts, device)
+    return sum((Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in others), total)
+
+
+def _decided(decision: Decision, chosen: str, times: Mapping[str, float]) -> Decision:
+    """A decision after measuring: the chosen executor first, and nothing unsure."""
+    options = tuple(sorted(decision.options, key=lambda option: option.executor != chosen))
+    return replace(decision, options=options, unsure=(), measured=times)
