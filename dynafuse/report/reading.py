@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
@@ -52,7 +53,14 @@ def _graph(compiled: Compiled, priced: bool, captured: bool, keys: set[str]) -> 
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     fused = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
-    return ReportedGraph(compiled.kind, tuple(steps), len(fused) + calls, plan.refusals, captured)
+    graph = ReportedGraph(compiled.kind, tuple(steps), len(fused) + calls, plan.refusals, captured)
+    return replace(graph, steps=tuple(map(_without_vain, steps))) if graph.bound_by == "host" else graph
+
+
+def _without_vain(step: ReportedStep) -> ReportedStep:
+    """A step of a graph that the host bounds: device time flips nothing for executors that need more of the host."""
+    least = step.host_us or 0.0
+    return replace(step, prices=tuple(replace(p, override="") if p.host_us > least else p for p in step.prices))
 
 
 # ---------------------------------------------------------------------- one step

@@ -2,13 +2,14 @@
 
 Worked example of what stands below a table::
 
-    eager            mm ×9: contraction: stays with the vendor's library
-    would flip       DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 0.93 (r4), 0.97 (r0, r9)
+    eager       mm ×9: contraction: stays with the vendor's library
+    would flip  DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 0.93 (r4), 0.97 (r0, r9)
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ WIDTH = 120  # columns of what is printed, whatever the terminal is
 STEP_WIDTH = 24  # columns for a step's name
 OPS_SHOWN = 6  # different ops that a step's line names
 STEPS_SHOWN = 6  # steps that a line below the table names
-LABEL_WIDTH = 17  # columns for what such a line is about
+LABEL_WIDTH = 12  # columns for what such a line is about
 
 Notes = Iterator[tuple[str, str]]  # what a line below the table is about, the line
 
@@ -127,9 +128,9 @@ def notes(graph: ReportedGraph) -> list[str]:
     """What several steps have in common, or what concerns a few: labelled lines, with an empty one before."""
     lines: list[str] = []
     shown = ""
-    for label, line in (note for find in NOTES for note in find(graph.steps)):
+    for label, line in itertools.chain.from_iterable(find(graph.steps) for find in NOTES):
         lines += textwrap.wrap(
-            line, WIDTH, initial_indent=f"{'' if label == shown else label:{LABEL_WIDTH}}",
+            line, WIDTH - 1, initial_indent=f"{'' if label == shown else label:{LABEL_WIDTH}}",
             subsequent_indent=" " * (LABEL_WIDTH + 2), break_on_hyphens=False,
         )
         shown = label
@@ -156,7 +157,7 @@ def _overrides(steps: Sequence[ReportedStep]) -> Notes:
 
 def _unsure(steps: Sequence[ReportedStep]) -> Notes:
     for names, group in _grouped((step.unsure, step) for step in steps if step.unsure):
-        yield "too close to call", f"{_names(group)}: {', '.join(names)}"
+        yield "too close", f"{_names(group)}: {', '.join(names)}"
 
 
 def _measured(steps: Sequence[ReportedStep]) -> Notes:

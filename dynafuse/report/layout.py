@@ -1,0 +1,132 @@
+"""Where the steps of a graph stand in its picture: rows from top to bottom, each step below what it reads.
+
+Rows follow the order of the plan. An edge that passes rows gets a lane in each, so that it does not run through boxes; one
+that passes many is left out of the picture and shown for the selected step only.
+
+Worked example: of ``a``, ``b`` that reads ``a``, ``c`` that reads ``a`` and ``d`` that reads ``b`` and ``c``, the rows are
+``a`` | ``b c`` | ``d``, and ``a`` and ``d`` stand in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+MOST_IN_ROW = 6
+MOST_ROWS_PASSED = 12
+BOX, LANE, GAP = 212.0, 8.0, 20.0  # widths in pixels
+SWEEPS = 4
+PULL = 0.12  # towards the middle of the picture: otherwise residual paths push a deep model ever further to one side
+
+
+@dataclass(frozen=True)
+class Edge:
+    """From step ``source`` to ``target``; ``lanes`` are where it passes the rows between. ``far`` ones pass too many."""
+
+    source: int
+    target: int
+    lanes: tuple[float, ...] = ()
+    far: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Per step its row and the middle of its box, in pixels from the left; ``width`` of all."""
+
+    rows: tuple[int, ...]
+    centres: tuple[float, ...]
+    edges: tuple[Edge, ...]
+    width: float
+
+
+def layout(reads: Sequence[Sequence[int]]) -> Layout:
+    """Places for steps in the order of a plan; ``reads`` names per step earlier ones."""
+    rows = _rows(reads)
+    pairs = [(source, target) for target, sources in enumerate(reads) for source in sources]
+    near = [(a, b) for a, b in pairs if rows[b] - rows[a] <= MOST_ROWS_PASSED]
+    items, above, below = _with_lanes(rows, near)
+    widths = {item: BOX if isinstance(item, int) else LANE for row in items for item in row}
+    centres = _placed(items, above, below, widths)
+    left = min((centres[i] - widths[i] / 2 for i in centres), default=0.0)
+    x = {item: round(centre - left, 1) for item, centre in centres.items()}
+    edges = [Edge(a, b, tuple(x[a, b, row] for row in range(rows[a] + 1, rows[b]))) for a, b in near]
+    edges += [Edge(a, b, far=True) for a, b in pairs if rows[b] - rows[a] > MOST_ROWS_PASSED]
+    right = max((x[i] + widths[i] / 2 for i in x), default=0.0)
+    return Layout(tuple(rows), tuple(x[i] for i in range(len(reads))), tuple(edges), right)
+
+
+Item: TypeAlias = int | tuple[int, int, int]
+"""A step, or the lane of an edge in a row."""
+
+
+def _rows(reads: Sequence[Sequence[int]]) -> list[int]:
+    """The first row below all that a step reads which has room; one that reads nothing stands beside its predecessor."""
+    rows: list[int] = []
+    filled: dict[int, int] = {}
+    for sources in reads:
+        row = max((rows[s] + 1 for s in sources), default=rows[-1] if rows else 0)
+        while filled.get(row, 0) >= MOST_IN_ROW:
+            row += 1
+        filled[row] = filled.get(row, 0) + 1
+        rows.append(row)
+    return rows
+
+
+def _with_lanes(
+    rows: Sequence[int], edges: Sequence[tuple[int, int]]
+) -> tuple[list[list[Item]], Mapping[Item, list[Item]], Mapping[Item, list[Item]]]:
+    """The items of each row, and what each is joined to in the rows above and below."""
+    items: list[list[Item]] = [[] for _ in range(max(rows, default=-1) + 1)]
+    above: dict[Item, list[Item]] = {}
+    below: dict[Item, list[Item]] = {}
+    for step, row in enumerate(rows):
+        items[row].append(step)
+    for source, target in edges:
+        path: list[Item] = [source, *((source, target, row) for row in range(rows[source] + 1, rows[target])), target]
+        for row, lane in enumerate(path[1:-1], rows[source] + 1):
+            items[row].append(lane)
+        for upper, lower in zip(path, path[1:], strict=False):
+            above.setdefault(lower, []).append(upper)
+            below.setdefault(upper, []).append(lower)
+    return items, above, below
+
+
+def _placed(
+    items: Sequence[Sequence[Item]], above: Mapping[Item, list[Item]], below: Mapping[Item, list[Item]],
+    widths: Mapping[Item, float],
+) -> dict[Item, float]:
+    """Centres, found by sweeps down and up: everything near the middle of what it is joined to."""
+    x: dict[Item, float] = {}
+    for row in items:
+        _place(row, {item: _mean(x, above.get(item, ()), 0.0) for item in row}, widths, x)
+    for _ in range(SWEEPS):
+        for joined, order in ((below, reversed(items)), (above, iter(items))):
+            for row in order:
+                _place(row, {item: _mean(x, joined.get(item, ()), x[item]) for item in row}, widths, x)
+    return x
+
+
+def _mean(x: Mapping[Item, float], joined: Sequence[Item], otherwise: float) -> float:
+    return (1 - PULL) * sum(x[item] for item in joined) / len(joined) if joined else otherwise
+
+
+def _place(row: Sequence[Item], wanted: Mapping[Item, float], widths: Mapping[Item, float], x: dict[Item, float]) -> None:
+    """Put the items of a row where they want to be, in that order, as far as they do not overlap.
+
+    Least squares: items that get in each other's way form a block, which stands at the mean of what they want.
+    """
+    order = sorted(row, key=lambda item: wanted[item])
+    offsets, position = {}, 0.0
+    for item in order:
+        offsets[item] = position + widths[item] / 2
+        position += widths[item] + GAP
+    blocks: list[tuple[float, list[Item]]] = []
+    for item in order:
+        mean, block = wanted[item] - offsets[item], [item]
+        while blocks and blocks[-1][0] > mean:
+            before, others = blocks.pop()
+            mean = (before * len(others) + mean * len(block)) / (len(others) + len(block))
+            block = others + block
+        blocks.append((mean, block))
+    x.update((item, mean + offsets[item]) for mean, block in blocks for item in block)

@@ -1,0 +1,507 @@
+"use strict";
+(() => {
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const BOX = {width: 212, height: 42, pitch: 68, top: 14};
+const ROW = 30; // height of a table's row
+const FAR = 14; // rows that an edge may pass, and some
+const LETTERS = {triton: "T", nvfuser: "N", inductor: "I", eager: "E"};
+const SVG = "http://www.w3.org/2000/svg";
+const by = id => document.getElementById(id);
+const string = i => DATA.strings[i];
+
+let graph; // the one that is shown
+let pinned = null; // the step that was chosen; the details return to it
+let shown = null; // the step that the details are about
+
+// ------------------------------------------------------------------ making elements; whatever is text is set as text
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children.filter(child => child !== null));
+  return made;
+}
+
+function drawn(name, attributes = {}, content = null) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (content !== null) made.textContent = content;
+  return made;
+}
+
+const colour = executor => `var(--${executor in LETTERS ? executor : "other"})`;
+const letter = executor => LETTERS[executor] ?? executor.slice(0, 1).toUpperCase();
+const badge = executor => element("span", {class: "badge", "aria-hidden": "true", style: `background:${colour(executor)}`},
+  letter(executor));
+const fixed = (value, digits = 1) => value === undefined || value === null ? "–" : value.toFixed(digits);
+const megabytes = bytes => bytes === undefined ? "–" : (bytes / 1e6).toFixed(3);
+const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
+const percent = margin => margin < 9 ? `+${Math.round(100 * margin)} %` : `×${Math.round(1 + margin)}`;
+const others = step => (step.prices ?? []).filter(p => p[0] !== step.executor).sort((a, b) => a[1] - b[1]);
+
+const pen = document.createElement("canvas").getContext("2d");
+
+function fitting(text, width, font) { // as much of a text as fits, in pixels
+  pen.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
+  let most = text.length;
+  while (most > 1 && pen.measureText(cut(text, most)).width > width) most--;
+  return cut(text, most);
+}
+
+// ------------------------------------------------------------------ a graph's indices, made when it is first shown
+
+function indexed(one) {
+  if (one.rowsOf) return one;
+  one.rowsOf = Array.from({length: one.rows}, () => []);
+  one.reads = one.steps.map(() => []);
+  one.readers = one.steps.map(() => []);
+  one.from = Array.from({length: one.rows}, () => []);
+  one.refusalsOf = one.steps.map(() => []);
+  one.alike = new Map();
+  one.steps.forEach((step, i) => {
+    step.id = i;
+    one.rowsOf[step.row].push(i);
+    if (step.key) one.alike.set(step.key, [...(one.alike.get(step.key) ?? []), i]);
+    step.search = [step.name, step.executor, step.key ?? "", string(step.label), ...step.ops.map(o => string(o[0])),
+      step.forced ? `forced ${step.forced}` : ""].join(" ").toLowerCase();
+  });
+  for (const edge of [...one.edges, ...one.far]) {
+    one.reads[edge[1]].push(edge[0]);
+    one.readers[edge[0]].push(edge[1]);
+  }
+  one.edges.forEach((edge, i) => one.from[one.steps[edge[0]].row].push(i));
+  one.refusals.forEach((refusal, i) => new Set([...refusal[4], ...refusal[5]]).forEach(s => one.refusalsOf[s].push(i)));
+  one.rowsOf.forEach(row => row.sort((a, b) => one.steps[a].x - one.steps[b].x));
+  return one;
+}
+
+// ------------------------------------------------------------------ the picture: only what is in view is there
+
+const canvas = by("canvas"), picture = by("picture");
+const edgeLayer = drawn("g"), boxLayer = drawn("g");
+canvas.append(edgeLayer, boxLayer);
+const boxes = new Map(), edges = new Map();
+const topOf = row => BOX.top + row * BOX.pitch;
+
+function drawPicture() {
+  boxes.clear(); edges.clear(); edgeLayer.replaceChildren(); boxLayer.replaceChildren();
+  const height = graph.rows ? topOf(graph.rows - 1) + BOX.height + BOX.top : 0;
+  canvas.setAttribute("width", graph.width + 32);
+  canvas.setAttribute("height", height);
+  canvas.setAttribute("viewBox", `-16 0 ${graph.width + 32} ${height}`);
+  picture.scrollTop = 0;
+  picture.scrollLeft = Math.max(0, (graph.width + 32 - picture.clientWidth) / 2);
+  drawView();
+}
+
+function drawView() {
+  const first = Math.max(0, Math.floor(picture.scrollTop / BOX.pitch) - 3);
+  const last = Math.min(graph.rows - 1, Math.ceil((picture.scrollTop + picture.clientHeight) / BOX.pitch) + 3);
+  const wanted = new Set(), lines = new Set();
+  for (let row = first; row <= last; row++) graph.rowsOf[row].forEach(i => wanted.add(i));
+  for (let row = Math.max(0, first - FAR); row <= last; row++) {
+    for (const i of graph.from[row]) if (graph.steps[graph.edges[i][1]].row >= first) lines.add(i);
+  }
+  if (boxes.has(focusable)) wanted.add(focusable);
+  keep(boxes, wanted, boxLayer, box);
+  keep(edges, lines, edgeLayer, i => line(graph.edges[i]));
+  mark();
+}
+
+function keep(map, wanted, layer, make) {
+  for (const [i, made] of map) if (!wanted.has(i)) { made.remove(); map.delete(i); }
+  for (const i of wanted) if (!map.has(i)) { const made = make(i); map.set(i, made); layer.append(made); }
+}
+
+function box(i) {
+  const step = graph.steps[i];
+  const label = `${step.name}, ${step.executor}: ${string(step.label)}; ${fixed(step.us)} microseconds`;
+  const us = step.us === undefined ? "" : `${fixed(step.us)} µs`, room = BOX.width - 40;
+  const made = drawn("g", {class: "box", role: "button", tabindex: i === focusable ? 0 : -1, "data-step": i, "aria-label": label,
+    transform: `translate(${step.x - BOX.width / 2} ${topOf(step.row)})`});
+  made.append(
+    drawn("rect", {class: "body", width: BOX.width, height: BOX.height, rx: 6}),
+    drawn("rect", {width: 24, height: BOX.height, rx: 6, fill: colour(step.executor)}),
+    drawn("text", {class: "letter", x: 12, y: 26}, letter(step.executor)),
+    drawn("text", {class: "name", x: 32, y: 17}, fitting(step.name, room - 7.5 * us.length - 6, "600 12px")),
+    drawn("text", {class: "us", x: BOX.width - 8, y: 17}, us),
+    drawn("text", {class: "ops", x: 32, y: 33}, fitting(cut(string(step.label), 48), room, "11px")));
+  return made;
+}
+
+function line(edge, kind = "") {
+  const [source, target, ...lanes] = edge, a = graph.steps[source], b = graph.steps[target];
+  const points = [[a.x, topOf(a.row) + BOX.height]];
+  lanes.forEach((x, i) => points.push([x, topOf(a.row + 1 + i)], [x, topOf(a.row + 1 + i) + BOX.height]));
+  points.push([b.x, topOf(b.row)]);
+  let path = `M${points[0]}`;
+  for (let i = 1; i < points.length; i++) {
+    const [x0, y0] = points[i - 1], [x1, y1] = points[i], middle = (y0 + y1) / 2;
+    path += x0 === x1 ? `L${points[i]}` : `C${x0},${middle} ${x1},${middle} ${x1},${y1}`;
+  }
+  return drawn("path", {class: `edge ${kind}`, d: path});
+}
+
+function mark() { // what the step that is shown has to do with the others
+  const step = shown === null ? null : graph.steps[shown];
+  const alike = new Set(step?.key ? graph.alike.get(step.key) : []);
+  for (const [i, made] of boxes) {
+    made.classList.toggle("shown", i === shown);
+    made.classList.toggle("alike", i !== shown && alike.has(i));
+  }
+  for (const [i, made] of edges) made.classList.toggle("shown", graph.edges[i][0] === shown || graph.edges[i][1] === shown);
+  edgeLayer.querySelectorAll(".far").forEach(made => made.remove());
+  if (step) graph.far.filter(e => e.includes(shown)).slice(0, 60).forEach(e => edgeLayer.append(line(e, "far shown")));
+  drawMark();
+  document.querySelectorAll("#steps tr[data-step]").forEach(row => row.classList.toggle("shown", +row.dataset.step === shown));
+}
+
+let focusable = 0, frame = 0;
+picture.addEventListener("scroll", () => { frame ||= requestAnimationFrame(() => { frame = 0; drawView(); }); });
+
+function focusBox(i) {
+  boxes.get(focusable)?.setAttribute("tabindex", -1);
+  focusable = i;
+  reveal(i);
+  drawView();
+  boxes.get(i).setAttribute("tabindex", 0);
+  boxes.get(i).focus({preventScroll: true});
+}
+
+function reveal(i) {
+  const step = graph.steps[i], top = topOf(step.row);
+  if (top < picture.scrollTop + 10 || top + BOX.height > picture.scrollTop + picture.clientHeight - 10) {
+    picture.scrollTop = top - picture.clientHeight / 2 + BOX.height / 2;
+  }
+  const left = step.x + 16 - BOX.width / 2;
+  if (left < picture.scrollLeft || left + BOX.width > picture.scrollLeft + picture.clientWidth) {
+    picture.scrollLeft = left - picture.clientWidth / 2 + BOX.width / 2;
+  }
+}
+
+function neighbour(i, key) {
+  const step = graph.steps[i], row = graph.rowsOf[step.row], at = row.indexOf(i);
+  if (key === "ArrowLeft") return row[at - 1];
+  if (key === "ArrowRight") return row[at + 1];
+  if (key === "Home") return 0;
+  if (key === "End") return graph.steps.length - 1;
+  const next = graph.rowsOf[step.row + (key === "ArrowUp" ? -1 : 1)];
+  return next?.reduce((best, j) => Math.abs(graph.steps[j].x - step.x) < Math.abs(graph.steps[best].x - step.x) ? j : best);
+}
+
+const stepAt = event => event.target.closest?.("[data-step]");
+canvas.addEventListener("pointerover", event => { const at = stepAt(event); if (at) show(+at.dataset.step); });
+canvas.addEventListener("pointerleave", () => show(pinned));
+canvas.addEventListener("focusin", event => { const at = stepAt(event); if (at) { focusable = +at.dataset.step; show(focusable); } });
+canvas.addEventListener("click", event => { const at = stepAt(event); if (at) pin(+at.dataset.step); });
+canvas.addEventListener("keydown", event => {
+  const at = stepAt(event);
+  if (!at) return;
+  if (["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "Home", "End"].includes(event.key)) {
+    const next = neighbour(+at.dataset.step, event.key);
+    if (next !== undefined) focusBox(next);
+    event.preventDefault();
+  } else if (event.key === "Enter" || event.key === " ") {
+    pin(+at.dataset.step);
+    event.preventDefault();
+  }
+});
+
+// ------------------------------------------------------------------ totals, and the time of all steps as a strip
+
+const timeline = by("timeline");
+
+function drawTotals() {
+  by("summary").textContent = graph.summary;
+  by("total").textContent = graph.total;
+  const used = new Set(graph.steps.map(step => step.executor));
+  const sums = new Map([...Object.keys(LETTERS), ...used].filter(name => used.has(name)).map(name => [name, [0, 0]]));
+  for (const step of graph.steps) {
+    const [number, us] = sums.get(step.executor);
+    sums.set(step.executor, [number + 1, us + (step.us ?? 0)]);
+  }
+  by("legend").replaceChildren(...[...sums].map(([name, [number, us]]) => element("li", {}, badge(name),
+    element("span", {}, `${name}: ${number} ${number === 1 ? "step" : "steps"}, ${fixed(us)} µs`))));
+  const total = graph.steps.reduce((sum, step) => sum + (step.us ?? 0), 0);
+  timeline.replaceChildren();
+  timeline.style.display = total ? "" : "none";
+  timeline.setAttribute("viewBox", "0 0 10000 30");
+  let x = 0;
+  graph.ends = graph.steps.map(step => {
+    const width = total ? (step.us ?? 0) / total * 10000 : 0;
+    timeline.append(drawn("rect", {x, y: 4, width: Math.max(width - Math.min(7, 0.15 * width), 1), height: 22, fill: colour(step.executor)}));
+    return x += width;
+  });
+  timeline.append(drawn("rect", {class: "mark", y: 1, height: 28, width: 0}));
+}
+
+function drawMark() {
+  const made = timeline.querySelector(".mark");
+  if (!made) return;
+  const start = shown === null || shown === 0 ? 0 : graph.ends[shown - 1];
+  made.setAttribute("x", start);
+  made.setAttribute("width", shown === null ? 0 : Math.max(graph.ends[shown] - start, 10));
+  made.style.display = shown === null ? "none" : "";
+}
+
+function under(event) {
+  const bounds = timeline.getBoundingClientRect(), x = (event.clientX - bounds.left) / bounds.width * 10000;
+  return Math.max(0, graph.ends.findIndex(end => end >= x));
+}
+
+timeline.addEventListener("pointermove", event => show(under(event)));
+timeline.addEventListener("pointerleave", () => show(pinned));
+timeline.addEventListener("click", event => { pin(under(event)); reveal(pinned); });
+
+// ------------------------------------------------------------------ the details of one step
+
+function pin(i) {
+  pinned = i;
+  show(i);
+}
+
+function show(i) {
+  if (i === shown) return;
+  shown = i;
+  by("detail").replaceChildren(...(i === null ? hint() : details(graph.steps[i])));
+  by("detail").scrollTop = 0;
+  mark();
+}
+
+function hint() {
+  return [element("p", {class: "hint"}, "Point at a step, or go through them with the arrow keys, to see what it computes, " +
+    "what it would cost elsewhere and which merges it was refused. A click keeps it here.")];
+}
+
+function details(step) {
+  const made = [element("div", {class: "title"}, badge(step.executor), element("h3", {}, step.name),
+    element("span", {class: "soft"}, step.executor + (step.kernel_class ? `, ${step.kernel_class} kernel` : "")))];
+  const facts = [`${megabytes(step.bytes)} MB`, `${fixed(step.us)} µs on the device`, `${fixed(step.host)} µs on the host`];
+  made.push(element("p", {}, facts.join(" · ")));
+  if (step.reason !== undefined) made.push(element("p", {}, `Runs eager: ${string(step.reason)}`));
+  if (step.forced) made.push(element("p", {}, `Forced to ${step.forced}`));
+  for (const reason of step.fallback ?? []) made.push(element("p", {}, `Fell back: asked for ${string(reason)}`));
+  for (const note of step.notes ?? []) made.push(element("p", {}, string(note)));
+  made.push(...prices(step), ...section("Ops", list(step.ops.map(([name, n]) => string(name) + (n > 1 ? ` ×${n}` : "")), 30)));
+  if (step.key) made.push(...kernel(step));
+  made.push(...section("Reads", links(graph.reads[step.id])), ...section("Read by", links(graph.readers[step.id])));
+  if (step.lines) made.push(...section("Your code", list(step.lines.map(string), 8, "code")));
+  if (step.merges) made.push(...section("Merged along", list(step.merges.map(string), 12)));
+  const refused = graph.refusalsOf[step.id];
+  if (refused.length) made.push(...section(`Merges turned down (${refused.length})`, list(refused.map(told), 12)));
+  return made;
+}
+
+const section = (title, content) => content ? [element("h4", {}, title), content] : [];
+
+function list(texts, most, kind = "span") {
+  if (!texts.length) return null;
+  const items = texts.slice(0, most).map(text => element("li", {}, element(kind, {}, text)));
+  if (texts.length > most) items.push(element("li", {class: "soft"}, `${texts.length - most} more`));
+  return element("ul", {}, ...items);
+}
+
+function links(steps) {
+  if (!steps.length) return null;
+  const made = steps.slice(0, 24).map(i => stepButton(i));
+  if (steps.length > 24) made.push(element("span", {class: "soft"}, `${steps.length - 24} more`));
+  return element("div", {class: "links"}, ...made);
+}
+
+function stepButton(i) {
+  const made = element("button", {type: "button"}, cut(graph.steps[i].name, 40));
+  made.addEventListener("click", event => { event.stopPropagation(); pin(i); reveal(i); });
+  return made;
+}
+
+function prices(step) {
+  const measured = step.measured ?? {};
+  const names = [...new Set([...(step.prices ?? []).map(p => p[0]), ...Object.keys(measured)])];
+  if (names.length < 2 && !step.measured) return [];
+  const found = new Map((step.prices ?? []).map(p => [p[0], p]));
+  const head = ["executor", "device µs", "host µs", ...(step.measured ? ["measured µs"] : [])];
+  const rows = names.map(name => {
+    const [, us, host] = found.get(name) ?? [];
+    const cells = [name, fixed(us), fixed(host), ...(step.measured ? [fixed(measured[name])] : [])];
+    return element("tr", name === step.executor ? {class: "chosen"} : {}, ...cells.map(cell => element("td", {}, cell)));
+  });
+  const table = element("table", {}, element("thead", {}, element("tr", {},
+    ...head.map(title => element("th", {scope: "col"}, title)))), element("tbody", {}, ...rows));
+  const made = section("Prices", table);
+  if (step.margin !== undefined) made.push(element("p", {}, `The second costs ${percent(step.margin)}.`));
+  if (step.unsure) made.push(element("p", {}, `Too close to call: ${step.unsure.join(", ")}.`));
+  for (const [name, , , override] of others(step)) {
+    if (override) made.push(element("p", {}, `${name} would win with `, element("code", {}, override), "."));
+  }
+  return made;
+}
+
+function kernel(step) {
+  const alike = graph.alike.get(step.key).filter(i => i !== step.id);
+  const made = section("Kernel", element("code", {}, step.key));
+  if (step.reused) made.push(element("p", {class: "soft"}, "Reused: an earlier step has made it."));
+  return alike.length ? [...made, ...section(`Same kernel in this graph (${alike.length})`, links(alike))] : made;
+}
+
+function told(i) {
+  const [kind, first, second, detail] = graph.refusals[i].slice(0, 4).map(string);
+  return `${first} | ${second}: ${kind}` + (detail ? ` (${detail})` : "");
+}
+
+// ------------------------------------------------------------------ tables whose rows are made when they come into view
+
+function virtual(id, columns, row) {
+  const table = by(id), scroll = table.parentElement, body = table.tBodies[0];
+  let rows = [], sorted = null, waiting = 0;
+  const heads = columns.map((column, i) => {
+    const button = element("button", {type: "button"}, column.title);
+    button.addEventListener("click", () => sort(i));
+    const head = element("th", {scope: "col", "aria-sort": "none", style: `width:${column.width}`}, button);
+    if (column.number) head.classList.add("number");
+    return head;
+  });
+  table.tHead.append(element("tr", {}, ...heads));
+
+  function sort(i) {
+    sorted = {i, down: sorted?.i === i ? !sorted.down : Boolean(columns[i].number)};
+    order();
+  }
+
+  function order() {
+    heads.forEach((head, i) => head.setAttribute("aria-sort", sorted?.i !== i ? "none" : sorted.down ? "descending" : "ascending"));
+    if (sorted) {
+      const {key} = columns[sorted.i], sign = sorted.down ? -1 : 1;
+      rows.sort((a, b) => { // what has no value stays at the end
+        const x = key(a), y = key(b);
+        if (x === undefined || y === undefined) return (x === undefined) - (y === undefined) || a.id - b.id;
+        return sign * (typeof x === "number" ? x - y : x.localeCompare(y, "en", {numeric: true})) || a.id - b.id;
+      });
+    }
+    scroll.scrollTop = 0;
+    draw();
+  }
+
+  function draw() {
+    const first = Math.max(0, Math.floor(scroll.scrollTop / ROW) - 10);
+    const last = Math.min(rows.length, first + Math.ceil((scroll.clientHeight || 470) / ROW) + 20);
+    const space = height => {
+      const made = element("tr", {class: "space", "aria-hidden": "true"}, element("td", {colspan: columns.length}));
+      made.firstChild.style.height = `${height}px`;
+      return made;
+    };
+    body.replaceChildren(space(first * ROW), ...rows.slice(first, last).map((one, i) => {
+      const made = row(one);
+      made.setAttribute("aria-rowindex", first + i + 2);
+      return made;
+    }), space((rows.length - last) * ROW));
+    table.setAttribute("aria-rowcount", rows.length + 1);
+  }
+
+  scroll.addEventListener("scroll", () => { waiting ||= requestAnimationFrame(() => { waiting = 0; draw(); mark(); }); });
+  return {
+    fill(found, anew) {
+      rows = [...found];
+      if (anew) sorted = null;
+      order();
+    },
+  };
+}
+
+const cell = (content, kind = "") => element("td", kind ? {class: kind} : {}, content);
+
+function nextBest(step) {
+  const [second] = others(step);
+  return second ? `${second[0]} ${fixed(second[1])}` + (step.margin === undefined ? "" : ` ${percent(step.margin)}`) : "";
+}
+
+const steps = virtual("steps", [
+  {title: "#", width: "48px", number: true, key: s => s.id},
+  {title: "step", width: "14%", key: s => s.name},
+  {title: "executor", width: "98px", key: s => s.executor},
+  {title: "ops", width: "auto", key: s => string(s.label)},
+  {title: "MB", width: "84px", number: true, key: s => s.bytes},
+  {title: "device µs", width: "92px", number: true, key: s => s.us},
+  {title: "host µs", width: "78px", number: true, key: s => s.host},
+  {title: "next best", width: "120px", key: s => others(s)[0]?.[0]},
+  {title: "margin", width: "70px", number: true, key: s => s.margin},
+  {title: "kernel", width: "84px", key: s => s.key},
+  {title: "reuse", width: "68px", key: s => s.reused ? "reused" : undefined},
+], step => {
+  const executor = element("span", {style: "display:flex;gap:6px;align-items:center"}, badge(step.executor), step.executor);
+  const made = element("tr", {"data-step": step.id}, cell(String(step.id + 1), "number"), cell(stepButton(step.id)), cell(executor),
+    cell(string(step.label)), cell(megabytes(step.bytes), "number"), cell(fixed(step.us), "number"), cell(fixed(step.host), "number"),
+    cell(nextBest(step).replace(/ [+×][^ ]+( %)?$/, "")), cell(step.margin === undefined ? "" : percent(step.margin), "number"),
+    cell(element("code", {}, step.key ? step.key.slice(0, 8) : "–")), cell(step.reused ? "reused" : ""));
+  made.children[3].title = string(step.label);
+  if (step.id === shown) made.classList.add("shown");
+  made.addEventListener("click", () => { pin(step.id); reveal(step.id); });
+  return made;
+});
+
+const refusals = virtual("refusals", [
+  {title: "first", width: "20%", key: r => string(r[1])},
+  {title: "second", width: "20%", key: r => string(r[2])},
+  {title: "why", width: "26%", key: r => string(r[0])},
+  {title: "numbers", width: "auto", key: r => string(r[3])},
+], refusal => {
+  const node = (name, holders) => {
+    const made = cell(string(name) + " ");
+    if (holders.length) made.append(stepButton(holders[0]));
+    return made;
+  };
+  const made = element("tr", {}, node(refusal[1], refusal[4]), node(refusal[2], refusal[5]), cell(string(refusal[0])),
+    cell(string(refusal[3])));
+  for (const one of made.children) one.title = one.textContent;
+  return made;
+});
+
+function filtered(anew = false) {
+  const wanted = by("step-filter").value.toLowerCase().split(" ").filter(Boolean);
+  const found = graph.steps.filter(step => wanted.every(word => step.search.includes(word)));
+  by("step-count").textContent = wanted.length ? `${found.length} of ${graph.steps.length}` : `${found.length}`;
+  steps.fill(found, anew);
+}
+
+function filteredRefusals(anew = false) {
+  const wanted = by("refusal-filter").value.toLowerCase();
+  const found = graph.refusals.filter((refusal, i) => { refusal.id = i; return told(i).toLowerCase().includes(wanted); });
+  const left = graph.refused > graph.refusals.length ? ` (the first ${graph.refusals.length} are here)` : "";
+  by("refusal-count").textContent = (wanted ? `${found.length} of ` : "") + graph.refused + left;
+  refusals.fill(found, anew);
+}
+
+by("step-filter").addEventListener("input", () => filtered());
+by("refusal-filter").addEventListener("input", () => filteredRefusals());
+
+// ------------------------------------------------------------------ graphs
+
+function open(number) {
+  graph = indexed(DATA.graphs[number]);
+  pinned = null; focusable = 0; shown = null;
+  [...by("tabs").children].forEach((tab, i) => {
+    tab.setAttribute("aria-selected", i === number);
+    tab.tabIndex = i === number ? 0 : -1;
+  });
+  by("graph").setAttribute("aria-labelledby", `tab-${number}`);
+  by("detail").replaceChildren(...hint());
+  drawTotals();
+  drawPicture();
+  filtered(true);
+  filteredRefusals(true);
+}
+
+DATA.graphs.forEach((one, i) => {
+  const tab = element("button", {type: "button", role: "tab", id: `tab-${i}`, "aria-controls": "graph"}, `${i + 1} ${one.kind}`);
+  tab.addEventListener("click", () => open(i));
+  tab.addEventListener("keydown", event => {
+    const move = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+    const next = move && by("tabs").children[(i + move + DATA.graphs.length) % DATA.graphs.length];
+    if (next) { next.click(); next.focus(); }
+  });
+  by("tabs").append(tab);
+});
+if (DATA.graphs.length) {
+  by("main").hidden = false;
+  open(0);
+}
+})();
