@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import dynafuse
 from dynafuse import config
@@ -40,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("demo", _demo, "train a small transformer through dynafuse and check it against eager")
+    demo = add("demo", _demo, "train a small transformer through dynafuse and check it against eager")
+    demo.add_argument("--html", metavar="FILE", help="write the plan as a page for a browser")
     calibrate = add("calibrate", _calibrate, "measure the cost model's constants on the GPU at hand and store them")
     calibrate.add_argument("--seconds", type=float, help="no new measurement begins after so many")
     doctor = add("doctor", _doctor, "print what dynafuse finds on this machine, and what to do about what is missing")
@@ -60,7 +62,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     from dynafuse.demo import main as demo_main
 
     config.resolve()
-    return demo_main() or 0
+    if arguments.html is not None and not Path(arguments.html).absolute().parent.is_dir():
+        raise DynafuseError(f"--html {arguments.html}: there is no such folder")
+    return demo_main(arguments.html) or 0
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

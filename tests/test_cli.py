@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,10 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int | None]], None]:
+def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., int | None]], None]:
     """Replaces the demo by a given function."""
 
-    def replace(main: Callable[[], int | None]) -> None:
+    def replace(main: Callable[..., int | None]) -> None:
         module = types.ModuleType("dynafuse.demo")
         module.main = main  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "dynafuse.demo", module)
@@ -50,14 +51,14 @@ def test_wrong_arguments_exit_2(argv: list[str], capsys: Capture) -> None:
 
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (1, 1)])
 def test_demo_hands_its_status_on(
-    returned: int | None, status: int, demo: Callable[[Callable[[], int | None]], None]
+    returned: int | None, status: int, demo: Callable[[Callable[..., int | None]], None]
 ) -> None:
-    demo(lambda: returned)
+    demo(lambda page: returned)
     assert cli.main(["demo"]) == status
 
 
-def test_errors_of_ours_are_one_line(demo: Callable[[Callable[[], int | None]], None], capsys: Capture) -> None:
-    def fail() -> None:
+def test_errors_of_ours_are_one_line(demo: Callable[[Callable[..., int | None]], None], capsys: Capture) -> None:
+    def fail(page: str | None) -> None:
         raise DynafuseError("it broke\n  in two lines")
 
     demo(fail)
@@ -66,12 +67,23 @@ def test_errors_of_ours_are_one_line(demo: Callable[[Callable[[], int | None]], 
 
 
 def test_misspelt_variable_stops_the_demo_first(
-    demo: Callable[[Callable[[], int | None]], None], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    demo: Callable[[Callable[..., int | None]], None], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    demo(lambda: pytest.fail("the demo ran"))
+    demo(lambda page: pytest.fail("the demo ran"))
     monkeypatch.setenv("DYNAFUSE_STRIKT", "1")
     assert cli.main(["demo"]) == 2
     assert capsys.readouterr().err.startswith("dynafuse: unknown environment variable 'DYNAFUSE_STRIKT'")
+
+
+def test_demo_writes_its_page_where_it_is_told_to(
+    demo: Callable[[Callable[..., int | None]], None], tmp_path: Path, capsys: Capture
+) -> None:
+    asked: list[str | None] = []
+    demo(asked.append)
+    assert cli.main(["demo"]) == 0 and cli.main(["demo", "--html", str(tmp_path / "plan.html")]) == 0
+    assert asked == [None, str(tmp_path / "plan.html")]
+    assert cli.main(["demo", "--html", str(tmp_path / "none" / "plan.html")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
 
 
 def test_command_line_starts_without_torch() -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from report_samples import small
 from torch import nn
 
 import dynafuse
 from dynafuse.errors import OptionError
+from dynafuse.lowering.nvfuser import availability
+from dynafuse.partition import device as devices
 from dynafuse.report import Report, explain
 
-STEP_NAMES = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
+PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
+GRAPH_NAMES = {"kind", "ops", "device_us", "host_us", "bound_by", "captured", "steps", "refusals"}
+GOLDEN = Path(__file__).with_name("report.expected")
 
 
 class Block(nn.Module):
@@ -51,19 +58,21 @@ def fused(report: Report, graph: int = 0) -> list[dict[str, Any]]:
 def test_to_dict_is_plain_data_of_the_promised_form() -> None:
     data = on_h200(blocks(2), torch.randn(8, 32)).to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert set(data) == {"device", "graphs", "kernels"}
+    assert set(data) == {"device", "graphs", "kernels", "unusable"}
     assert data["device"] == "h200"
-    assert [set(graph) for graph in data["graphs"]] == [{"kind", "steps"}] * 2
+    assert [set(graph) for graph in data["graphs"]] == [GRAPH_NAMES] * 2
     steps = [step for graph in data["graphs"] for step in graph["steps"]]
     assert {step["executor"] for step in steps} == {"triton", "eager"}
     for step in steps:
-        assert set(step) == STEP_NAMES | ({"reason"} if step["executor"] == "eager" else set())
+        assert set(step) == set(steps[0]) and set(step) > PROMISED
         assert step["ops"] and all(isinstance(op, str) for op in step["ops"])
         assert isinstance(step["reused"], bool)
         if step["executor"] == "eager":
             assert step["key"] is None and step["reason"] and not step["reused"]
         else:
-            assert step["key"] and step["bytes"] > 0 and step["predicted_us"] > 0
+            assert step["key"] and step["bytes"] > 0 and not step["reason"]
+        assert step["predicted_us"] > 0 and step["host_us"] > 0
+        assert step["measured_us"] == {}
 
 
 def test_numbers_of_a_graph_that_can_be_counted_by_hand() -> None:
@@ -81,10 +90,119 @@ def test_an_op_that_could_be_fused_but_for_its_operands_has_a_price() -> None:
     assert step["bytes"] == 2 * 8 * 8 * 8 and step["predicted_us"] > 0
 
 
-def test_a_product_has_bytes_but_no_price() -> None:
-    report = on_h200(torch.mm, torch.randn(8, 16), torch.randn(16, 4))
-    (step,) = report.to_dict()["graphs"][0]["steps"]
-    assert (step["bytes"], step["predicted_us"]) == ((8 * 16 + 16 * 4 + 8 * 4) * 4, None)
+def test_a_product_is_priced_by_its_arithmetic() -> None:
+    n, tflops = 2048, devices.describe("h200").contraction_tflops_float32
+    report = on_h200(torch.mm, torch.empty(n, n), torch.empty(n, n))
+    (step,) = report.graphs[0].steps
+    assert step.bytes == 3 * n * n * 4
+    assert step.predicted_us == pytest.approx(2 * n**3 / (tflops * 1e6) + devices.describe("h200").launch_us_eager)
+    assert [price.executor for price in step.prices] == ["eager"]
+
+
+def test_totals_say_what_bounds_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(n: int) -> Any:
+        return on_h200(lambda x, w: torch.relu(x @ w), torch.empty(n, n), torch.empty(n, n)).graphs[0]
+
+    small_, large_ = of(32), of(2048)
+    for graph in (small_, large_):
+        assert graph.device_us == pytest.approx(sum(step.predicted_us for step in graph.steps))
+        assert graph.host_us == pytest.approx(sum(step.host_us for step in graph.steps))
+    assert (small_.bound_by, large_.bound_by) == ("host", "device")
+    monkeypatch.setenv("DYNAFUSE_CUDAGRAPHS", "1")
+    captured = of(32)
+    assert captured.captured and captured.bound_by == "device"
+
+
+def test_overridden_costs_reach_what_runs_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAFUSE_COST_LAUNCH_US_EAGER", "500")
+    (step,) = on_h200(torch.mm, torch.randn(8, 16), torch.randn(16, 4)).graphs[0].steps
+    assert step.predicted_us is not None and 500 < step.predicted_us < 501
+
+
+def test_reads_go_through_views_and_outputs() -> None:
+    def mixed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        values = torch.topk(torch.relu(x).t(), 2).values.t()
+        return torch.sin(values @ w) + values
+
+    (graph,) = on_h200(mixed, torch.randn(8, 8), torch.randn(8, 8)).graphs
+    reads = {step.ops[0].split(".")[1]: step.reads for step in graph.steps}
+    names = {step.ops[0].split(".")[1]: step.name for step in graph.steps}
+    assert reads["relu"] == () and reads["topk"] == (names["relu"],) and reads["mm"] == (names["topk"],)
+    assert set(reads["sin"]) == {names["mm"], names["topk"]}
+
+
+def test_what_is_overwritten_is_read_after() -> None:
+    def counting(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x @ w
+
+    (graph,) = on_h200(counting, torch.randn(8, 8), torch.randn(8, 8)).graphs
+    assert graph.steps[1].reads == (graph.steps[0].name,)
+
+
+def test_steps_name_the_lines_that_they_compute() -> None:
+    (graph,) = on_h200(lambda x: torch.sin(x) + 1, torch.randn(8)).graphs
+    assert "torch.sin(x) + 1" in graph.steps[0].lines[0]
+
+
+# ---------------------------------------------------------------------- several executors
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that may use nvFuser as well, wherever they are made."""
+    found = availability.Availability(True, "for planning", "nvfuser-cu128-torch210", "0.2.36")
+    monkeypatch.setattr(availability, "find", lambda: found)
+    monkeypatch.setenv("DYNAFUSE_EXECUTORS", "triton,nvfuser,eager")
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1) * 2
+
+
+@pytest.mark.usefixtures("two")
+def test_prices_of_all_executors_with_the_override_that_would_flip_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(4096, 1024)
+    (step,) = on_h200(softmax, x).graphs[0].steps
+    assert {price.executor for price in step.prices} == {"triton", "nvfuser"} and step.margin is not None
+    assert step.prices[0].executor == step.executor and step.predicted_us == step.prices[0].device_us
+    (other,) = step.others
+    name, value = other.override.split(" above ")
+    assert name == f"DYNAFUSE_COST_EFFICIENCY_{other.executor.upper()}_ROW" and step.kernel_class == "row"
+    monkeypatch.setenv(name, f"{1.1 * float(value) + 0.3:.2f}")
+    (flipped,) = on_h200(softmax, x).graphs[0].steps
+    assert flipped.executor == other.executor
+
+
+@pytest.mark.usefixtures("two")
+def test_no_override_of_device_time_where_host_time_decides() -> None:
+    (graph,) = on_h200(softmax, torch.empty(8, 1024)).graphs
+    (step,) = graph.steps
+    assert graph.bound_by == "host" and step.executor == "triton"
+    assert step.others[0].host_us > step.prices[0].host_us and step.others[0].override == ""
+
+
+@pytest.mark.usefixtures("two")
+def test_what_is_forced_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = dynafuse.force_backend("nvfuser")(softmax)
+    (step,) = on_h200(lambda x: forced(x), torch.empty(64, 1024)).graphs[0].steps
+    assert (step.executor, step.forced, step.fallback) == ("nvfuser", "nvfuser", ())
+    monkeypatch.setenv("DYNAFUSE_EXECUTORS", "triton,eager")
+    fallen = dynafuse.force_backend("nvfuser", strict=False)(softmax)
+    report = on_h200(lambda x: fallen(x), torch.empty(64, 1024))
+    (step,) = report.graphs[0].steps
+    assert step.executor == "triton" and step.forced is None
+    assert step.fallback and step.fallback[0].startswith("nvfuser: executor 'nvfuser' is not enabled")
+    assert "fell back" in str(report)
+
+
+def test_an_executor_that_cannot_be_used_is_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = availability.Availability(False, "no module nvfuser_direct")
+    monkeypatch.setattr(availability, "find", lambda: missing)
+    monkeypatch.setenv("DYNAFUSE_EXECUTORS", "triton,nvfuser,eager")
+    report = on_h200(softmax, torch.empty(8, 8))
+    assert report.to_dict()["unusable"] == {"nvfuser": "nvFuser is not available: no module nvfuser_direct"}
+    assert str(report).splitlines()[1] == "nvFuser is not available: no module nvfuser_direct"
 
 
 def test_views_and_picks_of_outputs_are_no_steps() -> None:
@@ -152,7 +270,7 @@ def test_keyword_arguments_reach_the_function() -> None:
 
 def test_a_function_without_tensors_has_no_graphs() -> None:
     report = on_h200(lambda: 3)
-    assert report.to_dict() == {"device": "h200", "graphs": [], "kernels": 0}
+    assert report.to_dict() == {"device": "h200", "graphs": [], "kernels": 0, "unusable": {}}
     assert report.refusals == ()
     assert "nothing to compile" in str(report)
 
@@ -183,8 +301,16 @@ def test_text_has_a_line_per_graph_and_per_step() -> None:
     cells = [line.split() for line in text.splitlines()]
     assert [cell[:3] for cell in cells if len(cell) > 2 and cell[1] in ("triton", "eager")] == [
         ["r0", "triton", "relu"],
-        ["mm", "eager", "mm:"],
+        ["mm", "eager", "mm"],
     ]
+
+
+def test_text_of_everything_that_a_report_can_say() -> None:
+    text = str(small()) + "\n"
+    if os.environ.get("REWRITE_GOLDENS") == "1":
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8"), "REWRITE_GOLDENS=1 rewrites the file if this is meant"
+    assert max(map(len, text.splitlines())) <= 120
 
 
 # ---------------------------------------------------------------------- devices

@@ -3,8 +3,9 @@
 Worked example, with the numbers of a softmax that two executors could run::
 
     step = report.graphs[0].steps[0]
-    step.prices    # (Price("triton", 4.1, 7.0), Price("nvfuser", 4.9, 11.0, "DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 0.93"))
-    step.margin    # 0.31: with nvFuser the user would wait for the step 31 % longer
+    step.prices[0]    # Price("triton", 10.4, 5.0)
+    step.prices[1]    # Price("nvfuser", 12.0, 6.8, "DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 1.10")
+    step.margin       # 0.17: with nvFuser the user would wait for the step 17 % longer
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ReportedStep:
     reused: bool = False
     reason: str = ""
     host_us: float | None = None
-    prices: tuple[Price, ...] = ()  # of the executors that could run the step, the chosen one first
+    prices: tuple[Price, ...] = ()  # of the executors that could run the step, best first
     margin: float | None = None  # how much longer the user would wait with the second, relative to the first
     unsure: tuple[str, ...] = ()  # executors that the predictions cannot tell apart
     measured_us: Mapping[str, float] = field(default_factory=dict)  # device time per executor, where it was measured
@@ -65,12 +66,12 @@ class ReportedStep:
 
     @property
     def others(self) -> tuple[Price, ...]:
-        """The prices of the executors that were not chosen, the cheapest on the device first."""
-        return tuple(sorted((p for p in self.prices if p.executor != self.executor), key=lambda p: p.device_us))
+        """The prices of the executors that were not chosen, the next best first."""
+        return tuple(price for price in self.prices if price.executor != self.executor)
 
     def to_dict(self) -> dict[str, Any]:
         """The step as data."""
-        return _plain(asdict(self))
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)

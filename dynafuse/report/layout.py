@@ -9,6 +9,7 @@ Worked example: of ``a``, ``b`` that reads ``a``, ``c`` that reads ``a`` and ``d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -86,7 +87,7 @@ def _with_lanes(
         path: list[Item] = [source, *((source, target, row) for row in range(rows[source] + 1, rows[target])), target]
         for row, lane in enumerate(path[1:-1], rows[source] + 1):
             items[row].append(lane)
-        for upper, lower in zip(path, path[1:], strict=False):
+        for upper, lower in itertools.pairwise(path):
             above.setdefault(lower, []).append(upper)
             below.setdefault(upper, []).append(lower)
     return items, above, below

@@ -37,7 +37,7 @@ const fixed = (value, digits = 1) => value === undefined || value === null ? "�
 const megabytes = bytes => bytes === undefined ? "–" : (bytes / 1e6).toFixed(3);
 const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
 const percent = margin => margin < 9 ? `+${Math.round(100 * margin)} %` : `×${Math.round(1 + margin)}`;
-const others = step => (step.prices ?? []).filter(p => p[0] !== step.executor).sort((a, b) => a[1] - b[1]);
+const others = step => (step.prices ?? []).filter(p => p[0] !== step.executor);
 
 const pen = document.createElement("canvas").getContext("2d");
 
@@ -328,7 +328,9 @@ function prices(step) {
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...head.map(title => element("th", {scope: "col"}, title)))), element("tbody", {}, ...rows));
   const made = section("Prices", table);
-  if (step.margin !== undefined) made.push(element("p", {}, `The second costs ${percent(step.margin)}.`));
+  if (step.margin !== undefined && others(step).length) {
+    made.push(element("p", {}, `Next best is ${others(step)[0][0]}: ${percent(step.margin)}.`));
+  }
   if (step.unsure) made.push(element("p", {}, `Too close to call: ${step.unsure.join(", ")}.`));
   for (const [name, , , override] of others(step)) {
     if (override) made.push(element("p", {}, `${name} would win with `, element("code", {}, override), "."));

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from dynafuse.report.data import Report, ReportedGraph, ReportedStep
 from dynafuse.report.layout import layout
-from dynafuse.report.text import count, short, shorten, summary, text, total
+from dynafuse.report.text import extent, short, shorten, summary, text, total
 
 MOST_REFUSALS = 5000  # of a graph that the page lists
 MOST_MERGES = 40  # of a step that the page lists
@@ -28,17 +28,16 @@ def page(report: Report) -> str:
     """The page."""
     strings: dict[str, int] = {}
     graphs = [_graph(graph, strings) for graph in report.graphs]
-    found = f"{count(len(graphs), 'graph')}, {count(report.kernels, 'distinct kernel')}"
     data = {"graphs": graphs, "strings": list(strings)}
-    return _template().render(title=report.title, found=found, unusable=list(report.unusable.values()), data=data,
+    return _template().render(title=report.title, found=extent(report), unusable=list(report.unusable.values()), data=data,
                               plain=text(report))
 
 
 @cache
 def _template() -> Template:
     loader = PackageLoader("dynafuse.report", "")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html.jinja")
 
 

@@ -54,13 +54,18 @@ def _graph(compiled: Compiled, priced: bool, captured: bool, keys: set[str]) -> 
     fused = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
     graph = ReportedGraph(compiled.kind, tuple(steps), len(fused) + calls, plan.refusals, captured)
-    return replace(graph, steps=tuple(map(_without_vain, steps))) if graph.bound_by == "host" else graph
+    return replace(graph, steps=tuple(replace(step, prices=_ordered(step, graph.bound_by)) for step in steps))
 
 
-def _without_vain(step: ReportedStep) -> ReportedStep:
-    """A step of a graph that the host bounds: device time flips nothing for executors that need more of the host."""
-    least = step.host_us or 0.0
-    return replace(step, prices=tuple(replace(p, override="") if p.host_us > least else p for p in step.prices))
+def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
+    """The prices by what the graph waits for, the chosen executor's first.
+
+    Where the host bounds the graph, less device time wins nothing for an executor that needs more of the host.
+    """
+    if bound_by != "host":
+        return tuple(sorted(step.prices, key=lambda p: (p.executor != step.executor, p.device_us)))
+    told = (replace(p, override="") if p.host_us > (step.host_us or 0.0) else p for p in step.prices)
+    return tuple(sorted(told, key=lambda p: (p.executor != step.executor, p.host_us)))
 
 
 # ---------------------------------------------------------------------- one step

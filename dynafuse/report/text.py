@@ -32,7 +32,7 @@ Notes = Iterator[tuple[str, str]]  # what a line below the table is about, the l
 
 def text(report: Report) -> str:
     """The whole report."""
-    lines = wrapped(f"plan for {report.title}: {count(len(report.graphs), 'graph')}, {count(report.kernels, 'distinct kernel')}")
+    lines = wrapped(f"plan for {report.title}: {extent(report)}")
     for reason in report.unusable.values():
         lines += wrapped(reason)
     if not report.graphs:
@@ -45,6 +45,11 @@ def text(report: Report) -> str:
             lines.append(_rendered(_table(graph)))
             lines += notes(graph)
     return "\n".join(lines)
+
+
+def extent(report: Report) -> str:
+    """How much a report covers: ``2 graphs, 14 distinct kernels``."""
+    return f"{count(len(report.graphs), 'graph')}, {count(report.kernels, 'distinct kernel')}"
 
 
 def summary(graph: ReportedGraph) -> str:
@@ -140,7 +145,7 @@ def notes(graph: ReportedGraph) -> list[str]:
 def _eager(steps: Sequence[ReportedStep]) -> Notes:
     """Why ops run eager, one line per reason."""
     for reason, group in _grouped((step.reason, step) for step in steps if step.reason):
-        yield "eager", f"{_some([times(n, c) for n, c in Counter(short(s.ops[0]) for s in group).items()], OPS_SHOWN)}: {reason}"
+        yield "eager", f"{shorten([step.ops[0] for step in group])}: {reason}"
 
 
 def _overrides(steps: Sequence[ReportedStep]) -> Notes:
@@ -156,8 +161,8 @@ def _overrides(steps: Sequence[ReportedStep]) -> Notes:
 
 
 def _unsure(steps: Sequence[ReportedStep]) -> Notes:
-    for names, group in _grouped((step.unsure, step) for step in steps if step.unsure):
-        yield "too close", f"{_names(group)}: {', '.join(names)}"
+    for names, group in _grouped((", ".join(step.unsure), step) for step in steps if step.unsure):
+        yield "too close", f"{_names(group)}: {names}"
 
 
 def _measured(steps: Sequence[ReportedStep]) -> Notes:
@@ -168,7 +173,7 @@ def _measured(steps: Sequence[ReportedStep]) -> Notes:
 
 
 def _forced(steps: Sequence[ReportedStep]) -> Notes:
-    for executor, group in _grouped((step.forced, step) for step in steps if step.forced):
+    for executor, group in _grouped((step.forced or "", step) for step in steps if step.forced):
         yield "forced", f"{_names(group)} to {executor}"
 
 
@@ -188,9 +193,9 @@ NOTES: tuple[Callable[[Sequence[ReportedStep]], Notes], ...] = (
 """What is said below a table, in order."""
 
 
-def _grouped(pairs: Iterable[tuple[object, ReportedStep]]) -> Iterable[tuple[object, list[ReportedStep]]]:
+def _grouped(pairs: Iterable[tuple[str, ReportedStep]]) -> Iterable[tuple[str, list[ReportedStep]]]:
     """Steps by what they share, in the order of the first ones."""
-    groups: dict[object, list[ReportedStep]] = {}
+    groups: dict[str, list[ReportedStep]] = {}
     for shared, step in pairs:
         groups.setdefault(shared, []).append(step)
     return groups.items()
