@@ -391,6 +391,24 @@ def rows_beyond_registers(x):
     return x.softmax(1), x.var(1), x.argmax(1)
 
 
+def extreme_rows(make):
+    """Long rows of -inf, with a NaN, with inf, that begin with -inf, of large numbers."""
+    x = make(6, 33000, grad=False)
+    x[1], x[2, 5], x[3, 32000], x[4, :20000] = -math.inf, math.nan, math.inf, -math.inf
+    x[5] *= 300
+    return (x,)
+
+
+@case(extreme_rows, grad=False)
+def softmax_of_extreme_rows(x):
+    return x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1), (x - x.amax(-1, keepdim=True)).exp().sum(-1)
+
+
+@case(lambda make: (make(5, 33000), make.ints(0, 33000, 5)))
+def cross_entropy_of_a_large_vocabulary(x, labels):
+    return F.cross_entropy(x.float(), labels), torch.softmax(x, -1)[:, :7], ((x - x.amax(-1, keepdim=True)).exp() * x.cos()).sum(-1)
+
+
 @each(lambda n, correction: lambda make: (make(5, n),), (1, 1), (1, 0), (2, 1), (2, 2), (3, 5), (7, 0), (130, 1), (130, 0))
 def variances(n: int, correction: int) -> Function:
     return lambda x: (x.var(1, correction=correction), x.std(1, correction=correction), *torch.var_mean(x, 1, correction=correction), x.var(correction=correction))

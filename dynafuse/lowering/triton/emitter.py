@@ -75,6 +75,7 @@ class Emitter:
         self.inner: Scope | None = None
         self.accesses: list[Access] = []
         self.reduced: dict[int, Value] = {}  # reductions whose result is known
+        self.replaced: dict[int, Value] = {}  # ops that stand for something else, at any index
         self.on_reduction: Callable[[int], Value] | None = None
         self.masks: tuple[Value, ...] = ()
         self.single = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: one point
@@ -239,6 +240,8 @@ class Emitter:
 
     def value(self, position: int, index: Index) -> Value:
         """The value of op ``position`` at ``index``."""
+        if position in self.replaced:
+            return self.replaced[position]
         key = (position, index, self.masks)
         for scope in (self.inner, self.top):
             if scope is not None and key in scope.known:
@@ -271,7 +274,7 @@ class Emitter:
         for i, arg in enumerate(call.args.values()):
             if isinstance(arg, Ref):
                 target = None if i in row.raw else dtype
-                value = self._pointwise_operand(arg, index, target) if wanted(i) else None
+                value = self.broadcast(arg, index, target) if wanted(i) else None
                 tiles |= value.tiles if value else frozenset()
                 operands.append(_wrap(value.name) if value else "None")
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
@@ -285,7 +288,8 @@ class Emitter:
         text = _format(row, context, operands)
         return self.define(_escape(text), call.dtype, tiles, comment=f"%{position} {call.target}")
 
-    def _pointwise_operand(self, arg: Ref, index: Index, dtype: torch.dtype | None) -> Value:
+    def broadcast(self, arg: Ref, index: Index, dtype: torch.dtype | None) -> Value:
+        """The value of an operand at an index of a shape that it broadcasts to."""
         shape = self.shape(arg)
         kept = index[len(index) - len(shape):]
         at = tuple(sympy.S.Zero if size == 1 else i for i, size in zip(kept, shape, strict=True))

@@ -7,8 +7,8 @@ Worked example, softmax: the maximum has level 1, the exponential 1, the sum 2, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from dynafuse.ir import OpSpec, Ref, Spec
 
@@ -24,11 +24,31 @@ def references(op: OpSpec) -> Iterator[Ref]:
             stack.extend(reversed(value))
 
 
-def levels(spec: Spec) -> list[int]:
-    """Per op, how many reductions stand one after another on the way to its value."""
+class Shifted(Protocol):
+    """A reduction that needs ``shift`` only once its pass is over."""
+
+    @property
+    def value(self) -> Ref: ...
+
+    @property
+    def rest(self) -> tuple[Ref, ...]: ...
+
+    @property
+    def shift(self) -> Ref: ...
+
+
+def levels(spec: Spec, sums: Mapping[int, Shifted] | None = None) -> list[int]:
+    """Per op, how many passes over the row it takes until its value is known; ``sums`` are those of :mod:`online`."""
     loops = {op for op, _ in spec.reductions}
     found: list[int] = []
+
+    def highest(refs: Iterable[Ref]) -> int:
+        return max((found[ref.position] for ref in refs if ref.kind == "op"), default=0)
+
     for position, op in enumerate(spec.ops):
-        below = max((found[ref.position] for ref in references(op) if ref.kind == "op"), default=0)
-        found.append(below + (position in loops))
+        if sums and position in sums:
+            one = sums[position]
+            found.append(max(highest((one.value, *one.rest)) + 1, highest([one.shift])))
+        else:
+            found.append(highest(references(op)) + (position in loops))
     return found

@@ -17,6 +17,7 @@ import sympy
 
 from dynafuse.ir import Size, Spec
 from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.online import find
 from dynafuse.ops import Value
 
 UNKNOWN = 4096  # stands for a size that is only known at run time
@@ -233,7 +234,7 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     longest = LONGEST_PERSISTENT // (2 * power_of_two(live // 2) if live > 1 else 1)
     if inner and static and length <= longest:
         return _persistent(order, rows, length, live)
-    return _looped(order, rows, length, inner)
+    return _online(order, length) if inner and find(spec) else _looped(order, rows, length, inner)
 
 
 def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, live: int) -> Tiles:
@@ -243,6 +244,11 @@ def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, live:
     x = power_of_two(x + 1) // 2  # rounded down to a power of two
     per_lane = clamp(power_of_two(64 // live), 16, 64 if r >= LONG_ROW else 32)
     return Tiles("persistent", order, {"x": x, "r": r}, clamp(power_of_two(x * r // (32 * per_lane)), 1, 16))
+
+
+def _online(order: dict[str, tuple[int, ...]], length: int) -> Tiles:
+    """Every step ends in two sums over the tile: few steps, and few warps to agree on them."""
+    return Tiles("looped", order, {"x": 1, "r": clamp(power_of_two(length), 128, 8192)}, 4)
 
 
 def _looped(order: dict[str, tuple[int, ...]], rows: int, length: int, inner: bool) -> Tiles:
