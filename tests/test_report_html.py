@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -174,7 +175,7 @@ def test_steps_stand_below_what_they_read_and_apart_from_each_other(reads: list[
     for row in rows.values():
         assert sum(width == BOX for _, width in row) <= MOST_IN_ROW
         row.sort()
-        for (x, width), (after, next_width) in zip(row, row[1:], strict=False):
+        for (x, width), (after, next_width) in itertools.pairwise(row):
             assert after - x >= (width + next_width) / 2 + GAP - 0.2  # places are rounded
     assert all(BOX / 2 <= x <= places.width - BOX / 2 for x in places.centres)
 
@@ -188,5 +189,5 @@ def test_a_chain_stands_straight_and_edges_that_pass_many_rows_are_apart() -> No
 
 def test_depth_does_not_make_the_picture_wide() -> None:
     """A residual path beside every few steps, on one side."""
-    reads = [[j for j in ({i - 1, i - 4} if i % 4 == 0 else {i - 1}) if 0 <= j] for i in range(1, 0x200)]
+    reads = [[j for j in ({i - 1, i - 4} if i % 4 == 0 else {i - 1}) if j >= 0] for i in range(1, 0x200)]
     assert layout([[], *reads]).width < 4 * BOX

@@ -89,6 +89,7 @@ function drawPicture() {
   canvas.setAttribute("width", graph.width + 32);
   canvas.setAttribute("height", height);
   canvas.setAttribute("viewBox", `-16 0 ${graph.width + 32} ${height}`);
+  by("plan").style.setProperty("--height", `${Math.min(Math.max(height + 2, 360), 620)}px`);
   picture.scrollTop = 0;
   picture.scrollLeft = Math.max(0, (graph.width + 32 - picture.clientWidth) / 2);
   drawView();
