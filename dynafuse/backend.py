@@ -42,6 +42,7 @@ from dynafuse.partition.layout import optimize_layout
 from dynafuse.partition.normalize import normalize
 from dynafuse.partition.pregrad import rewrite
 from dynafuse.partition.regions import partition
+from dynafuse.persist import TRAFFIC
 from dynafuse.runtime import capture as cuda_graphs
 from dynafuse.runtime.capture import capture
 from dynafuse.runtime.wrapper import Step, write
@@ -95,6 +96,7 @@ def reset() -> None:
     global _launch_sites
     STORE.clear()
     VERDICTS.clear()
+    TRAFFIC.clear()
     _launch_sites = 0
     if torch.cuda.is_available():
         cuda_graphs.reset()
@@ -104,9 +106,14 @@ dynafuse.reset = reset  # type: ignore[attr-defined]
 
 
 def stats() -> dict[str, int]:
-    """Distinct kernels compiled, places in graphs that launch one, and the store's hits and misses."""
-    counters = STORE.counters
-    return {"kernels": len(STORE), "launch_sites": _launch_sites, "hits": counters.hits, "misses": counters.misses}
+    """Distinct kernels, places in graphs that launch one, and where kernels came from.
+
+    ``hits`` and ``misses`` are those of this process's store. What it misses comes from the disk (``disk_hits``) or is
+    ``compiled``; ``disk_misses`` are those that were looked for on disk and were not there.
+    """
+    counters, disk = STORE.counters, TRAFFIC
+    return {"kernels": len(STORE), "launch_sites": _launch_sites, "hits": counters.hits, "misses": counters.misses,
+            "disk_hits": disk.hits, "disk_misses": disk.misses, "compiled": disk.compiled}
 
 
 @contextmanager

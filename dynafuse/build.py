@@ -7,6 +7,7 @@ on nvFuser was compiled when the future is returned.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dynafuse import persist
 from dynafuse.cache.key import Bound, canonical
 from dynafuse.cache.store import Store
 from dynafuse.config import Config
@@ -23,6 +25,7 @@ from dynafuse.lowering.inductor import compiler as inductor_compiler
 from dynafuse.lowering.inductor import lower as inductor
 from dynafuse.lowering.nvfuser import availability, replay
 from dynafuse.lowering.nvfuser import lower as nvfuser
+from dynafuse.lowering.nvfuser.recipe import Recipe
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.runtime.delegate import DelegateKernel
@@ -39,6 +42,9 @@ Built: TypeAlias = Kernel | FusionKernel | DelegateKernel
 
 STORE: Store[Built] = Store()
 """Compiled kernels of this process, by key."""
+
+_LOWERING = threading.RLock()
+"""Lowering is not made for threads, and who has waited for another process's kernel may have to lower it in one."""
 
 REFUSES: Mapping[str, Callable[[Spec], str]] = {"nvfuser": nvfuser.refusal, "inductor": inductor.refusal}
 """Why an executor cannot take a region whose every op it can."""
@@ -82,23 +88,31 @@ def _device(region: Region) -> torch.device:
 
 
 def request(bound: Bound, capability: int | None, config: Config) -> Future[Built]:
-    """The kernel of a region, from the store or built now."""
-    if bound.region.executor == "nvfuser":
-        return STORE.request(bound.key, lambda: _done(lambda: _fusion(bound)))
-    if bound.region.executor == "inductor":
-        return STORE.request(bound.key, lambda: _done(lambda: _delegate(bound)))
+    """The kernel of a region: from this process's store, from the disk, or built now."""
+    makers: Mapping[str, Callable[[], Future[Built]]] = {
+        "triton": lambda: _kernel(bound, capability, config),
+        "nvfuser": lambda: _done(lambda: _fusion(bound, nvfuser.lower(bound.spec))),
+        "inductor": lambda: _done(lambda: _delegate(bound)),
+    }
 
-    def start() -> Future[Built]:
-        lowered = lower(bound.spec)
-        return _then(pool.submit(lowered, capability, config.workers), lambda compiled: Kernel(
-            bound.key, lowered.source, lowered.launches, lowered.workspaces, compiled, capability is None))
+    def make() -> Future[Built]:
+        with _LOWERING:
+            return makers[bound.region.executor]()
 
-    return STORE.request(bound.key, start)
+    return STORE.request(bound.key, lambda: persist.kernel(
+        bound, capability, config, make, lambda recipe: _fusion(bound, recipe)))
 
 
-def _fusion(bound: Bound) -> FusionKernel:
+def _kernel(bound: Bound, capability: int | None, config: Config) -> Future[Built]:
+    """A Triton kernel, compiled in a worker process if there are some."""
+    lowered = lower(bound.spec)
+    return _then(pool.submit(lowered, capability, config.workers), lambda compiled: Kernel(
+        bound.key, lowered.source, lowered.launches, lowered.workspaces, compiled, capability is None))
+
+
+def _fusion(bound: Bound, recipe: Recipe) -> FusionKernel:
     """An nvFuser kernel, compiled for the sizes at hand when they are static: a failure is known before the first call."""
-    kernel = FusionKernel(bound.key, nvfuser.lower(bound.spec), replay.define).prepare()
+    kernel = FusionKernel(bound.key, recipe, replay.define).prepare()
     device = _device(bound.region)
     if device.type == "cuda" and torch.cuda.is_available() and not bound.spec.symbols:
         try:

@@ -291,6 +291,20 @@ OPTIONS: tuple[Option, ...] = (
         "most seconds that one graph may spend on such measurements",
     ),
     Option(
+        "cache",
+        True,
+        BOOL,
+        "DYNAFUSE_CACHE",
+        "keep compiled kernels and measurements on disk, for this and other processes",
+    ),
+    Option(
+        "cache_size_mb",
+        1024,
+        COUNT,
+        "DYNAFUSE_CACHE_SIZE_MB",
+        "most megabytes that they may take; the least recently used go first",
+    ),
+    Option(
         "cost",
         {},
         COSTS,
@@ -319,6 +333,8 @@ class Config:
     force: Mapping[str, str] = field(hash=False)
     tune: str
     tune_budget_s: float
+    cache: bool
+    cache_size_mb: int
     cost: Mapping[str, float] = field(hash=False)
 
     def key(self) -> tuple[tuple[str, object], ...]:

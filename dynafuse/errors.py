@@ -47,6 +47,10 @@ class OptionError(DynafuseError):
         return cls(f"{where} is {value!r} ({type(value).__name__}): expected {expected}")
 
 
+class CacheError(DynafuseError):
+    """A command on the kernel cache cannot be carried out: a file is no exported cache, or cannot be read or written."""
+
+
 class CompileError(DynafuseError):
     """A region lowered but did not compile.
 

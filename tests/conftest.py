@@ -3,6 +3,9 @@
     pytest                # everything that needs no GPU
     pytest -m gpu         # what needs one
 
+No test sees the user's cache: every session has a folder of its own, and no kernel is kept in it unless a test turns that on
+(`DYNAFUSE_CACHE=1 pytest` turns it on for all).
+
 Triton decides between compiler and interpreter when a kernel is decorated, its own library's kernels included, so the
 variable has to be there before Triton is imported.
 """
@@ -17,6 +20,7 @@ from pathlib import Path
 import pytest
 
 os.environ["DYNAFUSE_STRICT"] = "1"
+os.environ.setdefault("DYNAFUSE_CACHE", "0")
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -36,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A cache folder for this session alone, that of the processes it starts included."""
+    os.environ["DYNAFUSE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "demotion": LEAVES,
     "force": frozenset({"errors", "config"}),
     "build": None,
+    "persist": None,
     "choice": None,
     "backend": None,
     "report": None,

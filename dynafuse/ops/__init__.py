@@ -34,5 +34,13 @@ from dynafuse.ops.table import (
 
 __all__ = [
     "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "eager", "lookup", "nvfuser_refusal",
-    "pointwise", "reduction", "refusal", "register", "rewrite", "rows",
+    "pointwise", "reduction", "refusal", "register", "rewrite", "rows", "shipped",
 ]
+
+_SHIPPED = {str(row.target): row for row in rows()}
+
+
+def shipped(target: str) -> bool:
+    """Whether the row of an op (by its overload's name) is the package's own, not one that was registered since."""
+    row = _SHIPPED.get(target)
+    return row is not None and lookup(row.target) is row

@@ -1,0 +1,85 @@
+"""Compiled kernels as bytes, and back to something that can be launched without compiling.
+
+Triton's ``CompiledKernel`` is made from files: metadata as JSON, and the binary. Those two are what is kept, and it is
+made from them again; of its source it needs the signature and the constants, and both are in the launch.
+
+Worked example::
+
+    metadata, cubin = taken(compile_launch(source, launch, 90))
+    restored(launch, metadata, cubin, 90).run    # the launcher, once there is a GPU
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dynafuse.ir import Launch
+
+BINARY = "cubin"
+ELF = b"\x7fELF"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What Triton's launcher asks of a kernel's source: argument types in order, constants by position."""
+
+    name: str
+    signature: Mapping[str, str]
+    constants: Mapping[tuple[int, ...], int]
+    attrs: Mapping[tuple[int, ...], Any]
+    fn: None = None  # the Python function: only compiling needs it
+
+    @classmethod
+    def of(cls, launch: Launch) -> Signature:
+        """The signature of a launch, as compiling made it."""
+        arguments = len(launch.signature)
+        signature = dict(launch.signature) | {name: "constexpr" for name, _ in launch.constants}
+        positions = ((arguments + k,) for k in range(len(launch.constants)))
+        constants: dict[tuple[int, ...], int] = dict(zip(positions, (value for _, value in launch.constants), strict=True))
+        return cls(launch.entry, signature, constants, {})
+
+
+def taken(compiled: Any) -> tuple[dict[str, Any], bytes]:
+    """Metadata and binary of a compiled kernel. Raises ValueError for one that has no such binary."""
+    binary = compiled.asm.get(BINARY)
+    if not isinstance(binary, bytes) or not binary.startswith(ELF):
+        raise ValueError(f"{compiled.name} has no {BINARY}")
+    metadata = compiled.metadata._asdict()
+    metadata["extern_libs"] = []  # where this machine's libdevice lies; it is linked in
+    plain: dict[str, Any] = json.loads(json.dumps({**metadata, "target": vars(metadata["target"])}, default=vars))
+    return plain, binary
+
+
+def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capability: int) -> Any:
+    """The compiled kernel of what :func:`taken` returned. Raises ValueError if it is another kernel's."""
+    from triton.compiler import CompiledKernel
+
+    wanted = launch.entry, launch.warps, capability
+    if (metadata["name"], metadata["num_warps"], metadata["target"]["arch"]) != wanted or not binary.startswith(ELF):
+        raise ValueError(f"it holds no kernel {launch.entry} of {launch.warps} warps for capability {capability}")
+    with tempfile.TemporaryDirectory(prefix="dynafuse-") as folder:  # read while it is made, not needed afterwards
+        group = {name: Path(folder) / name for name in (f"kernel.{BINARY}", "kernel.json")}
+        group[f"kernel.{BINARY}"].write_bytes(binary)
+        group["kernel.json"].write_text(json.dumps(dict(metadata)), encoding="utf-8")
+        return CompiledKernel(Signature.of(launch), {name: str(path) for name, path in group.items()}, metadata["hash"])
+
+
+@cache
+def fingerprint(capability: int) -> str:
+    """Of all beside the source that changes a binary: Triton, its settings and ptxas."""
+    import triton
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    backend = make_backend(GPUTarget("cuda", capability, 32))
+    settings = sorted(get_cache_invalidating_env_vars().items())
+    text = repr((triton.__version__, backend.hash(), backend.parse_options({}).hash(), settings))
+    return hashlib.sha256(text.encode()).hexdigest()
