@@ -45,7 +45,8 @@ def _run(phase: str, page: str | None, environ: Mapping[str, str], folder: str) 
     """The exit status of a phase."""
     environment = {name: value for name, value in environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-    environment |= {"DYNAFUSE_STRICT": environ.get("DYNAFUSE_STRICT", "1"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= {"DYNAFUSE_CACHE": "0", "DYNAFUSE_STRICT": environ.get("DYNAFUSE_STRICT", "1")}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     if phase == INTERPRETED:
         environment["TRITON_INTERPRET"] = "1"
     arguments = [phase] if page is None else [phase, page]
