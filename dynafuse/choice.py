@@ -20,6 +20,7 @@ from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.partition.calls import calls_prediction
 from dynafuse.partition.cost import Prediction, choose
 from dynafuse.partition.device import Device
+from dynafuse.persist import verdicts
 from dynafuse.tuning import Tuner, contenders
 
 ON_CUDA = ("triton", "eager")
@@ -53,7 +54,7 @@ def _unusable(name: str, config: Config, device_type: str, on_gpu: bool) -> str:
 def tuned(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device,
           capability: int | None) -> tuple[Plan, dict[str, Bound]]:
     """The plan with what measurements decided, where the option ``tune`` asks for them."""
-    tuner, found, steps = Tuner(config.tune_budget_s), dict(bounds), []
+    tuner, found, steps = Tuner(config.tune_budget_s, store=verdicts(config)), dict(bounds), []
     for step in plan.steps:
         if isinstance(step, Region):
             names = contenders(step.decision, config.tune, [option.executor for option in step.decision.options])

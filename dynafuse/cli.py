@@ -1,4 +1,4 @@
-"""The `dynafuse` command: `demo`, `calibrate`, `doctor`, `options` and `--version`.
+"""The `dynafuse` command: `demo`, `calibrate`, `doctor`, `cache`, `options` and `--version`.
 
     >>> main(["--version"])  # doctest: +SKIP
     dynafuse 0.1.0
@@ -9,6 +9,7 @@ A DynafuseError ends the command with one line on stderr and exit status 2, as a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,8 +48,32 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--seconds", type=float, help="no new measurement begins after so many")
     doctor = add("doctor", _doctor, "print what dynafuse finds on this machine, and what to do about what is missing")
     doctor.add_argument("--json", action="store_true", help="as data")
+    cache = add("cache", _cache, "look at the kernel cache, empty it, check it, or move it to another machine")
+    _add_cache_commands(cache)
     add("options", _options, "print every option with its default and environment variable")
     return parser
+
+
+def _add_cache_commands(cache: argparse.ArgumentParser) -> None:
+    from dynafuse.cache.commands import COMMANDS, WITH_FILE
+
+    actions = cache.add_subparsers(dest="action", required=True, metavar="action")
+    for name, doc in COMMANDS.items():
+        action = actions.add_parser(name, help=doc, description=doc)
+        action.set_defaults(file=None)
+        if name in WITH_FILE:
+            action.add_argument("file", type=Path, metavar="FILE")
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    from dynafuse.cache.commands import run
+    from dynafuse.cache.disk import KERNELS, Disk
+    from dynafuse.partition.calibration import cache_folder
+
+    # Cost constants are declared by the cost model, which would bring torch; the cache has nothing to do with them.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(config.COST_PREFIX)}
+    limit = config.resolve(environ=environment).cache_size_mb
+    return run(arguments.action, Disk(cache_folder() / KERNELS, limit << 20), arguments.file)
 
 
 def _options(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArti
 
 from dynafuse import config as options
 from dynafuse.cache import launches, sources
-from dynafuse.cache.disk import Disk
+from dynafuse.cache.disk import KERNELS, Disk
 from dynafuse.cache.entry import Damaged, Entry, unpack
 from dynafuse.cache.key import Bound
 from dynafuse.cache.once import Codec, Traffic, once
@@ -64,7 +64,7 @@ def disk(config: Config) -> Disk | None:
 
 def folder() -> Path:
     """Where kernels are kept."""
-    return calibration.cache_folder() / "kernels"
+    return calibration.cache_folder() / KERNELS
 
 
 def _record(key: str, packed: bytes) -> None:

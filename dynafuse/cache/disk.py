@@ -29,6 +29,9 @@ from dynafuse.cache.lock import Lock
 
 log = logging.getLogger(__name__)
 
+KERNELS = "kernels"
+"""The folder of entries, in the cache folder."""
+
 KEY = re.compile(r"[0-9a-f]{4,64}")
 PARTIAL, LOCK = ".partial", ".lock"
 STALE_S = 3600.0
