@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from report_samples import small
 from torch import nn
 
 import dynafuse
+from dynafuse.backend import Compiled
 from dynafuse.errors import OptionError
 from dynafuse.lowering.nvfuser import availability
 from dynafuse.partition import device as devices
 from dynafuse.report import Report, explain
+from dynafuse.report.reading import report_of
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
 GRAPH_NAMES = {"kind", "ops", "device_us", "host_us", "bound_by", "captured", "steps", "refusals"}
@@ -194,6 +197,18 @@ def test_what_is_forced_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step.executor == "triton" and step.forced is None
     assert step.fallback and step.fallback[0].startswith("nvfuser: executor 'nvfuser' is not enabled")
     assert "fell back" in str(report)
+
+
+def test_what_was_measured_is_said() -> None:
+    seen: list[Compiled] = []
+    with dynafuse.backend.listening(seen.append, plan_only=True):
+        torch.compile(softmax, backend=dynafuse.backend.dynafuse, options={"device": "h200"})(torch.empty(8, 8))
+    (compiled,) = seen
+    (region,) = compiled.plan.regions
+    region = replace(region, decision=replace(region.decision, measured={"triton": 2.5, "nvfuser": 2.25}))
+    report = report_of([replace(compiled, plan=replace(compiled.plan, steps=(region,)))], "h200", captured=False)
+    assert report.graphs[0].steps[0].measured_us == {"triton": 2.5, "nvfuser": 2.25}
+    assert "measured    r0: nvfuser 2.2, triton 2.5 µs" in str(report)
 
 
 def test_an_executor_that_cannot_be_used_is_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

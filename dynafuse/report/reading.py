@@ -84,6 +84,7 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reused: bool, re
         prices=prices,
         margin=margin if margin != float("inf") else None,
         unsure=region.decision.unsure,
+        measured_us=dict(region.decision.measured),
         kernel_class=region.decision.kernel_class,
         merges=tuple(r for r in region.reasons if " + " in r),
         notes=tuple(notes), forced=forced, fallback=fallback, reads=reads,
