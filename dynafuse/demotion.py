@@ -7,7 +7,6 @@ Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileErro
 from __future__ import annotations
 
 import tempfile
-import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from torch.fx import Node
 from dynafuse.config import Config
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.ir import Plan, Region
+from dynafuse.repro import script
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _repro(region: Region, error: BaseException, config: Config) -> Path:
-    """A file with the region's ops and sizes, and the error's traceback."""
+    """A script that compiles the region again, with the error's traceback."""
     folder = config.repro_dir or Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", prefix="dynafuse_repro_", suffix=".txt", dir=folder, delete=False) as file:
-        file.write(f"{region}\n\n")
-        file.writelines(f"{node.format_node()}  {node.meta.get('val')}\n" for node in region.nodes)
-        file.writelines(["\n", *traceback.format_exception(error)])
+    options = dict(config.key()) | ({"executors": config.executors} if config.executors else {})
+    with tempfile.NamedTemporaryFile("w", prefix="dynafuse_repro_", suffix=".py", dir=folder, delete=False) as file:
+        file.write(script(region, error, options))
     return Path(file.name)

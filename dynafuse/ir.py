@@ -137,6 +137,7 @@ class Region:
     predicted_us: float
     reasons: tuple[str, ...] = ()
     decision: Decision = field(default_factory=Decision)
+    origins: tuple[str, ...] = ()  # the user's lines that it comes from
 
     def __str__(self) -> str:
         ops = ", ".join(n.name for n in self.nodes)

@@ -9,8 +9,10 @@ from typing import Any
 import graphs
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Node
 
+import dynafuse
 from dynafuse import backend, ops
 from dynafuse.config import Config, resolve
 from dynafuse.errors import CompileError, DynafuseWarning
@@ -69,17 +71,29 @@ def test_only_the_failed_region_runs_eager(tmp_path: Path) -> None:
 def test_one_warning_names_the_ops_the_reason_and_the_file(tmp_path: Path) -> None:
     _, caught = compiled(tmp_path)
     (warning,) = caught
-    (repro,) = tmp_path.glob("dynafuse_repro_*.txt")
+    (repro,) = tmp_path.glob("dynafuse_repro_*.py")
     for part in ("aten.sin.default, aten.add.Tensor", "ValueError: sin is broken today", str(repro)):
         assert part in str(warning.message)
 
 
 def test_the_repro_shows_the_region_and_the_traceback(tmp_path: Path) -> None:
     compiled(tmp_path)
-    (repro,) = tmp_path.glob("dynafuse_repro_*.txt")
+    (repro,) = tmp_path.glob("dynafuse_repro_*.py")
     text = repro.read_text()
-    for part in ("aten.sin.default", "size=(8, 8)", "Traceback", "ValueError: sin is broken today"):
+    for part in ("aten.sin.default", "tensor((8, 8), (8, 1), torch.float32, 'cpu')", "Traceback", "ValueError: sin is broken today"):
         assert part in text
+
+
+def test_the_repro_fails_in_the_same_way_and_passes_once_it_is_mended(tmp_path: Path) -> None:
+    compiled(tmp_path)
+    (repro,) = tmp_path.glob("dynafuse_repro_*.py")
+    script = repro.read_text().replace('backend="dynafuse"', "backend=dynafuse.backend.dynafuse")
+    with pytest.raises(BackendCompilerFailed, match="sin is broken today"):
+        exec(compile(script, str(repro), "exec"), {"dynafuse": dynafuse})
+    ops.register(ops.pointwise(torch.ops.aten.sin.default, "lm.sin({0})"))
+    backend.reset()
+    torch._dynamo.reset()
+    exec(compile(script, str(repro), "exec"), {"dynafuse": dynafuse})
 
 
 def test_strict_raises(tmp_path: Path) -> None:
@@ -109,6 +123,6 @@ def test_source_that_does_not_parse_is_demoted_too(tmp_path: Path) -> None:
     target = torch.ops.aten.sin.default
     ops.register(ops.pointwise(target, "{0} +* 2"))
     run, caught = compiled(tmp_path)
-    (repro,) = tmp_path.glob("dynafuse_repro_*.txt")
+    (repro,) = tmp_path.glob("dynafuse_repro_*.py")
     assert len(caught) == 1 and "SyntaxError" in repro.read_text()
     torch.testing.assert_close(run.call([X, W])[0], (X.relu() @ W).sin() + 1)

@@ -19,7 +19,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -345,11 +345,20 @@ def _described(value: Any) -> str:
 
 def user_line(node: Node) -> str:
     """The last line of the user's code on a node's stack trace, as ``model.py:12, in f: y = x.sort()``; else its module."""
-    frames = re.findall(r'File "(.*?)", line (\d+), in (.*?)\n\s*(.*)', node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if not frame[0].startswith(PACKAGES)] or frames
     backward = "backward of " if node.meta.get("partitioner_tag") == "is_backward" else ""
-    if own:
-        file, line, function, text = own[-1]
-        return f"{backward}{file}:{line}, in {function}: {text.strip()}"
+    line = _line_of(node.meta.get("stack_trace") or "")
+    if line:
+        return backward + line
     modules = [".".join(_parts(str(entry[0]))) for entry in _stack(node).values()]
     return f"{backward}module {modules[-1]}" if modules else ""
+
+
+@cache
+def _line_of(trace: str) -> str:
+    """The last line of the user's code on a stack trace; equal layers share theirs."""
+    frames = re.findall(r'File "(.*?)", line (\d+), in (.*?)\n\s*(.*)', trace)
+    own = [frame for frame in frames if not frame[0].startswith(PACKAGES)] or frames
+    if not own:
+        return ""
+    file, line, function, text = own[-1]
+    return f"{file}:{line}, in {function}: {text.strip()}"

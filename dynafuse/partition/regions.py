@@ -22,6 +22,7 @@ from dynafuse.partition.axes import AxisDims, leaves
 from dynafuse.partition.cost import Prediction, efficiency_to_match
 from dynafuse.partition.device import Device
 from dynafuse.partition.executors import Executors
+from dynafuse.partition.force import user_line
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import Priced, Pricing
 from dynafuse.partition.spaces import COPIES_INTO, Read, Spaces
@@ -278,7 +279,8 @@ class _Growth:
         reductions = frozenset(n for n in own if self.spaces.is_reduction(n))
         chosen = priced.choice.executor
         return Region(name, chosen, closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
-                      bytes_, priced.predictions[chosen].device_us, tuple(group.reasons), _decided(priced, self.device))
+                      bytes_, priced.predictions[chosen].device_us, tuple(group.reasons), _decided(priced, self.device),
+                      tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))))
 
     def _numbered(self, dims: AxisDims, order: dict) -> Dims:  # type: ignore[type-arg]
         return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)

@@ -32,6 +32,7 @@ from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 
+MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 guards: Any = torch._C._dynamo.guards
 _print = PythonPrinter().doprint
 
@@ -196,6 +197,7 @@ class Writer:
         return tensor.device.index or 0 if tensor.device.type == "cuda" else None
 
     def _region(self, step: Step) -> None:
+        self.lines += [f"# {line}" for line in _described(step.region)]
         if isinstance(step.kernel, Kernel):
             self._launches(step, step.kernel)
         else:
@@ -326,6 +328,15 @@ class Writer:
             self._constants[id(value)] = unique
             self.globals[unique] = value
         return self._constants[id(value)]
+
+
+def _described(region: Region) -> Sequence[str]:
+    """What a region computes and where the user wrote it, for readers of the function."""
+    ops = " ".join(dict.fromkeys(str(n.target).split(".")[1] for n in region.nodes if "." in str(n.target)))
+    lines = [f"{region.name} on {region.executor}: {ops}"[:MOST_COLUMNS]]
+    lines += [f"    {' '.join(origin.split())}"[:MOST_COLUMNS] for origin in region.origins[:MOST_ORIGINS]]
+    more = len(region.origins) - MOST_ORIGINS
+    return [*lines, f"    and {more} lines more"] if more > 0 else lines
 
 
 def _allocates(node: Node) -> bool:
