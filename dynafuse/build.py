@@ -58,8 +58,10 @@ def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict
         if isinstance(step, Region):
             bound = bound_on(plan, step, step.executor, config, capability)
             reason = REFUSES[step.executor](bound.spec) if step.executor in REFUSES else ""
-            if reason and any(option.executor == "triton" for option in step.decision.options):
-                step = replace(step, reasons=(*step.reasons, f"not on {step.executor}: {reason}"))
+            triton = [option for option in step.decision.options if option.executor == "triton"]
+            if reason and triton:
+                step = replace(step, reasons=(*step.reasons, f"not on {step.executor}: {reason}"),
+                               predicted_us=triton[0].device_us)
                 bound = bound_on(plan, step, "triton", config, capability)
             bounds[step.name], step = bound, bound.region
         steps.append(step)

@@ -19,8 +19,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
+from dynafuse.ops.algebra import ADDS_DIMENSION, DIMENSIONS, commutes, counted_from_front
 
 IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 """Arguments that say where and how eager would allocate; a kernel writes where its output's layout says."""
@@ -62,7 +64,11 @@ class _Canonical:
         self.ops: dict[Node, int] = {}
         self.specs: list[OpSpec] = []
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
-        self.into: dict[Node, int] = {}
+        self.calls = {node: self._call(node) for node in region.nodes}
+        self.digests: dict[Node, str] = {}
+        for node in region.nodes:  # operands come first
+            self.calls[node] = self._ordered(node, self.calls[node])
+            self.digests[node] = self._digest(node)
 
     def bound(self, options: tuple[tuple[str, Any], ...], target: str) -> Bound:
         for node in self.region.outputs:
@@ -80,6 +86,37 @@ class _Canonical:
 
     def _is_looped_reduction(self, node: Node) -> bool:
         return node in self.region.reductions
+
+    # ------------------------------------------------------------------ one form of a call
+
+    def _call(self, node: Node) -> dict[str, Any]:
+        """A call's arguments, dimensions counted from the front."""
+        call = self.facts[node].call
+        assert call is not None
+        rank = self._rank(node)
+        return {name: counted_from_front(value, rank) if name in DIMENSIONS else value
+                for name, value in call.args.items() if name not in IGNORED}
+
+    def _rank(self, node: Node) -> int:
+        """How many dimensions there are to count."""
+        tensors = [t for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None]
+        return (max(len(t.shape) for t in tensors) if tensors else 0) + (node.target in ADDS_DIMENSION)
+
+    def _ordered(self, node: Node, args: dict[str, Any]) -> dict[str, Any]:
+        """Operands that may change places in the order of what they compute; of inputs, in the order of their layouts."""
+        names = list(args)[:2]
+        operands = [args[name] for name in names]
+        if not commutes(node.target, args) or not all(isinstance(a, Node) for a in operands):
+            return args
+        return args | dict(zip(names, sorted(operands, key=self._digest_of), strict=True))
+
+    def _digest_of(self, node: Node) -> str:
+        return self.digests[node] if node in self.digests else f"~{self.facts[node].tensor}"
+
+    def _digest(self, node: Node) -> str:
+        """What a node computes, whatever its inputs are called."""
+        named = pytree.tree_map(lambda a: self._digest_of(a) if isinstance(a, Node) else str(a), self.calls[node])
+        return hashlib.sha256(f"{node.target} {named} {self.facts[node].tensor}".encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ numbering
 
@@ -100,12 +137,13 @@ class _Canonical:
                 stack.extend((a, False) for a in reversed(self._operands(node)))
 
     def _operands(self, node: Node) -> Sequence[Node]:
-        return [a for a in node.all_input_nodes if self.facts[a].role != "host"]
+        leaves = dict.fromkeys(a for a in pytree.tree_leaves(list(self.calls[node].values())) if isinstance(a, Node))
+        return [a for a in leaves if self.facts[a].role != "host"]
 
     def _number(self, node: Node) -> None:
         facts = self.facts[node]
-        assert facts.call is not None and facts.tensor is not None
-        args = tuple((k, self._argument(v)) for k, v in facts.call.args.items() if k not in IGNORED)
+        assert facts.tensor is not None
+        args = tuple((k, self._argument(v)) for k, v in self.calls[node].items())
         self.ops[node] = len(self.specs)
         self.specs.append(OpSpec(str(node.target), args, self._sizes(facts.tensor.shape), facts.tensor.dtype))
 

@@ -30,7 +30,7 @@ class Executors:
         self._facts = facts
         self._denied = denied
         self.enabled = tuple(name for name in enabled if name != "eager")
-        self._reasons: dict[tuple[str, Node], str] = {}
+        self._reasons: dict[str, dict[Node, str]] = {}
 
     def of(self, nodes: Sequence[Node]) -> tuple[str, ...]:
         """The executors that can run all of the nodes as one kernel."""
@@ -38,12 +38,19 @@ class Executors:
 
     def reason(self, name: str, nodes: Sequence[Node]) -> str:
         """Why an executor cannot run the nodes as one kernel, or ""."""
-        for node in nodes:
-            if (name, node) not in self._reasons:
-                self._reasons[name, node] = self._of_node(name, node)
-            if self._reasons[name, node]:
-                return self._reasons[name, node]
+        refused = self._refused(name)
+        if refused:
+            for node in nodes:
+                if node in refused:
+                    return refused[node]
         return self._together(nodes) if name == "nvfuser" else ""
+
+    def _refused(self, name: str) -> Mapping[Node, str]:
+        """The nodes that an executor cannot run, asked once."""
+        if name not in self._reasons:
+            computed = (node for node, facts in self._facts.items() if facts.role in ("fused", "view"))
+            self._reasons[name] = {node: reason for node in computed if (reason := self._of_node(name, node))}
+        return self._reasons[name]
 
     def _of_node(self, name: str, node: Node) -> str:
         facts = self._facts[node]

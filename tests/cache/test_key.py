@@ -86,7 +86,6 @@ def test_options_outside_the_key_do_not_matter() -> None:
     assert key(chain) == key(chain, strict=True, workers=0)
 
 
-@pytest.mark.xfail(strict=True, reason="operands of commutative ops are keyed in the order in which they are written")
 def test_order_of_commutative_operands_does_not_matter() -> None:
     def left(build: graphs.Builder, x: Node, y: Node) -> Node:
         return build.op("aten.add.Tensor", build.op("aten.exp.default", x), y)
@@ -101,7 +100,6 @@ def test_order_of_commutative_operands_does_not_matter() -> None:
     lambda dim: lambda b, x: b.op("aten.sum.dim_IntList", b.op("aten.exp.default", x), [dim]),
     lambda dim: lambda b, x: b.op("aten.cat.default", [x, b.op("aten.exp.default", x)], dim),
 ])
-@pytest.mark.xfail(strict=True, reason="dimensions are keyed as they are written: from the front or from the end")
 def test_from_where_dimensions_are_counted_does_not_matter(write: Any) -> None:
     assert key(write(1), X) == key(write(-1), X)
 

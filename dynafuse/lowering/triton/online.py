@@ -13,20 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from dynafuse.ir import Ref, Spec
 from dynafuse.lowering.triton.levels import references
+from dynafuse.ops.algebra import CAST, DIFFERENCE, EXPONENTIAL, MAXIMUM, PRODUCT, SUM
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import reduced_dims
-
-aten, prims = torch.ops.aten, torch.ops.prims
-EXPONENTIAL = (aten.exp.default, prims.exp.default)
-DIFFERENCE = (aten.sub.Tensor, prims.sub.default)
-PRODUCT = (aten.mul.Tensor, prims.mul.default)
-CAST = (prims.convert_element_type.default,)
-SUM = (aten.sum.dim_IntList, aten.sum.default, prims.sum.default)
-MAXIMUM = (aten.amax.default, prims.amax.default)
 
 
 @dataclass(frozen=True)
