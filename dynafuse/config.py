@@ -1,4 +1,4 @@
-"""The options: one declaration each, from which values, keys, errors and the README's table derive.
+"""The options: one declaration each, from which values, keys, errors and the table of docs/options.md derive.
 
     >>> config = resolve("reduce-overhead", {"workers": 0}, {"DYNAFUSE_STRICT": "1"})
     >>> config.cudagraphs, config.workers, config.strict

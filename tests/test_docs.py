@@ -1,8 +1,12 @@
-"""The page of options: its tables are what the code declares. ``REWRITE_GOLDENS=1`` writes them anew."""
+"""The pages of docs: the tables of options are what the code declares, the architecture is that of the tree.
+
+``REWRITE_GOLDENS=1`` writes the tables anew.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -56,3 +60,34 @@ def test_every_executor_is_named() -> None:
         assert f'`"{name}"`' in text and force_backend(name)
     with pytest.raises(OptionError, match="valid: eager, inductor, nvfuser, triton"):
         force_backend("cuda")
+
+
+ROOT = PAGE.parents[1]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def named_paths() -> set[str]:
+    """What the page on architecture names as a path of the repository, in code or in commands."""
+    words = re.findall(r"[\w./-]+", ARCHITECTURE.read_text(encoding="utf-8"))
+    return {word.rstrip("./") for word in words if word.split("/")[0] in ("dynafuse", "tests", "bench", "docs") and "/" in word}
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    found = named_paths()
+    assert len(found) > 60
+    assert sorted(path for path in found if not (ROOT / path).exists()) == []
+
+
+def test_no_part_of_the_package_is_left_out_of_the_architecture() -> None:
+    found = named_paths()
+    parts = {path.name for path in (ROOT / "dynafuse").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert sorted(name for name in parts - {"__init__.py"} if not any(path.split("/")[1] == name for path in found)) == []
+
+
+def test_steps_of_the_pipeline_are_in_the_architecture() -> None:
+    """Every module of ours that the pipeline imports is named."""
+    modules = re.findall(r"^from (dynafuse(?:\.\w+)+) import", (ROOT / "dynafuse" / "backend.py").read_text(encoding="utf-8"),
+                         flags=re.MULTILINE)
+    paths = {module.replace(".", "/") for module in modules}
+    named = {path.removesuffix(".py") for path in named_paths()}
+    assert sorted(path for path in paths if path not in named and not any(n.startswith(f"{path}/") for n in named)) == []

@@ -1,0 +1,79 @@
+"""The README: its code runs, its report is what the code prints, its links lead somewhere, its variables are valid.
+
+``REWRITE_GOLDENS=1`` writes the report anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynafuse import backend, config
+from dynafuse.partition import device  # noqa: F401  (declares the cost constants that the page may set)
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "README.md"
+MOST_LINES = 250
+
+
+def text() -> str:
+    """The page."""
+    return PAGE.read_text(encoding="utf-8")
+
+
+def code() -> list[str]:
+    """Its Python, in order."""
+    return re.findall(r"```python\n(.*?)```", text(), flags=re.DOTALL)
+
+
+def report() -> str:
+    """What stands between the report's markers."""
+    return text().split("<!-- report -->\n```\n")[1].split("```\n<!-- /report -->")[0]
+
+
+def without_keys(plan: str) -> str:
+    """A plan without the keys of its kernels, which change with every version of torch."""
+    return re.sub(r"\b[0-9a-f]{8}\b", "········", plan)
+
+
+def test_its_code_runs_and_prints_its_report() -> None:
+    if "dynafuse" not in torch._dynamo.list_backends():  # the package runs without being installed
+        torch._dynamo.register_backend(name="dynafuse")(backend.dynafuse)
+    printed, names = io.StringIO(), {"__name__": "readme"}
+    with contextlib.redirect_stdout(printed):
+        for block in code():
+            exec(compile(block, str(PAGE), "exec"), names)
+    made = printed.getvalue()
+    if os.environ.get("REWRITE_GOLDENS") == "1":
+        PAGE.write_text(text().replace(f"```\n{report()}```", f"```\n{made}```"), encoding="utf-8")
+    assert without_keys(report()) == without_keys(made), "REWRITE_GOLDENS=1 writes it anew"
+
+
+def test_the_first_example_is_short() -> None:
+    assert len(code()[0].splitlines()) <= 11 and 'backend="dynafuse"' in code()[0]
+    assert len(text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/options.md", "docs/report.md", "bench/README.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def test_variables_that_it_sets_are_valid() -> None:
+    settings = re.findall(r'(DYNAFUSE_[A-Z_]+)=("[^"]*"|[^\s`]+)', text())
+    assert len(settings) >= 5
+    for name, value in settings:
+        config.resolve(environ={name: value.strip('"')})
+
+
+def test_what_it_tells_to_make_is_there() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text(), flags=re.MULTILINE)) <= set(targets)
