@@ -62,7 +62,7 @@ def unpack(packed: bytes, key: str | None = None) -> Entry:
         fields = json.loads(body[_LENGTH.size:_LENGTH.size + size])
         entry = Entry(str(fields["kind"]), str(fields["key"]), fields["data"],
                       _blobs(fields["blobs"], body[_LENGTH.size + size:]))
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"the digest fits, the content does not: {type(error).__name__}: {error}") from None
     if key is not None and entry.key != key:
         raise Damaged(f"it is the entry of {entry.key}")
