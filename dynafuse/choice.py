@@ -80,7 +80,12 @@ def _measured(plan: Plan, region: Region, names: tuple[str, ...], bounds: Mappin
 
 
 def _built(bound: Bound, capability: int | None, config: Config) -> Callable[[], Any]:
-    """A candidate for the tuner. It is asked for at once, so that worker processes compile while others are measured."""
+    """A candidate for the tuner. Triton's are asked for at once, so that worker processes compile while others are measured.
+
+    The others compile in this process: only if they are measured, and not where the verdict is known.
+    """
+    if bound.region.executor != "triton":
+        return lambda: request(bound, capability, config).result()
     future = request(bound, capability, config)
     return lambda: future.result()
 
