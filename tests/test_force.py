@@ -342,7 +342,7 @@ MLP = {"addmm", "tanh", "mul", "sigmoid"}
     ("*.*=eager", {*MLP, "exp", "sin"}),
     ("layers.*.act=eager", set()),
     ("mlp=eager", set()),
-], ids=str)
+], ids=lambda value: value if isinstance(value, str) else " ".join(sorted(value)))
 def test_patterns(monkeypatch: pytest.MonkeyPatch, patterns: str, covered: set[str]) -> None:
     monkeypatch.setenv("DYNAFUSE_FORCE", patterns)
     found = forced(compiled(Model(), X)[0])

@@ -284,7 +284,7 @@ class Writer:
         if role == "view":
             self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
-        target = self.constant(node.target, _identifier(getattr(node.target, "__name__", "op")))
+        target = self.constant(_called(node.target), _identifier(getattr(node.target, "__name__", "op")))
         arguments = [self._argument(a) for a in node.args]
         arguments += [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.lines.append(f"{self.names[node]} = {target}({', '.join(arguments)})")
@@ -328,6 +328,11 @@ class Writer:
             self._constants[id(value)] = unique
             self.globals[unique] = value
         return self._constants[id(value)]
+
+
+def _called(target: Any) -> Any:
+    """What a call of an ATen op ends in: the dispatcher's own function, without a Python function around it."""
+    return target._op if isinstance(target, torch._ops.OpOverload) else target
 
 
 def _described(region: Region) -> Sequence[str]:
