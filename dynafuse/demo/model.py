@@ -35,7 +35,7 @@ class Sizes:
 
 
 ON_GPU = Sizes(4, 1024, 16, 2816, 8192, 4, 1024, torch.bfloat16)
-ON_CPU = Sizes(2, 256, 4, 768, 4096, 4, 256, torch.float32)  # two cores take a fifth of a second for a step
+ON_CPU = Sizes(2, 256, 4, 768, 2048, 4, 256, torch.float32)  # two cores take a fifth of a second for a step
 INTERPRETED = Sizes(2, 32, 2, 64, 64, 1, 16, torch.float32)
 
 
