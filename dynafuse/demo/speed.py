@@ -45,7 +45,8 @@ def _wait(batch: Batch) -> None:
 
 def on_cpu(console: Console, model: Transformer, batch: Batch, ours: Callable[..., Tensor]) -> None:
     """A line on step times: dynafuse and eager, by turns and not for long, because others use the CPU as well."""
-    pairs, until = [], time.perf_counter() + MOST_S_ON_CPU
+    pairs: list[tuple[float, float]] = []
+    until = time.perf_counter() + MOST_S_ON_CPU
     while len(pairs) < LEAST_ON_CPU or time.perf_counter() < until:
         pairs.append((_timed_ms(ours, model, batch), _timed_ms(model, model, batch)))
     ours_ms, eager_ms = (median(times) for times in zip(*pairs[1:], strict=True))
