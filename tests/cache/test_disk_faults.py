@@ -326,24 +326,32 @@ def dice() -> Iterator[random.Random]:
     yield random.Random(20260101)
 
 
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def test_processes_killed_at_any_moment_leave_a_usable_cache(tmp_path: Path, dice: random.Random) -> None:
     """Sixty processes that compile and write are killed at random; then one finds or makes all, and all is sound."""
     folder, log = tmp_path / "kernels", tmp_path / "log"
     disk, keys = Disk(folder, 1 << 30), [f"{n:08x}" for n in range(40)]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     command = [sys.executable, str(HERE / "disk_worker.py"), str(folder), str(log), "0.002"]
+    written = 0
     for _ in range(20):
         mixed = [dice.sample(keys, len(keys)) for _ in range(3)]
         running = [subprocess.Popen([*command, *mine], env=environment, stdout=subprocess.DEVNULL) for mine in mixed]
-        time.sleep(0.1 + 0.2 * dice.random())
+        begun = size_of(log)
+        while size_of(log) == begun and any(process.poll() is None for process in running):
+            time.sleep(0.001)
+        time.sleep(0.1 * dice.random())  # the first has begun to compile: some are before that, some in the middle
         for process in running:
             process.kill()
             process.wait()
-        left = disk.held()
+        assert all(isinstance(found, Entry) for _, found in disk.entries())
+        left, written = disk.held(), written + len(disk.held())
         for held in dice.sample(left, len(left) // 2):
             held.path.unlink()  # so that there is something to write in every round
-    assert disk.held(), "they were killed too early"
-    assert all(isinstance(found, Entry) for _, found in disk.entries())
+    assert written, "they were killed too early"
     last = subprocess.run([*command, *keys], env=environment, capture_output=True, text=True, check=True, timeout=60)
     got, hits, misses = json.loads(last.stdout)
     assert got == [f"kernel {key}" for key in keys] and hits + misses == len(keys)
