@@ -60,9 +60,8 @@ def test_the_first_example_is_short() -> None:
     assert len(text().splitlines()) <= MOST_LINES
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/options.md", "docs/report.md", "bench/README.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    path = ROOT / page
+@pytest.mark.parametrize("path", [PAGE, ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
 
