@@ -292,10 +292,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "cache",
-        True,
+        False,
         BOOL,
         "DYNAFUSE_CACHE",
-        "keep compiled kernels and measurements on disk, for this and other processes",
+        "keep compiled kernels and measurements on disk, for this and other processes (off until it has run on a GPU)",
     ),
     Option(
         "cache_size_mb",
