@@ -54,29 +54,48 @@ def _unusable(name: str, config: Config, device_type: str, on_gpu: bool) -> str:
 def tuned(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device,
           capability: int | None) -> tuple[Plan, dict[str, Bound]]:
     """The plan with what measurements decided, where the option ``tune`` asks for them."""
-    tuner, found, steps = Tuner(config.tune_budget_s, store=verdicts(config)), dict(bounds), []
-    for step in plan.steps:
-        if isinstance(step, Region):
-            names = contenders(step.decision, config.tune, [option.executor for option in step.decision.options])
-            if names:
-                step, found[step.name] = _measured(plan, step, names, bounds, config, device, capability, tuner)
-        steps.append(step)
+    names = {region.name: contenders(region.decision, config.tune, [option.executor for option in region.decision.options])
+             for region in plan.regions}
+    if not any(names.values()):
+        return plan, dict(bounds)
+    measuring = _Measuring(plan, config, device, capability)
+    found = {name: measuring.bound(bound, names[name]) if names[name] else bound for name, bound in bounds.items()}
+    steps = (found[step.name].region if isinstance(step, Region) else step for step in plan.steps)
     return replace(plan, steps=tuple(steps)), found
 
 
-def _measured(plan: Plan, region: Region, names: tuple[str, ...], bounds: Mapping[str, Bound], config: Config,
-              device: Device, capability: int | None, tuner: Tuner) -> tuple[Region, Bound]:
-    """A region on the executor that is fastest, with what was measured."""
-    on = {name: bound_on(plan, region, name, config, capability) for name in names}
-    builds = {name: _built(bound, capability, config) for name, bound in on.items()}
-    verdict = tuner.verdict(bounds[region.name], builds, region.outputs[0].meta["val"].device)
-    options = {option.executor: option for option in region.decision.options}
-    predicted = {name: Prediction(options[name].device_us, options[name].host_us, 0.0, options[name].device_us)
-                 for name in names if name in options}
-    chosen = choose(verdict.predictions(predicted), device, config.cudagraphs, _beside(plan, region, device)).executor
-    times = {name: one.device_us for name, one in verdict.measured.items() if one.device_us is not None}
-    bound = on[chosen]
-    return replace(bound.region, decision=_decided(region.decision, chosen, times)), bound
+class _Measuring:
+    """Measures regions of one plan."""
+
+    def __init__(self, plan: Plan, config: Config, device: Device, capability: int | None) -> None:
+        self.plan = plan
+        self.config = config
+        self.device = device
+        self.capability = capability
+        self.tuner = Tuner(config.tune_budget_s, store=verdicts(config))
+        self.predicted = {region.name: _predictions(region) for region in plan.regions}
+        self.calls = calls_prediction(plan.annotated.facts, device)
+        self.others = sum((p[r.executor] for r in plan.regions if r.executor in (p := self.predicted[r.name])), self.calls)
+
+    def bound(self, before: Bound, names: tuple[str, ...]) -> Bound:
+        """A region on the executor that is fastest, with what was measured."""
+        region = before.region
+        on = {name: bound_on(self.plan, region, name, self.config, self.capability) for name in names}
+        builds = {name: _built(bound, self.capability, self.config) for name, bound in on.items()}
+        verdict = self.tuner.verdict(before, builds, region.outputs[0].meta["val"].device)
+        predicted = self.predicted[region.name]
+        known = verdict.predictions({name: predicted[name] for name in names})
+        beside = self.others.less(predicted[region.executor]) if region.executor in predicted else self.others
+        chosen = choose(known, self.device, self.config.cudagraphs, beside).executor
+        times = {name: one.device_us for name, one in verdict.measured.items() if one.device_us is not None}
+        decision = _decided(region.decision, chosen, times)
+        return replace(on[chosen], region=replace(on[chosen].region, decision=decision,
+                                                  predicted_us=predicted[chosen].device_us))
+
+
+def _predictions(region: Region) -> dict[str, Prediction]:
+    """What a region was predicted to cost, by executor."""
+    return {o.executor: Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in region.decision.options}
 
 
 def _built(bound: Bound, capability: int | None, config: Config) -> Callable[[], Any]:
@@ -88,13 +107,6 @@ def _built(bound: Bound, capability: int | None, config: Config) -> Callable[[],
         return lambda: request(bound, capability, config).result()
     future = request(bound, capability, config)
     return lambda: future.result()
-
-
-def _beside(plan: Plan, region: Region, device: Device) -> Prediction:
-    """What the rest of a plan costs."""
-    others = (other.decision.options[0] for other in plan.regions if other is not region and other.decision.options)
-    total = calls_prediction(plan.annotated.facts, device)
-    return sum((Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in others), total)
 
 
 def _decided(decision: Decision, chosen: str, times: Mapping[str, float]) -> Decision:

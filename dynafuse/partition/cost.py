@@ -62,6 +62,11 @@ class Prediction:
         return Prediction(self.device_us + other.device_us, self.host_us + other.host_us,
                           self.compile_s + other.compile_s, self.captured_us + other.captured_us)
 
+    def less(self, other: Prediction) -> Prediction:
+        """What is left of a sum without one of its parts."""
+        return Prediction(self.device_us - other.device_us, self.host_us - other.host_us,
+                          self.compile_s - other.compile_s, self.captured_us - other.captured_us)
+
 
 @dataclass(frozen=True)
 class Choice:

@@ -110,14 +110,14 @@ def check_sample(info: OpInfo, dtype: torch.dtype, sample: SampleInput) -> int:
 
 def traced(call: Callable[..., Any], arguments: Any) -> Outcome:
     """Run compiled, as one graph if Dynamo can; random numbers are eager's own, so that they can be compared."""
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
     torch._dynamo.reset()
     try:
         return run(compiled(call, fallback_random=True), copies(arguments))
-    except TorchDynamoException as error:
-        if "dynafuse" in str(error):
-            raise
+    except BackendCompilerFailed:
+        raise
+    except TorchDynamoException:
         torch._dynamo.reset()
         return run(compiled(call, fullgraph=False, fallback_random=True), copies(arguments))
 
