@@ -1,0 +1,121 @@
+"""Which executors a graph may use, and what measurements change in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import graphs
+import pytest
+import torch
+
+from dynafuse import choice
+from dynafuse.build import bind
+from dynafuse.config import Config, resolve
+from dynafuse.ir import Plan
+from dynafuse.partition import device as devices
+from dynafuse.partition.annotate import annotate
+from dynafuse.partition.executors import Executors
+from dynafuse.partition.normalize import normalize
+from dynafuse.partition.regions import partition
+from dynafuse.tuning import Measured, Verdict
+
+BOTH = ("triton", "inductor")
+
+
+class FakeTuner:
+    """Says what it is told to have measured; counts its questions."""
+
+    times: Mapping[str, float] = {}
+    asked = 0
+
+    def __init__(self, budget_s: float, **_: Any) -> None:
+        self.budget_s = budget_s
+
+    def verdict(self, bound: Any, candidates: Mapping[str, Any], device: torch.device) -> Verdict:
+        type(self).asked += 1
+        measured = {name: Measured(us, us) for name, us in self.times.items() if name in candidates}
+        return Verdict("key" if measured else "", measured, tuple(candidates))
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch) -> type[FakeTuner]:
+    monkeypatch.setattr(choice, "Tuner", FakeTuner)
+    monkeypatch.setattr(FakeTuner, "asked", 0)
+    return FakeTuner
+
+
+def config(**options: Any) -> Config:
+    return resolve(options={"executors": "triton,inductor", "workers": 0, **options})
+
+
+def planned() -> Plan:
+    """Two regions around a product, which both executors can take."""
+    def write(build: graphs.Builder, x: Any, w: Any) -> Any:
+        product = build.op("aten.mm.default", build.op("aten.tanh.default", x), w)
+        return build.op("aten.exp.default", product)
+
+    module = normalize(graphs.built(write, torch.empty(512, 512), torch.empty(512, 512)))
+    annotated = annotate(module, "cpu")
+    return partition(annotated, devices.describe("h200"), Executors(annotated.facts, BOTH))
+
+
+def tuned(plan: Plan, **options: Any) -> Plan:
+    plan, bounds = bind(plan, config(**options), None)
+    found, after = choice.tuned(plan, bounds, config(**options), devices.describe("h200"), None)
+    assert {name: bound.region for name, bound in after.items()} == {region.name: region for region in found.regions}
+    return found
+
+
+@pytest.mark.parametrize("winner", BOTH)
+def test_what_is_measured_decides(tuner: type[FakeTuner], monkeypatch: pytest.MonkeyPatch, winner: str) -> None:
+    monkeypatch.setattr(tuner, "times", {name: 3.0 if name == winner else 300.0 for name in BOTH})
+    found = tuned(planned(), tune="always")
+    assert [region.executor for region in found.regions] == [winner, winner] and tuner.asked == 2
+    for region in found.regions:
+        assert region.decision.options[0].executor == winner and region.decision.measured[winner] == 3.0
+        assert region.predicted_us == region.decision.options[0].device_us and not region.decision.unsure
+
+
+def test_never_asks_nobody(tuner: type[FakeTuner]) -> None:
+    plan = planned()
+    assert tuned(plan, tune="never").regions == bind(plan, config(), None)[0].regions and tuner.asked == 0
+
+
+def test_without_a_measurement_the_prediction_stands(tuner: type[FakeTuner]) -> None:
+    plan = planned()
+    found = tuned(plan, tune="always")
+    assert [r.executor for r in found.regions] == [r.executor for r in plan.regions] and tuner.asked == 2
+    assert all(not region.decision.measured for region in found.regions)
+
+
+def test_what_host_time_costs_is_measured_too(tuner: type[FakeTuner], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is idle most of the time: the faster kernel loses to the cheaper call."""
+    def verdict(self: FakeTuner, bound: Any, candidates: Mapping[str, Any], device: torch.device) -> Verdict:
+        return Verdict("key", {"triton": Measured(4.0, 5.0), "inductor": Measured(2.0, 500.0)}, tuple(candidates))
+
+    monkeypatch.setattr(tuner, "verdict", verdict)
+    assert {region.executor for region in tuned(planned(), tune="always").regions} == {"triton"}
+
+
+@pytest.mark.parametrize(("device", "planning", "interprets", "expected"), [
+    ("cuda", False, False, ("triton", "eager")), ("cpu", True, False, ("triton", "eager")),
+    ("cpu", False, True, ("triton", "eager")), ("cpu", False, False, ("inductor", "eager")),
+])
+def test_executors_by_default(monkeypatch: pytest.MonkeyPatch, device: str, planning: bool, interprets: bool,
+                              expected: tuple[str, ...]) -> None:
+    monkeypatch.setattr(choice, "interpreting", lambda: interprets)
+    monkeypatch.setattr(choice.inductor, "find", lambda device: choice.inductor.Availability(True, "g++"))
+    assert choice.usable(resolve(environ={}), device, planning) == (expected, {})
+
+
+def test_what_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "interpreting", lambda: False)
+    monkeypatch.setattr(choice.nvfuser, "find", lambda: choice.nvfuser.Availability(True, "matched"))
+    monkeypatch.setattr(choice.inductor, "find", lambda device: choice.inductor.Availability(False, "no C++ compiler"))
+    asked = resolve(options={"executors": "triton,nvfuser,inductor"})
+    assert choice.usable(asked, "cpu", False) == (("eager",), {
+        "triton": "Triton runs on CUDA devices", "nvfuser": "nvFuser runs on CUDA devices",
+        "inductor": "Inductor is not available: no C++ compiler"})
+    rounding = resolve(options={"executors": "inductor", "round_like_eager": True})
+    assert "round_like_eager" in choice.usable(rounding, "cuda", False)[1]["inductor"]
