@@ -22,7 +22,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
-from dynafuse.ops.algebra import ADDS_DIMENSION, DIMENSIONS, commutes, counted_from_front
+from dynafuse.ops import Kind
+from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
 
 IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 """Arguments that say where and how eager would allocate; a kernel writes where its output's layout says."""
@@ -90,17 +91,14 @@ class _Canonical:
     # ------------------------------------------------------------------ one form of a call
 
     def _call(self, node: Node) -> dict[str, Any]:
-        """A call's arguments, dimensions counted from the front."""
-        call = self.facts[node].call
-        assert call is not None
-        rank = self._rank(node)
-        return {name: counted_from_front(value, rank) if name in DIMENSIONS else value
-                for name, value in call.args.items() if name not in IGNORED}
-
-    def _rank(self, node: Node) -> int:
-        """How many dimensions there are to count."""
-        tensors = [t for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None]
-        return (max(len(t.shape) for t in tensors) if tensors else 0) + (node.target in ADDS_DIMENSION)
+        """A call's arguments; the dimensions of reductions and concatenations counted from the front."""
+        call, row = self.facts[node].call, self.facts[node].row
+        assert call is not None and row is not None
+        args = {name: value for name, value in call.args.items() if name not in IGNORED}
+        if row.kind is not Kind.REDUCTION and node.target not in CONCATENATION:
+            return args
+        rank = max((len(t.shape) for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None), default=0)
+        return {name: counted_from_front(value, rank) if name in DIMENSIONS else value for name, value in args.items()}
 
     def _ordered(self, node: Node, args: dict[str, Any]) -> dict[str, Any]:
         """Operands that may change places in the order of what they compute; of inputs, in the order of their layouts."""

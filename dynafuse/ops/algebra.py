@@ -21,9 +21,9 @@ COMMUTATIVE = frozenset(overloads(
     "aten.eq.Tensor aten.ne.Tensor aten.bitwise_and.Tensor aten.bitwise_or.Tensor aten.bitwise_xor.Tensor "
     "aten.logical_and.default aten.logical_or.default aten.logical_xor.default prims.add.default prims.mul.default "
     "prims.eq.default prims.ne.default prims.bitwise_and.default prims.bitwise_or.default prims.bitwise_xor.default"))
-DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1"})
-"""Names of arguments that count dimensions, from the front or from the end."""
-ADDS_DIMENSION = frozenset(overloads("aten.unsqueeze.default aten.stack.default"))
+DIMENSIONS = frozenset({"dim", "dims"})
+"""Names of arguments in which reductions and concatenations count dimensions, from the front or from the end."""
+CONCATENATION = frozenset(overloads("aten.cat.default"))
 
 
 def commutes(target: object, args: Mapping[str, Any]) -> bool:

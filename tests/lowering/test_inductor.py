@@ -240,12 +240,12 @@ def test_an_op_that_answers_otherwise_than_the_graph_says_is_an_error() -> None:
         lower(Spec(spec.inputs, (wrong,), (), (), (), ())).run([torch.randn(8, 4)], (), CPU)
 
 
-def test_without_a_compiler_there_is_no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_there_is_no_inductor() -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("/no/such/compiler",))
     availability.find.cache_clear()
-    found = availability.find("cpu")
+    with config.patch({"cpp.cxx": ("/no/such/compiler",)}):
+        found = availability.find("cpu")
     availability.find.cache_clear()
     assert str(found) == "Inductor is not available: no C++ compiler: install g++, or name one in CXX"
     assert "xpu" in availability.find("xpu").reason
