@@ -13,7 +13,7 @@ Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -178,6 +178,15 @@ class Ref:
         return f"in{self.position}" if self.kind == "in" else f"%{self.position}"
 
     __repr__ = __str__
+
+
+def references(value: Any) -> Iterator[Ref]:
+    """The tensors among an op's arguments, in order, those in lists included."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from references(one)
 
 
 @dataclass(frozen=True)

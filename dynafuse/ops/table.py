@@ -151,6 +151,10 @@ class Row:
         """Whether the op may be part of a fused region."""
         return self.kind is not Kind.OPAQUE and not self.reason
 
+    def uses(self, position: int) -> bool:
+        """Whether a pointwise expression uses the argument at a position (all of them, if it is a function)."""
+        return not isinstance(self.emit, str) or f"{{{position}}}" in self.emit
+
 
 _TABLE: dict[torch._ops.OpOverload, Row] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from dynafuse.ir import OpSpec, Ref, Size, Spec
+from dynafuse.ir import OpSpec, Ref, Size, Spec, references
 from dynafuse.ops.overloads import overload
 
 VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"})
@@ -89,23 +89,15 @@ def eager(spec: Spec, hints: Mapping[str, int],
     return lambda inputs: Evaluation(spec, hints, inputs, device).stored()
 
 
-def references(value: Any) -> list[Ref]:
-    """The tensors among arguments, in order."""
-    if isinstance(value, Ref):
-        return [value]
-    return [ref for one in value for ref in references(one)] if isinstance(value, tuple) else []
-
-
 def operands_of(spec: Spec, ref: Ref) -> list[int]:
     """The ops that an op's value needs, itself included, operands first."""
     if ref.kind == "in":
         return []
     needed, todo = {ref.position}, [ref.position]
     while todo:
-        for _, value in spec.ops[todo.pop()].args:
-            new = {r.position for r in references(value) if r.kind == "op"} - needed
-            needed |= new
-            todo.extend(new)
+        new = {r.position for r in references(spec.ops[todo.pop()].args) if r.kind == "op"} - needed
+        needed |= new
+        todo.extend(new)
     return sorted(needed)
 
 
@@ -113,5 +105,5 @@ def inputs_of(spec: Spec, ref: Ref) -> frozenset[int]:
     """The inputs that a value depends on."""
     if ref.kind == "in":
         return frozenset({ref.position})
-    args = (value for position in operands_of(spec, ref) for _, value in spec.ops[position].args)
-    return frozenset(r.position for value in args for r in references(value) if r.kind == "in")
+    ops = (spec.ops[position] for position in operands_of(spec, ref))
+    return frozenset(r.position for op in ops for r in references(op.args) if r.kind == "in")

@@ -21,8 +21,9 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynafuse.errors import LoweringError
 from dynafuse.ir import Layout, OpSpec, Ref, Size, Spec
+from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.nvfuser.layout import in_memory
-from dynafuse.ops import Call, Kind, Row, inductor_rows, lookup
+from dynafuse.ops import Kind, inductor_rows
 from dynafuse.ops.overloads import overload
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -80,7 +81,7 @@ def lower(spec: Spec) -> Program:
 
 def refusal(spec: Spec) -> str:
     """Why Inductor cannot take a region, or "": an op that it cannot do, an option that it does not honour."""
-    calls = list(map(_row_and_call, spec.ops))
+    calls = list(map(row_and_call, spec.ops))
     if all(row.kind is Kind.VIEW for row, _ in calls):
         return "it computes nothing"
     for (row, call), op in zip(calls, spec.ops, strict=True):
@@ -92,14 +93,6 @@ def refusal(spec: Spec) -> str:
         if narrow:
             return f"{narrow[0].target}: Inductor does not round {narrow[0].dtype} as eager does (round_like_eager)"
     return ""
-
-
-def _row_and_call(op: OpSpec) -> tuple[Row, Call]:
-    target = overload(op.target)
-    row = lookup(target)
-    if target is None or row is None:
-        raise LoweringError(op.target, "it has no row in the op table")
-    return row, Call(target, dict(op.args), tuple(map(sympy.sympify, op.shape)), op.dtype)
 
 
 def size_at(size: Size, known: Sizes) -> Any:

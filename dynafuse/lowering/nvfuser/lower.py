@@ -20,15 +20,15 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import OpSpec, Ref, Size, Spec
+from dynafuse.ir import Ref, Size, Spec, references
+from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.nvfuser.layout import is_dense, stride_order
 from dynafuse.lowering.nvfuser.recipe import Output, Recipe
 from dynafuse.lowering.nvfuser.recorder import Recorder
-from dynafuse.ops import Call, Context, Kind, Row, lookup, nvfuser_rows
+from dynafuse.ops import Call, Context, Kind, Row, nvfuser_rows
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.nvfuser_math import evaluate
 from dynafuse.ops.nvfuser_parts import Part
-from dynafuse.ops.overloads import overload
 from dynafuse.ops.promotion import Operand, compute_dtype
 from dynafuse.ops.reductions import keepdim, reduced_dims
 
@@ -45,12 +45,12 @@ def lower(spec: Spec) -> Recipe:
 
 def refusal(spec: Spec) -> str:
     """Why nvFuser cannot take a region, or "": an op that it cannot do, a layout, an input that is overwritten too early."""
-    calls = list(map(_called, spec.ops))
+    calls = list(map(row_and_call, spec.ops))
     rows = [row for row, _ in calls]
     if all(row.kind is Kind.VIEW for row in rows):
         return "it computes nothing"
     for (row, call), op in zip(calls, spec.ops, strict=True):
-        reason = nvfuser_rows.refusal(row, call, [_tensor(spec, ref) for ref in _references(op.args)])
+        reason = nvfuser_rows.refusal(row, call, [_tensor(spec, ref) for ref in references(op.args)])
         if reason:
             return f"{op.target}: {reason}"
     gaps = [store.layout for store in spec.stores if store.into is not None and not is_dense(store.layout)]
@@ -64,7 +64,7 @@ def _overwritten_too_early(spec: Spec, rows: Sequence[Row]) -> str:
     """
     reach: list[set[int]] = []
     for row, op in zip(rows, spec.ops, strict=True):
-        refs = [ref for i, arg in enumerate(op.args) if _wanted(row, i) for ref in _references((arg,))]
+        refs = [ref for i, arg in enumerate(op.args) if row.uses(i) for ref in references((arg,))]
         reach.append({k for ref in refs for k in ((ref.position,) if ref.kind == "in" else reach[ref.position])})
     for store in spec.stores:
         if store.into is None:
@@ -96,13 +96,13 @@ class _Lowering:
     def recipe(self) -> Recipe:
         self.recorder.variances = frozenset(self._variances())
         for position, op in enumerate(self.spec.ops):
-            row, call = _called(op)
+            row, call = row_and_call(op)
             self.recorder.origin = op.target
             self.recorder.values[Ref("op", position)] = self._settled(row, call)
         return self.recorder.recipe(list(self._outputs()))
 
     def _variances(self) -> Iterator[tuple[Any, ...]]:
-        for row, call in map(_called, self.spec.ops):
+        for row, call in map(row_and_call, self.spec.ops):
             if row.reduction in VARIANCES:
                 arg = next(iter(call.args.values()))
                 rank = len(_tensor(self.spec, arg).shape)
@@ -126,7 +126,7 @@ class _Lowering:
         dtype = compute_dtype(row, call, [self._kind(a) for i, a in enumerate(args) if i not in row.raw and _is_operand(a)])
         names: dict[str, Part] = {}
         for i, arg in enumerate(args):
-            if isinstance(arg, Ref) and _wanted(row, i):
+            if isinstance(arg, Ref) and row.uses(i):
                 own = _tensor(self.spec, arg).dtype
                 names[f"x{i}"] = f.cast(f.operand(arg), opmath(own if dtype is None or i in row.raw else dtype))
             elif _is_size(arg):
@@ -152,31 +152,9 @@ class _Lowering:
             yield self.recorder.output(self.recorder.values[Ref("op", store.op)], store.layout, order, store.into)
 
 
-def _called(op: OpSpec) -> tuple[Row, Call]:
-    target = overload(op.target)
-    row = lookup(target)
-    if target is None or row is None:
-        raise LoweringError(op.target, "it has no row in the op table")
-    return row, Call(target, dict(op.args), tuple(map(sympy.sympify, op.shape)), op.dtype)
-
-
-def _references(args: Any) -> Iterator[Ref]:
-    """The tensors among arguments, in order."""
-    if isinstance(args, Ref):
-        yield args
-    elif isinstance(args, tuple):
-        for arg in args:
-            yield from _references(arg)
-
-
 def _tensor(spec: Spec, ref: Ref) -> _Tensor:
     held = (spec.inputs if ref.kind == "in" else spec.ops)[ref.position]
     return _Tensor(held.dtype, held.shape)
-
-
-def _wanted(row: Row, position: int) -> bool:
-    """Whether a pointwise row's expression uses an operand (all of them, if it is a function)."""
-    return not isinstance(row.emit, str) or f"{{{position}}}" in row.emit
 
 
 def _is_operand(arg: Any) -> bool:

@@ -18,12 +18,12 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Dims, Layout, OpSpec, Ref, Size, Spec
+from dynafuse.ir import Dims, Layout, Ref, Size, Spec
+from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.triton.promotion import compute_dtype
-from dynafuse.ops import Call, Context, Index, Kind, Row, Value, lookup
+from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
 from dynafuse.ops.literals import conversion, literal, opmath, triton_type
-from dynafuse.ops.overloads import overload
 
 _printer = PythonPrinter()
 
@@ -80,16 +80,8 @@ class Emitter:
         self.masks: tuple[Value, ...] = ()
         self.single = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: one point
         self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
-        self.calls = [self._call(op) for op in spec.ops]
+        self.calls = list(map(row_and_call, spec.ops))
         self._count = 0
-
-    def _call(self, op: OpSpec) -> tuple[Row, Call]:
-        target = overload(op.target)
-        row = lookup(target)
-        if target is None or row is None:
-            raise LoweringError(op.target, "it has no row in the op table")
-        shape = tuple(sympy.sympify(s) for s in op.shape)
-        return row, Call(target, dict(op.args), shape, op.dtype)
 
     # ------------------------------------------------------------------ indices
 
@@ -267,14 +259,13 @@ class Emitter:
         return self.define(f"{value}.to({narrow}).to(tl.float32)", value.dtype, value.tiles)
 
     def _pointwise(self, position: int, row: Row, call: Call, index: Index) -> Value:
-        wanted = _wanted(row)
         dtype = compute_dtype(row, call, self)
         operands: list[Any] = []
         tiles: frozenset[str] = frozenset()
         for i, arg in enumerate(call.args.values()):
             if isinstance(arg, Ref):
                 target = None if i in row.raw else dtype
-                value = self.broadcast(arg, index, target) if wanted(i) else None
+                value = self.broadcast(arg, index, target) if row.uses(i) else None
                 tiles |= value.tiles if value else frozenset()
                 operands.append(_wrap(value.name) if value else "None")
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
@@ -363,12 +354,6 @@ class Emitter:
         if _is_literal(converted):
             return self.held(converted).name if dtype is torch.float64 else converted.name
         return converted.name if opmath(dtype) is dtype else f"{converted}.to({triton_type(dtype)})"
-
-
-def _wanted(row: Row) -> Callable[[int], bool]:
-    """Which operands a pointwise row's expression uses (all of them, if it is a function)."""
-    emit = row.emit
-    return (lambda i: f"{{{i}}}" in emit) if isinstance(emit, str) else (lambda i: True)
 
 
 def _format(row: Row, context: Context, operands: list[Any]) -> str:

@@ -7,21 +7,10 @@ Worked example, softmax: the maximum has level 1, the exponential 1, the sum 2, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from dynafuse.ir import OpSpec, Ref, Spec
-
-
-def references(op: OpSpec) -> Iterator[Ref]:
-    """The tensors that an op takes."""
-    stack: list[Any] = [value for _, value in reversed(op.args)]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, Ref):
-            yield value
-        elif isinstance(value, tuple):
-            stack.extend(reversed(value))
+from dynafuse.ir import Ref, Spec, references
 
 
 class Shifted(Protocol):
@@ -50,5 +39,5 @@ def levels(spec: Spec, sums: Mapping[int, Shifted] | None = None) -> list[int]:
             one = sums[position]
             found.append(max(highest((one.value, *one.rest)) + 1, highest([one.shift])))
         else:
-            found.append(highest(references(op)) + (position in loops))
+            found.append(highest(references(op.args)) + (position in loops))
     return found

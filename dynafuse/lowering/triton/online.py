@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynafuse.ir import Ref, Spec
-from dynafuse.lowering.triton.levels import references
+from dynafuse.ir import Ref, Spec, references
 from dynafuse.ops.algebra import CAST, DIFFERENCE, EXPONENTIAL, MAXIMUM, PRODUCT, SUM
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import reduced_dims
@@ -116,7 +115,7 @@ class _Search:
                 seen.add(one.position)
                 if one.position in self.loops:
                     return True
-                stack.extend(references(self.spec.ops[one.position]))
+                stack.extend(references(self.spec.ops[one.position].args))
         return False
 
     def _argument(self, op: int, number: int) -> object:

@@ -225,5 +225,5 @@ def _held(rule: Recurrence, finished: Value, out: torch.dtype) -> torch.dtype:
     return rule.element
 
 
-def mask_of(parts: Parts, name: str, block: int) -> str | None:
-    return None if parts.exact(name, block) else f"{name}_mask"
+def mask_of(parts: Parts, name: str) -> str | None:
+    return None if parts.exact(name, parts.tiles.block[name]) else f"{name}_mask"

@@ -65,7 +65,7 @@ def _row_reducer(parts: Parts, emit: Emitter) -> Callable[[int], Value]:
             raise LoweringError(parts.spec.ops[op].target, "its result is needed before it is complete")
         rule = recurrence_of(parts.spec, op)
         value, position = element(parts, emit, op, rule)
-        states = states_of_element(emit, rule, value, position, full, mask_of(parts, "r", parts.tiles.block["r"]))
+        states = states_of_element(emit, rule, value, position, full, mask_of(parts, "r"))
         emit.reduced[op] = combined(emit, rule, states, frozenset("x"), element_count(parts, op),
                                     parts.spec.ops[op].dtype, 1)
         return emit.reduced[op]
@@ -86,7 +86,7 @@ def _advance_column(parts: Parts, emit: Emitter, op: int, running: list[str]) ->
     rule = recurrence_of(parts.spec, op)
     full = frozenset("xr")
     value, position = element(parts, emit, op, rule)
-    states = states_of_element(emit, rule, value, position, full, mask_of(parts, "x", parts.tiles.block["x"]))
+    states = states_of_element(emit, rule, value, position, full, mask_of(parts, "x"))
     if parts.tiles.block["x"] > 1:
         states = combine_lanes(emit, rule, states, full, 0)
     merged = [(running[k], states[k]) for k in range(len(states))]

@@ -46,7 +46,7 @@ def persistent(parts: Parts) -> None:
     def reduce(op: int) -> Value:
         rule = recurrence_of(parts.spec, op)
         value, position = element(parts, emit, op, rule)
-        row_mask = mask_of(parts, "r", parts.tiles.block["r"])
+        row_mask = mask_of(parts, "r")
         if rule.element.is_floating_point and len(rule.states) == 3:
             return _two_pass_variance(parts, emit, op, value, row_mask)
         states = states_of_element(emit, rule, value, position, full, row_mask)
@@ -180,7 +180,7 @@ def _advance_online(parts: Parts, emit: Emitter, op: int, online: Online, runnin
     dtype = opmath(parts.spec.ops[online.difference].dtype)
     index = emit.index(dict(parts.spec.reductions)[op])
     value = emit.broadcast(online.value, index, dtype)
-    mask = mask_of(parts, "r", parts.tiles.block["r"])
+    mask = mask_of(parts, "r")
     seen = states_of_element(emit, recurrence("max", dtype, dtype), value, None, full, mask)[0]
     largest, shift = emit.name("largest"), emit.name("shift")
     emit.line(f"{largest} = lm.maximum({running.largest}, lm.amax({seen}, 1)[:, None])", full)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dynafuse.ir import Size, Spec
+from dynafuse.ir import Size, Spec, references
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find
 from dynafuse.ops import Value
@@ -204,11 +204,9 @@ def _contiguous(probed: Emitter, accesses: Sequence[Access], axes: frozenset[int
 
 def _dependent(spec: Spec, late: frozenset[int]) -> set[int]:
     """Ops that need a result of ``late``."""
-    from dynafuse.lowering.triton.levels import references
-
     reached: set[int] = set()
     for position, op in enumerate(spec.ops):
-        if any(ref.kind == "op" and ref.position in (reached | late) for ref in references(op)):
+        if any(ref.kind == "op" and ref.position in (reached | late) for ref in references(op.args)):
             reached.add(position)
     return reached
 

@@ -1,0 +1,22 @@
+"""The ops of a spec as calls with their rows of the op table: what every lowering starts from.
+
+Worked example: ``row_and_call`` of ``%1 = aten.add.Tensor(%0, 1)`` is the row of ``add`` with a ``Call`` of those arguments.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from dynafuse.errors import LoweringError
+from dynafuse.ir import OpSpec
+from dynafuse.ops import Call, Row, lookup
+from dynafuse.ops.overloads import overload
+
+
+def row_and_call(op: OpSpec) -> tuple[Row, Call]:
+    """An op's row, and the call. Raises LoweringError for an op without a row."""
+    target = overload(op.target)
+    row = lookup(target)
+    if target is None or row is None:
+        raise LoweringError(op.target, "it has no row in the op table")
+    return row, Call(target, dict(op.args), tuple(map(sympy.sympify, op.shape)), op.dtype)
