@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse import persist
-from dynafuse.cache.key import Bound, canonical
+from dynafuse.cache.key import Bound, canonical, rekeyed
 from dynafuse.cache.store import Store
 from dynafuse.config import Config
 from dynafuse.ir import Plan, Region, Spec
@@ -56,22 +56,22 @@ def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict
     steps = []
     for step in plan.steps:
         if isinstance(step, Region):
-            bound = bound_on(plan, step, step.executor, config, capability)
+            bound = canonical(plan.annotated, step, config.key(), _target(step, capability))
             reason = REFUSES[step.executor](bound.spec) if step.executor in REFUSES else ""
             triton = [option for option in step.decision.options if option.executor == "triton"]
             if reason and triton:
-                step = replace(step, reasons=(*step.reasons, f"not on {step.executor}: {reason}"),
+                told = replace(step, reasons=(*step.reasons, f"not on {step.executor}: {reason}"),
                                predicted_us=triton[0].device_us)
-                bound = bound_on(plan, step, "triton", config, capability)
+                bound = moved(replace(bound, region=told), "triton", capability)
             bounds[step.name], step = bound, bound.region
         steps.append(step)
     return replace(plan, steps=tuple(steps)), bounds
 
 
-def bound_on(plan: Plan, region: Region, executor: str, config: Config, capability: int | None) -> Bound:
-    """The canonical form of a region on an executor."""
-    region = region if region.executor == executor else replace(region, executor=executor)
-    return canonical(plan.annotated, region, config.key(), _target(region, capability))
+def moved(bound: Bound, executor: str, capability: int | None) -> Bound:
+    """A region on another executor: what it computes is the same, its kernel is not."""
+    region = replace(bound.region, executor=executor)
+    return rekeyed(bound, region, _target(region, capability))
 
 
 def _target(region: Region, capability: int | None) -> str:

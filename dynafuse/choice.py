@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dynafuse.build import bound_on, request
+from dynafuse.build import moved, request
 from dynafuse.cache.key import Bound
 from dynafuse.config import Config
 from dynafuse.ir import Decision, Plan, Region
@@ -68,7 +68,6 @@ class _Measuring:
     """Measures regions of one plan."""
 
     def __init__(self, plan: Plan, config: Config, device: Device, capability: int | None) -> None:
-        self.plan = plan
         self.config = config
         self.device = device
         self.capability = capability
@@ -80,7 +79,7 @@ class _Measuring:
     def bound(self, before: Bound, names: tuple[str, ...]) -> Bound:
         """A region on the executor that is fastest, with what was measured."""
         region = before.region
-        on = {name: bound_on(self.plan, region, name, self.config, self.capability) for name in names}
+        on = {name: moved(before, name, self.capability) for name in names}
         builds = {name: _built(bound, self.capability, self.config) for name, bound in on.items()}
         verdict = self.tuner.verdict(before, builds, region.outputs[0].meta["val"].device)
         predicted = self.predicted[region.name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -52,6 +52,11 @@ def versions() -> tuple[str, ...]:
 def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str) -> Bound:
     """The spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter)."""
     return _Canonical(annotated, region).bound(options, target)
+
+
+def rekeyed(bound: Bound, region: Region, target: str) -> Bound:
+    """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
+    return replace(bound, region=region, key=key_of(bound.spec, target))
 
 
 class _Canonical:
