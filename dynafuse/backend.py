@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,7 +74,7 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     config = resolve(mode, options)
     if not _plan_only and torch.cuda.is_available():
         pool.warm(config.workers)
-    if "triton" not in usable(config, inputs_device_type(example_inputs), _plan_only and config.device is not None)[0]:
+    if "triton" not in usable(config, device_type(example_inputs), _plan_only and config.device is not None)[0]:
         config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
     captured: dict[str, bool] = {}
     forcing = Forcing.of(config.force, config.executors or ())
@@ -140,12 +140,13 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if captured is not None:
         optimize_layout(kind, module, example_inputs)
     device = device_of(module, config)
-    enabled, unusable = usable(config, device_type(module), _plan_only and config.device is not None)
+    kind_of_device = device_type(node.meta.get("val") for node in module.graph.nodes)
+    enabled, unusable = usable(config, kind_of_device, _plan_only and config.device is not None)
     forcing = replace(forcing, enabled=enabled)
     target = None if interpreting() else device.capability
     demoted = Demoted()
     while True:
-        annotated = annotate(module, fused_device(module, enabled), demoted.to_eager, forcing)
+        annotated = annotate(module, fused_device(kind_of_device, enabled), demoted.to_eager, forcing)
         executors = Executors(annotated.facts, enabled, demoted.denied)
         planned = partition(annotated, device, executors, captured=config.cudagraphs, recompute=config.recompute,
                             max_ops=config.max_region_ops)
@@ -203,20 +204,14 @@ def device_of(module: GraphModule, config: Config) -> devices.Device:
     return described.overridden(config.cost)
 
 
-def device_type(module: GraphModule) -> str:
-    """cuda if a tensor of the graph is on a CUDA device, else cpu."""
-    values = (node.meta.get("val") for node in module.graph.nodes)
+def device_type(values: Iterable[Any]) -> str:
+    """cuda if a tensor among some values is on a CUDA device, else cpu."""
     return "cuda" if any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values) else "cpu"
 
 
-def inputs_device_type(inputs: Sequence[Any]) -> str:
-    """cuda if one of some tensors is on a CUDA device, else cpu."""
-    return "cuda" if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in inputs) else "cpu"
-
-
-def fused_device(module: GraphModule, enabled: Sequence[str]) -> str | None:
+def fused_device(kind: str, enabled: Sequence[str]) -> str | None:
     """The device type whose tensors are fused; None if there is no executor to fuse them."""
-    return device_type(module) if any(name != "eager" for name in enabled) else None
+    return kind if any(name != "eager" for name in enabled) else None
 
 
 def static_inputs(kind: str) -> frozenset[int]:
