@@ -13,11 +13,7 @@ import torch
 
 from dynafuse.ir import OpSpec, Ref, Size, Spec, references
 from dynafuse.ops.overloads import overload
-
-VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default"})
-"""Views whose operand's strides a spec does not promise: made by reshaping."""
-COPY = "aten.copy_.default"
-"""Into which input it writes, the store says; as a value it is what it writes."""
+from dynafuse.ops.torch_calls import torch_call
 
 
 def number(size: Size, hints: Mapping[str, int]) -> int:
@@ -54,15 +50,9 @@ class Evaluation:
 
     def _computed(self, op: OpSpec) -> torch.Tensor:
         args = {name: self._argument(value) for name, value in op.args}
-        if op.target == COPY:
-            return args["src"].to(op.dtype).expand(args["self"].shape)  # type: ignore[no-any-return]
-        if op.target in VIEWS:
-            return args["self"].reshape(args["size"])  # type: ignore[no-any-return]
         target = overload(op.target)
         assert target is not None, op.target
-        if any(argument.name == "device" for argument in target._schema.arguments):
-            args["device"] = self.device
-        return target(**args)  # type: ignore[no-any-return]
+        return torch_call(target, args, self.device)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):

@@ -25,10 +25,7 @@ from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.nvfuser.layout import in_memory
 from dynafuse.ops import Kind, inductor_rows
 from dynafuse.ops.overloads import overload
-
-aten, prims = torch.ops.aten, torch.ops.prims
-RESHAPES = (aten.view.default, aten._unsafe_view.default)
-"""Ops that ask for strides which an operand need not have here: the spec says sizes only."""
+from dynafuse.ops.torch_calls import torch_call
 
 Sizes = Mapping[str, Any]
 """The values of size symbols: ints, or torch's symbolic ones while a program is traced."""
@@ -113,21 +110,9 @@ def _call(op: OpSpec, inputs: Sequence[torch.Tensor], values: Sequence[torch.Ten
             return list(map(argument, value))
         return size_at(value, known) if isinstance(value, sympy.Expr) else value
 
-    target: Any = overload(op.target)
-    given = {name: argument(value) for name, value in op.args}
-    if target is aten.copy_.default:  # what it writes; the store says where to
-        into: torch.Tensor = given["self"]
-        return prims.convert_element_type.default(given["src"], into.dtype).expand(into.shape)  # type: ignore[no-any-return]
-    if target in RESHAPES:
-        target = aten.reshape.default
-        given = {"self": given["self"], "shape": given["size"]}
-    made: torch.Tensor = target(**given, **_placed(target, device))
-    return made
-
-
-def _placed(target: torch._ops.OpOverload, device: torch.device) -> dict[str, Any]:
-    """The arguments that a spec leaves out and an op cannot do without."""
-    return {argument.name: device for argument in target._schema.arguments if argument.name == "device"}
+    target = overload(op.target)
+    assert target is not None, op.target
+    return torch_call(target, {name: argument(value) for name, value in op.args}, device)
 
 
 def _checked(op: OpSpec, made: torch.Tensor, known: Sizes) -> torch.Tensor:
