@@ -393,7 +393,7 @@ def test_nvfuser_keeps_its_recipe() -> None:
 def natively(code: str, *arguments: str, **environment: str) -> str:
     """What a process prints that compiles for a GPU, which need not be there."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
-    env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(ROOT)])
+    env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
     done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True)
     assert not done.returncode, done.stderr[-4000:]
     return done.stdout

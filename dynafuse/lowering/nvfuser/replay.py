@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse.lowering.nvfuser.recipe import Input, Output, Recipe, Step, Var
 
@@ -91,11 +92,14 @@ def _types(kinds: Any) -> dict[torch.dtype, Any]:
 
 
 def define(recipe: Recipe) -> Any:
-    """The FusionDefinition of a recipe. Imports nvFuser; call it only where :func:`availability.find` says it is there."""
+    """The FusionDefinition of a recipe. Imports nvFuser; call it only where :func:`availability.find` says it is there.
+
+    nvFuser sorts strides with tensors of its own: no mode of a trace around us may see them.
+    """
     from dynafuse.lowering.nvfuser.availability import load
 
     nvfuser = load()
     fd = nvfuser.FusionDefinition()
-    with fd:
+    with _disable_current_modes(), fd:
         replay(recipe, Recording(nvfuser, fd))
     return fd

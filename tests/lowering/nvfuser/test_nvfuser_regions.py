@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planned import Planned, recorded
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.errors import LoweringError
 from dynafuse.lowering.nvfuser.lower import lower
+from dynafuse.lowering.nvfuser.replay import define
 from dynafuse.partition.decompositions import decompositions
 
 Function = Callable[..., Any]
@@ -293,6 +295,16 @@ def golden(name: str, found: str) -> None:
 @pytest.mark.parametrize("name", GOLDENS)
 def test_recipe_text(name: str) -> None:
     golden(name, text(name))
+
+
+@pytest.mark.nvfuser
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_trace_around_us_does_not_see_a_recording(name: str) -> None:
+    """Graphs are compiled while their fake tensors are being traced."""
+    function, shapes = CASES[name]
+    for recipe in check(function, made(*shapes)).recipes.values():
+        with FakeTensorMode():
+            define(recipe)
 
 
 @pytest.mark.nvfuser
