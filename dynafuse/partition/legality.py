@@ -20,7 +20,6 @@ from dynafuse.partition.axes import Axis, leaves
 from dynafuse.partition.spaces import Spaces
 
 SEVERAL_STATES = frozenset({"var", "var_mean", "argmax", "argmin"})  # no column reductions beside row reductions
-LONGEST_ROWCOL = 16384  # elements of a row that a row + column kernel holds in registers
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,8 @@ def _rowcol(
     row, column = (first, second) if _innermost(spaces, found, first) else (second, first)
     if not _innermost(spaces, found, row):
         return Refusal("no contiguous rows", found[0].node.name, found[-1].node.name)
-    if product(row) > LONGEST_ROWCOL or not all(isinstance(axis.size, int) for axis in row):
-        return Refusal("rows too long for one pass", found[0].node.name, found[-1].node.name, f"{product(row)} elements")
+    if not all(isinstance(axis.size, int) for axis in row):
+        return Refusal("rows of unknown length for one pass", found[0].node.name, found[-1].node.name)
     early = _used_early(spaces, found, column, row)
     if early:
         return Refusal("used before it is complete", early[0].name, early[1].name)

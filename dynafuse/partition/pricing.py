@@ -26,6 +26,7 @@ from dynafuse.partition.spaces import Read, Spaces
 
 MAX_TENSORS = 40  # tensors that one kernel reads and writes
 COLUMN_PROGRAMS = 256  # columns that keep as much of a device busy as one row does
+REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ class Pricing:
         tensors = len(sources) + len(outputs)
         if tensors > MAX_TENSORS and len(nodes) > 1:
             return Refusal("too many tensors", nodes[0].name, nodes[-1].name, f"{tensors}, at most {MAX_TENSORS}")
+        if shape.kind == "rowcol" and (held := self._held(shape, found, sources)) > REGISTERS:
+            return Refusal("rows too long for one pass", nodes[0].name, nodes[-1].name,
+                           f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")
         closure = self.dependencies.closure(nodes)
         names = self.executors.of(closure)
         if not names:
@@ -83,6 +87,13 @@ class Pricing:
         return Priced(shape, work, predictions, choice, us)
 
     # ------------------------------------------------------------------ what a kernel does
+
+    def _held(self, shape: Shape, found: Sequence[legality.Member], sources: set[Node]) -> int:
+        """Bytes that a row + column kernel holds: a row of what it reads, and a running state per column reduction."""
+        points = product(shape.axes)
+        read = sum(t.dtype.itemsize for t in map(self.spaces.tensor, sources) if t.hint >= points)
+        running = sum(max(4, self.spaces.tensor(m.node).dtype.itemsize) for m in found if m.reduced == shape.columns)
+        return (1 << (shape.length - 1).bit_length()) * (read + running)
 
     def _moved(self, reads: Sequence[Read], sources: set[Node], outputs: Iterable[Node], shape: Shape) -> int:
         """Bytes: each source once, but of one that is only picked from no more than there are points; the outputs."""

@@ -135,6 +135,14 @@ def test_layer_norm_is_one_region_each_way() -> None:
     assert {kind: len(regions) for kind, regions in found.items()} == {"forward": 1, "backward": 1}
 
 
+@pytest.mark.parametrize(("length", "held"), [(4096, True), (16384, False)])
+def test_a_row_too_long_to_hold_beside_its_columns_is_read_again(length: int, held: bool) -> None:
+    """Three running sums and two inputs of 16384 elements are more than a processor's registers."""
+    function = lambda x, a, w, b: F.layer_norm(x + a, (length,), w, b)  # noqa: E731
+    found = plan_of(function, leaf(512, length), leaf(length), leaf(length), leaf(length))
+    assert (len(found["backward"]) == 1) is held
+
+
 def test_rms_norm_is_one_region_each_way() -> None:
     found = plan_of(lambda x, w: F.rms_norm(x, (128,), w, 1e-6), leaf(512, 128), leaf(128))
     assert {kind: len(regions) for kind, regions in found.items()} == {"forward": 1, "backward": 1}
