@@ -58,14 +58,21 @@ def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x * 2, -1)
 
 
+EINSUMS = (
+    ("bij,jk", (2, 16, 16), (16, 16)),
+    ("bij,jk", (2, 16, 1), (16, 16)),
+    ("bij,jk", (2, 16, 16), (1, 16)),
+    ("bijk,bklj->bli", (2, 8, 16, 16), (2, 16, 8, 16)),
+    ("bijk,bklj->bli", (2, 8, 16, 1), (2, 16, 8, 16)),
+    ("bijk,bklj->bli", (2, 8, 16, 16), (2, 16, 8, 1)),
+)
+
 GRAPHS = {
     graph.name: graph
     for graph in (
         Graph("pointwise", pointwise, ((16, 16),)),
         Graph("softmax", softmax, ((16, 16),)),
-        Graph("einsum bij,jk", einsum("bij,jk"), ((2, 16, 16), (16, 16))),
-        Graph("einsum bij,jk size-1", einsum("bij,jk"), ((2, 16, 1), (1, 16))),
-        Graph("einsum bijk,bklj->bli", einsum("bijk,bklj->bli"), ((2, 8, 16, 16), (2, 16, 8, 16))),
+        *(Graph(f"einsum {equation} {left} {right}", einsum(equation), (left, right)) for equation, left, right in EINSUMS),
         Graph("residual 1", residual(1), ((10, 10),) * 2, backward=True),
         Graph("residual 16", residual(16), ((10, 10),) * 17, backward=True),
     )
