@@ -226,6 +226,13 @@ def test_an_index_that_depends_on_no_input_is_left_alone() -> None:
     assert (rules.limits, rules.checks, rules.reason) == ({}, (), "")
 
 
+def test_a_region_without_inputs_has_no_data_and_nothing_to_check() -> None:
+    def write(g: graphs.Builder) -> Node:
+        return g.op("aten.full.default", [8, 4], 2.0)
+
+    assert data.inputs_for(region(write).spec, {}, CPU) == []
+
+
 SIZES = st.integers(1, 40)
 KINDS = st.sampled_from([embedding, gather, select, index, ignoring, shifted, nested])
 

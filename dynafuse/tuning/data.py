@@ -56,11 +56,11 @@ def inputs_for(spec: Spec, hints: Mapping[str, int], device: torch.device) -> li
     generator = torch.Generator(device=device)
     generator.manual_seed(SEED)
     made = [_made(layout, hints, device, generator, rules.limits.get(i, LARGEST)) for i, layout in enumerate(spec.inputs)]
-    reason = indices.broken(spec, hints, rules.checks, made)
+    reason = indices.broken(spec, hints, rules.checks, made, device)
     if reason:
         for i in rules.limits:
             made[i].zero_()
-        reason = indices.broken(spec, hints, rules.checks, made)
+        reason = indices.broken(spec, hints, rules.checks, made, device)
     if reason:
         raise NoData(reason)
     return made
