@@ -129,11 +129,8 @@ class Fusion(Protocol):
     def reduce(self, name: str, part: Part, dims: Sequence[int], keepdim: bool) -> Part:
         """``sum``, ``prod``, ``max`` or ``min`` over ``dims``."""
 
-    def variance(self, part: Part, dims: Sequence[int], keepdim: bool, correction: int) -> tuple[Part, Part]:
-        """Variance and mean over ``dims``, by Welford's recurrence."""
-
-    def has_variance(self, arg: Any, dims: Sequence[int], keepdim: bool) -> bool:
-        """Whether the region also takes the variance of ``arg`` over the same dimensions."""
+    def variance(self, part: Part, dims: Sequence[int], keepdim: bool, correction: int) -> Part:
+        """The variance over ``dims``, by Welford's recurrence."""
 
     def move(self, name: str, parts: Sequence[Part], shape: Sequence[Any], *args: Any,
              spread: Sequence[bool] | None = None) -> Part:

@@ -313,18 +313,16 @@ def _truth(name: str) -> Fuse:
 
 
 def _mean(f: Fusion, call: Call) -> Part:
-    """The mean that comes with the variance where the region takes both."""
+    """Of a sum: the mean that comes with a variance is NaN where there is an infinity."""
     part, dims, keep = _operand(f, call, opmath(call.dtype))
-    if f.has_variance(source(call), dims, keep):
-        return f.variance(part, dims, keep, 0)[1]
     total, count = f.reduce("sum", part, dims, keep), product([part.shape[d] for d in dims])
     return total * (1 / int(count)) if count.is_Integer else total / f.full((), count, part.dtype)
 
 
 def _variance(f: Fusion, call: Call) -> Part:
-    """By Welford's recurrence, with the divisor of a population: one recurrence serves every correction and the mean."""
+    """By Welford's recurrence, with the divisor of a population: one recurrence serves every correction."""
     part, dims, keep = _operand(f, call, opmath(call.dtype))
-    population = f.variance(part, dims, keep, 0)[0]
+    population = f.variance(part, dims, keep, 0)
     return population if correction(call.args) == 0 else population * _unbiased(f, call, part, dims)
 
 

@@ -30,9 +30,6 @@ from dynafuse.ops.literals import opmath
 from dynafuse.ops.nvfuser_math import evaluate
 from dynafuse.ops.nvfuser_parts import Part
 from dynafuse.ops.promotion import Operand, compute_dtype
-from dynafuse.ops.reductions import keepdim, reduced_dims
-
-VARIANCES = ("var", "std")
 
 
 def lower(spec: Spec) -> Recipe:
@@ -94,19 +91,11 @@ class _Lowering:
         self.round_like_eager = bool(dict(spec.options).get("round_like_eager"))
 
     def recipe(self) -> Recipe:
-        self.recorder.variances = frozenset(self._variances())
         for position, op in enumerate(self.spec.ops):
             row, call = row_and_call(op)
             self.recorder.origin = op.target
             self.recorder.values[Ref("op", position)] = self._settled(row, call)
         return self.recorder.recipe(list(self._outputs()))
-
-    def _variances(self) -> Iterator[tuple[Any, ...]]:
-        for row, call in map(row_and_call, self.spec.ops):
-            if row.reduction in VARIANCES:
-                arg = next(iter(call.args.values()))
-                rank = len(_tensor(self.spec, arg).shape)
-                yield arg, reduced_dims(call.target, call.args, rank), keepdim(call.target, call.args)
 
     def _settled(self, row: Row, call: Call) -> Part:
         """An op's part: in the op's dtype or its opmath type, in the op's sizes."""

@@ -40,7 +40,6 @@ class Recorder:
         self.layouts = tuple(inputs)
         self.steps: list[Step] = []
         self.origin = ""
-        self.variances: frozenset[tuple[Any, ...]] = frozenset()  # what the region takes variances of
         self.values: dict[Ref, Part] = {}
         self._known: dict[tuple[str, tuple[Argument, ...]], tuple[int, ...]] = {}
         self._casts: dict[int, Part] = {}  # a widened part's number, with what it was widened from
@@ -144,17 +143,11 @@ class Recorder:
         shape, spread = _reduced(part, dims, keepdim)
         return self._part(name, (part, tuple(dims), keepdim), part.dtype, shape, spread)
 
-    def variance(self, part: Part, dims: Sequence[int], keepdim: bool, correction: int) -> tuple[Part, Part]:
-        """Variance and mean."""
+    def variance(self, part: Part, dims: Sequence[int], keepdim: bool, correction: int) -> Part:
+        """The variance, of nvFuser's variance and mean: its variance alone takes the mean first, in a pass of its own."""
         part = self._materialised(part)
-        shape, spread = _reduced(part, dims, keepdim)
-        numbers = self._record("var_mean", (part, tuple(dims), correction, keepdim), part.dtype, 2)
-        first, second = (Part(self, number, part.dtype, shape, spread) for number in numbers)
-        return first, second
-
-    def has_variance(self, arg: Any, dims: Sequence[int], keepdim: bool) -> bool:
-        """Whether an op of the region takes this variance."""
-        return (arg, tuple(dims), keepdim) in self.variances
+        number, _ = self._record("var_mean", (part, tuple(dims), correction, keepdim), part.dtype, 2)
+        return Part(self, number, part.dtype, *_reduced(part, dims, keepdim))
 
     # ------------------------------------------------------------------ moves
 

@@ -187,6 +187,16 @@ def test_rounding_like_eager(dtype: torch.dtype) -> None:
     assert not torch.equal(exact, wide)
 
 
+def test_mean_beside_a_variance_is_infinite_where_eager_says_so() -> None:
+    """nvFuser's own mean beside a variance is NaN there: Welford's recurrence subtracts infinities."""
+    x = torch.randn(3, 40)
+    x[0, 7], x[1, 0] = torch.inf, -torch.inf
+    _, (mean, variance) = by_hand(
+        lambda g, a: [g.op("aten.mean.dim", a, [1]), g.op("aten.var.correction", a, [1], correction=0)], x)
+    torch.testing.assert_close(mean, x.mean(1))
+    torch.testing.assert_close(variance, x.var(1, correction=0), equal_nan=True)
+
+
 # Layouts --------------------------------------------------------------------------------------------------------------
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
