@@ -3,8 +3,9 @@
 Worked example: ``FusionKernel(key, recipe, define).run([x, y], 0)`` returns the stored tensors in the order of the stores;
 one that overwrites an input is that input.
 
-nvFuser allocates its outputs. Its executor cache looks at sizes, strides and alignment, not at dtypes: those are fixed by
-the key of the spec that the recipe was made from.
+nvFuser allocates its outputs. Two that compute the same may be one tensor, and one that only moves an input's elements may
+be the input: the first call shows which, and those are copied from then on. Its executor cache looks at sizes, strides and
+alignment, not at dtypes: those are fixed by the key of the spec that the recipe was made from.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class FusionKernel:
 
     def __post_init__(self) -> None:
         outputs = self.recipe.outputs
-        self._plain = all(output.into is None and not output.copies for output in outputs)
+        self._doubtful = {i for i, output in enumerate(outputs) if output.copies and output.into is None}
+        self._plain = not self._doubtful and all(output.into is None for output in outputs)
 
     @property
     def source(self) -> str:
@@ -64,12 +66,28 @@ class FusionKernel:
             if self._execute is None:
                 fd = self.prepare()._defined
                 made: list[torch.Tensor] = fd.execute(inputs, device=torch.device("cuda", device))
+                self._look(inputs, made)
                 self._execute = fd.fec.execute
                 return made
         return self._execute(inputs, device=device)  # type: ignore[no-any-return]
 
+    def _look(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
+        """Note which outputs share memory with an input, or with an output before them."""
+        ordered = self._ordered(inputs, made)
+        self._doubtful |= {i for i, output in enumerate(self.recipe.outputs)
+                           if output.into is None and _shares(ordered[i], [*inputs, *ordered[:i]])}
+        self._plain = self._plain and not self._doubtful
+
     def _stored(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """nvFuser's outputs in the order of the stores. An overwritten input is returned itself.
+        """nvFuser's outputs in the order of the stores, in memory of their own. An overwritten input is returned itself."""
+        stored = self._ordered(inputs, made)
+        for i in sorted(self._doubtful):
+            if _shares(stored[i], [*inputs, *stored[:i]]):
+                stored[i] = stored[i].clone()
+        return stored
+
+    def _ordered(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What was stored in the order of the stores.
 
         Whether nvFuser lists what it wrote into inputs among its results is its own business: both are taken.
         """
@@ -77,15 +95,11 @@ class FusionKernel:
         if len(made) == len(outputs):
             made = [tensor for tensor, output in zip(made, outputs, strict=True) if output.into is None]
         rest = iter(made)
-        stored: list[torch.Tensor] = []
-        for output in outputs:
-            tensor = next(rest) if output.into is None else inputs[output.into]
-            stored.append(_own(tensor, [*inputs, *stored]) if output.copies and output.into is None else tensor)
-        return stored
+        return [next(rest) if output.into is None else inputs[output.into] for output in outputs]
 
 
-def _own(tensor: torch.Tensor, others: Sequence[Any]) -> torch.Tensor:
-    """A tensor in memory of its own: a copy where it shares another's."""
+def _shares(tensor: torch.Tensor, others: Sequence[Any]) -> bool:
+    """Whether a tensor lies in memory of another; one without elements lies in none."""
     address = tensor.untyped_storage().data_ptr()
-    shared = any(isinstance(other, torch.Tensor) and other.untyped_storage().data_ptr() == address for other in others)
-    return tensor.clone() if shared else tensor
+    return address != 0 and any(
+        isinstance(other, torch.Tensor) and other.untyped_storage().data_ptr() == address for other in others)

@@ -94,6 +94,38 @@ def test_a_value_stored_twice_is_two_tensors() -> None:
     assert first is shared and torch.equal(second, shared) and second.data_ptr() != shared.data_ptr()
 
 
+def test_outputs_that_turn_out_to_share_memory_are_told_apart() -> None:
+    """nvFuser finds by itself that two outputs compute the same, or that one is an input in other sizes."""
+    def results(inputs: list[Any]) -> list[torch.Tensor]:
+        total = inputs[0] + 2
+        return [total, total.view(2, 2), inputs[1].view(2, 2), inputs[0] * 2]
+
+    fusion, _ = kernel(results, *(Output(Var(2 + i)) for i in range(4)))
+    x, y = torch.zeros(4), torch.ones(4)
+    for _ in range(2):
+        found = fusion.run([x, y], 0)
+        places = {tensor.untyped_storage().data_ptr() for tensor in (x, y, *found)}
+        assert len(places) == 6
+        for tensor, expected in zip(found, results([x, y]), strict=True):
+            assert torch.equal(tensor, expected)
+
+
+def test_an_output_does_not_share_the_memory_of_an_overwritten_input() -> None:
+    x, y = torch.zeros(4), torch.ones(4)
+    fusion, _ = kernel(lambda inputs: [inputs[1].add_(1).view(2, 2)], Output(Var(2), into=1), Output(Var(3)))
+    for times in (1, 2):
+        first, second = fusion.run([x, y], 0)
+        assert first is y and torch.equal(second, torch.full((2, 2), 1.0 + times))
+        assert second.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
+
+
+def test_nothing_is_looked_at_where_nothing_was_shared() -> None:
+    made = [torch.full((4,), 3.0)]
+    fusion, _ = kernel(lambda inputs: made, Output(Var(2)))
+    fusion.run([torch.zeros(4), torch.zeros(4)], 0)
+    assert fusion.run([torch.zeros(4), torch.zeros(4)], 0) is made
+
+
 def test_scalars_name_the_size_symbols_that_are_passed() -> None:
     fusion, _ = kernel(lambda inputs: [inputs[0]], Output(Var(4)), scalars=((Var(3), 1),))
     assert fusion.scalars == (1,)
