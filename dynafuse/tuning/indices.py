@@ -134,7 +134,7 @@ def _narrows(spec: Spec, operand: Ref, dtype: torch.dtype) -> bool:
 
 def broken(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: Sequence[torch.Tensor],
            device: torch.device) -> str:
-    """The first check that data on a device does not pass, or "". What is evaluated is evaluated in order, so safely itself."""
+    """The first check that data does not pass, or "". What is evaluated is evaluated in order, so safely itself."""
     values = Evaluation(spec, hints, inputs, device)
     for use in checks:
         try:
