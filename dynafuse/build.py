@@ -32,6 +32,7 @@ from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 from dynafuse.tuning.data import NoData, inputs_for
+from dynafuse.tuning.runners import runner
 from dynafuse.tuning.tuner import hints_of
 
 log = logging.getLogger(__name__)
@@ -113,13 +114,14 @@ def _kernel(bound: Bound, capability: int | None, config: Config) -> Future[Buil
 
 
 def _fusion(bound: Bound, recipe: Recipe) -> FusionKernel:
-    """An nvFuser kernel, compiled for the sizes at hand when they are static: a failure is known before the first call."""
+    """An nvFuser kernel, compiled for the example's sizes: a failure is known before the first call."""
     kernel = FusionKernel(bound.key, recipe, replay.define).prepare()
     device = _device(bound.region)
-    if device.type == "cuda" and torch.cuda.is_available() and not bound.spec.symbols:
+    if device.type == "cuda" and torch.cuda.is_available():
+        hints = hints_of(bound)
         try:
             with _disable_current_modes():  # the graph's own fake tensors are being traced around us
-                kernel.run(inputs_for(bound.spec, {}, device), device.index or 0)
+                runner(kernel, bound.spec, hints, device)(inputs_for(bound.spec, hints, device))
         except (NoData, torch.OutOfMemoryError) as error:
             log.info("%s is compiled at its first call: %s", bound.key, error)
     return kernel
