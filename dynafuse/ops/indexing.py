@@ -58,21 +58,9 @@ def _under(build: Builder, bounds: Sequence[Bounds], body: Body, other: bool | i
     return build.masked(_all(build, bounds), body, other) if bounds else body()
 
 
-def _choose(build: Builder, condition: Value, left: Value, right: Value, dtype: torch.dtype) -> Value:
-    return build.expression("tl.where({0}, {1}, {2})", dtype, condition, left, right)
-
-
-def _not(build: Builder, condition: Value) -> Value:
-    return build.expression("{0} == 0", torch.bool, condition)
-
-
-def _overlaid(build: Builder, call: Call, bounds: Sequence[Bounds], over: Body, under: Body) -> Value:
-    """``over`` where the bounds hold, else ``under``; each is loaded only where it is needed."""
-    if not bounds:
-        return over()
-    condition = _all(build, bounds)
-    top = build.masked(condition, over, 0)
-    return _choose(build, condition, top, build.masked(_not(build, condition), under, 0), call.dtype)
+def _overlaid(build: Builder, bounds: Sequence[Bounds], over: Body, under: Body) -> Value:
+    """``over`` where the bounds hold, else ``under``."""
+    return build.choose(_all(build, bounds), over, under) if bounds else over()
 
 
 # Concatenation and padding --------------------------------------------------------------------------------------------
@@ -95,36 +83,28 @@ def _misses(at: sympy.Expr, start: sympy.Expr, end: sympy.Expr) -> bool:
 def _fold(
     build: Builder, call: Call, index: Index, dim: int, spans: Sequence[tuple[object, sympy.Expr, sympy.Expr]]
 ) -> Value:
-    """The pieces from the last to the first: each is chosen where the index lies before its end."""
-    result: Value | None = None
-    for position, (piece, start, end) in reversed(list(enumerate(spans))):
-        bounds = list(_inside(index[dim], start if position else S.Zero, end))
-        bounds = bounds if result is not None else [check for check in bounds if check[1] == ">="]
-        result = _joined(build, call, bounds, _piece(build, call, piece, replaced(index, dim, index[dim] - start)), end,
-                         index[dim], result)
-    assert result is not None
-    return result
+    """The first piece where the index lies before its end, elsewhere the others likewise."""
+    (piece, start, end), *rest = spans
+    first = _piece(build, call, piece, replaced(index, dim, index[dim] - start))
+    if not rest:
+        return first()
+    return build.choose(build.compare(index[dim], "<", end), first, lambda: _fold(build, call, index, dim, rest))
 
 
 def _piece(build: Builder, call: Call, piece: object, index: Index) -> Body:
     return lambda: build.cast(build.operand(piece, index), call.dtype)
 
 
-def _joined(build: Builder, call: Call, bounds: Sequence[Bounds], body: Body, end: sympy.Expr, at: sympy.Expr,
-            rest: Value | None) -> Value:
-    value = _under(build, bounds, body, 0)
-    return value if rest is None else _choose(build, build.compare(at, "<", end), value, rest, call.dtype)
-
-
 def _stack(build: Builder, call: Call, index: Index) -> Value:
     dim = dim_of(call["dim"], len(index))
-    rest, tensors = without(index, dim), call["tensors"]
-    value = build.masked(build.compare(index[dim], "==", sympy.Integer(len(tensors) - 1)),
-                         _piece(build, call, tensors[-1], rest), 0)
-    for k in reversed(range(len(tensors) - 1)):
-        here = build.compare(index[dim], "==", sympy.Integer(k))
-        value = _choose(build, here, build.masked(here, _piece(build, call, tensors[k], rest), 0), value, call.dtype)
-    return value
+    pieces = [_piece(build, call, tensor, without(index, dim)) for tensor in call["tensors"]]
+
+    def piece(k: int) -> Value:
+        if k + 1 == len(pieces):
+            return pieces[k]()
+        return build.choose(build.compare(index[dim], "<", sympy.Integer(k + 1)), pieces[k], lambda: piece(k + 1))
+
+    return piece(0)
 
 
 def _pad(build: Builder, call: Call, index: Index) -> Value:
@@ -181,7 +161,7 @@ def _slice_scatter(build: Builder, call: Call, index: Index) -> Value:
         bounds.append((mod(at, step), "==", S.Zero))
     inner = replaced(index, dim, floordiv(at, step))
     return _overlaid(
-        build, call, bounds, _piece(build, call, call["src"], inner), lambda: build.operand(call["self"], index)
+        build, bounds, _piece(build, call, call["src"], inner), lambda: build.operand(call["self"], index)
     )
 
 
@@ -189,7 +169,7 @@ def _select_scatter(build: Builder, call: Call, index: Index) -> Value:
     dim = dim_of(call["dim"], len(index))
     at = from_end(as_expr(call["index"]), call.shape[dim])
     assert at is not None  # _accepts_select_scatter has refused it
-    return _overlaid(build, call, [(index[dim], "==", at)], _piece(build, call, call["src"], without(index, dim)),
+    return _overlaid(build, [(index[dim], "==", at)], _piece(build, call, call["src"], without(index, dim)),
                      lambda: build.operand(call["self"], index))
 
 

@@ -97,6 +97,9 @@ class Builder(Protocol):
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
         """``body()`` where ``condition`` holds, else ``other``; loads inside ``body`` are masked by ``condition``."""
 
+    def choose(self, condition: Value, over: Callable[[], Value], under: Callable[[], Value]) -> Value:
+        """``over()`` where ``condition`` holds, else ``under()``; each is loaded only where it is needed."""
+
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
         """A new value from a Triton expression; ``{0}``, ``{1}`` … are the operands."""
 

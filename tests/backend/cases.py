@@ -458,6 +458,15 @@ def concatenates(x, y, z):
     return both * 2, both.sum(1), torch.cat([x.sin(), x], 0), both[:, 3:100], torch.cat([both, both.flip(1)], 0).amax(0)
 
 
+@case(lambda make: (make(2, 256), make(3, 512), make(2, 4, 128)))
+def whole_blocks_are_chosen(x, y, z):
+    """Which piece an element comes from is the same all over a block."""
+    parts = torch.cat([x * 2, y[:, 256:], y[:, :256].exp(), torch.ones_like(x), x.round().to(torch.int32) + 1])
+    stacked = torch.stack([z.transpose(0, 1).reshape(8, 128), (z > 0).view(8, 128), z.sin().view(8, 128)])
+    padded = F.pad(y, (0, 0, 1, 2), value=-1.5)
+    return parts + 1, parts[3:5].cos(), stacked, stacked > 0, padded.abs(), torch.slice_scatter(y, y[:1] * 3, 0, 1, 2)[:, 128:].neg()
+
+
 @case(lambda make: (make(5, 7), make(5, 7)))
 def stacks(x, y):
     return torch.stack([x, y * 2]), torch.stack([x, y], -1).sum(-1), torch.stack([x, y], 1).softmax(1), torch.cat([x[:, ::2], y[:, 1::2]], 1)

@@ -77,6 +77,8 @@ CASES: dict[str, Case] = {
     "variance_of_channels": Case(lambda x: torch.var_mean(x, (0, 2, 3)), (((16, 64, 56, 56), F32),)),
     "rope": Case(rope, (((4, 512, 1024), BF16), ((4, 512, 64), BF16), ((4, 512, 64), BF16))),
     "cat_of_slices": Case(lambda x, y: torch.cat([x[:, 8:], y.relu()], 1), (((512, 72), F32), ((512, 100), F32))),
+    "stack_of_blocks": Case(lambda q, k: torch.stack([q * 2, k[:, 1:].cos(), torch.zeros_like(q)], 1),
+                            (((4, 2048, 128), BF16), ((4, 2049, 128), BF16))),
     "embedding_gather": Case(lambda w, at: F.embedding(at, w) * 32, (((32000, 512), BF16), ((4, 128), I64))),
     "dropout_with_seed": Case(dropout, (((4096, 1024), BF16), ((4096, 1024), BF16), ((2,), I64))),
     "softmax_dynamic": Case(lambda x, y: (x + y).softmax(-1), (((48, 130), F32), ((48, 130), F32)), dynamic=True),

@@ -81,6 +81,10 @@ class ReferenceBuilder:
         return self._new(value.dtype, lambda env: self.values[(value if self.values[condition.name](env) else
                                                                self.constant(other, value.dtype)).name](env))
 
+    def choose(self, condition: Value, over: Callable[[], Value], under: Callable[[], Value]) -> Value:
+        left, right = over(), under()
+        return self._new(left.dtype, lambda env: self.values[(left if self.values[condition.name](env) else right).name](env))
+
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
         names = [operand.name for operand in operands]
         code = compile(text.format(*names), "<expression>", "eval")

@@ -9,7 +9,7 @@ Worked example, ``x + y.t()`` over ``[i, j]``: the value of ``add`` at ``(i, j)`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from dynafuse.ops.indexing_math import symbol
 from dynafuse.ops.literals import conversion, literal, opmath, triton_type
 
 _printer = PythonPrinter()
+
+OPPOSITES = {"<": ">=", ">=": "<", "<=": ">", ">": "<="}
 
 
 @dataclass
@@ -49,11 +51,12 @@ class Access:
 
 @dataclass
 class Scope:
-    """Lines of the kernel's top level or of a loop, with what has been computed in it."""
+    """Lines of the kernel's top level, of a loop or of a branch, with what has been computed in it."""
 
     lines: list[Line | Scope] = field(default_factory=list)
     known: dict[Any, Value] = field(default_factory=dict)
-    header: str = ""
+    header: Line = field(default_factory=lambda: Line(""))
+    branch: bool = False  # its header is a condition, over the first element of a program's tile
 
 
 class Emitter:
@@ -73,6 +76,8 @@ class Emitter:
         }
         self.top = Scope()
         self.inner: Scope | None = None
+        self.branches: list[Scope] = []  # those that are open, outermost first
+        self.grain: dict[sympy.Symbol, int] = {}  # values of an axis in a tile, where tiles begin at multiples of that many
         self.accesses: list[Access] = []
         self.reduced: dict[int, Value] = {}  # reductions whose result is known
         self.replaced: dict[int, Value] = {}  # ops that stand for something else, at any index
@@ -82,6 +87,8 @@ class Emitter:
         self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.calls = list(map(row_and_call, spec.ops))
         self._count = 0
+        self._comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # of index expressions, by name
+        self._conditions: dict[str, Line] = {}  # bool values that are equal all over a program's tile, by name
 
     # ------------------------------------------------------------------ indices
 
@@ -106,15 +113,22 @@ class Emitter:
 
     def scope(self, tiles: frozenset[str]) -> Scope:
         """Where a value that varies along ``tiles`` is computed."""
+        if self.branches:
+            return self.branches[-1]
         if self.loop is None or self.loop not in tiles:
             return self.top
         if self.inner is None:
             raise LoweringError("a value", f"it varies along {self.loop} but is needed outside the loop over it")
         return self.inner
 
+    def visible(self) -> Iterator[Scope]:
+        """The scopes whose values can be used here, innermost first."""
+        yield from reversed(self.branches)
+        yield from (scope for scope in (self.inner, self.top) if scope is not None)
+
     def open_loop(self, header: str) -> None:
         """Start a loop; values that vary along its tile dimension go into it."""
-        self.inner = Scope(header=header)
+        self.inner = Scope(header=Line(header))
 
     def close_loop(self) -> None:
         """End the loop: what it computed per iteration is forgotten."""
@@ -133,13 +147,14 @@ class Emitter:
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
         """A variable for an expression; the same expression in the same scope is computed once."""
-        scope = self.scope(tiles)
         key = (text, exprs)
-        if key not in scope.known:
-            value = Value(self.name(), dtype, tiles)
-            scope.lines.append(Line(f"{value.name} = {text}", exprs, comment))
-            scope.known[key] = value
-        return scope.known[key]
+        for scope in self.visible():
+            if key in scope.known:
+                return scope.known[key]
+        scope, value = self.scope(tiles), Value(self.name(), dtype, tiles)
+        scope.lines.append(Line(f"{value.name} = {text}", exprs, comment))
+        scope.known[key] = value
+        return value
 
     # ------------------------------------------------------------------ values (the Builder protocol)
 
@@ -190,22 +205,100 @@ class Emitter:
         decided = _decide(left, op, right)
         if decided is not None:
             return Value(str(decided), torch.bool)
-        return self.define(f"{{0}} {op} {{1}}", torch.bool, self.tiles(left) | self.tiles(right), left, right)
+        text = f"{{0}} {op} {{1}}"
+        made = self.define(text, torch.bool, self.tiles(left) | self.tiles(right), left, right)
+        self._comparisons[made.name] = left, op, right
+        if self._uniform(left - right, op):
+            self._conditions[made.name] = Line(text, (left, right))
+        return made
+
+    def _uniform(self, difference: sympy.Expr, op: str) -> bool:
+        """Whether a comparison with 0 comes out alike all over a tile: then its first element tells."""
+        grains = [self.grain.get(s, 0) for s in difference.free_symbols]
+        if all(grain == 1 for grain in grains):
+            return True
+        axis = next(iter(difference.free_symbols))
+        start = sympy.expand(axis - difference)
+        return bool(len(grains) == 1 and grains[0] and op in ("<", ">=") and start.is_Integer and start % grains[0] == 0)
 
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
         """``body()`` under a mask, ``other`` elsewhere."""
+        return self._choose(condition, body, lambda dtype: self.constant(other, dtype))
+
+    def choose(self, condition: Value, over: Callable[[], Value], under: Callable[[], Value]) -> Value:
+        """``over()`` under a mask, ``under()`` under its opposite."""
+        if condition.name == "False":
+            return under()
+        return self._choose(condition, over, lambda _: under())
+
+    def _choose(self, condition: Value, over: Callable[[], Value], under: Callable[[torch.dtype], Value]) -> Value:
         if condition.name == "True":
-            return body()
-        outer, self.masks = self.masks, (*self.masks, condition)
-        inside = body()
+            return over()
+        if condition.name in self._conditions:
+            return self._branched(self._conditions[condition.name], over, under)
+        left = self._under(condition, over)
+        right = self._under(self._opposite(condition), lambda: under(left.dtype))
+        if left.name == right.name:
+            return left
+        tiles = condition.tiles | left.tiles | right.tiles
+        return self.define(f"tl.where({condition}, {left}, {right})", left.dtype, tiles)
+
+    def _under(self, condition: Value, body: Callable[[], Value]) -> Value:
+        outer, self.masks = self.masks, (*(m for m in self.masks if not self._implies(condition, m)), condition)
+        made = body()
         self.masks = outer
-        tiles = condition.tiles | inside.tiles
-        return self.define(f"tl.where({condition}, {inside}, {literal(other, inside.dtype)})", inside.dtype, tiles)
+        return made
+
+    def _implies(self, condition: Value, other: Value) -> bool:
+        """Whether a condition says all that another does: a bound of the same expression that is as tight."""
+        if condition.name not in self._comparisons or other.name not in self._comparisons:
+            return False
+        (left, op, bound), (same, operator, looser) = self._comparisons[condition.name], self._comparisons[other.name]
+        return bool((left, op) == (same, operator) and bound.is_Integer and looser.is_Integer
+                    and (bound >= looser if op in (">", ">=") else bound <= looser if op in ("<", "<=") else False))
+
+    def _opposite(self, condition: Value) -> Value:
+        if condition.name in self._comparisons:
+            left, op, right = self._comparisons[condition.name]
+            if op in OPPOSITES:
+                return self.compare(left, OPPOSITES[op], right)
+        return self.expression("{0} == 0", torch.bool, condition)
+
+    def _branched(self, condition: Line, over: Callable[[], Value], under: Callable[[torch.dtype], Value]) -> Value:
+        """A choice that a program makes once for its whole tile: what is not chosen is neither loaded nor computed."""
+        first, left = self._branch(Line(f"if {condition.text}:", condition.exprs), over)
+        second, right = self._branch(Line("else:"), lambda: under(left.dtype))
+        made = Value(self.name(), left.dtype, self._everywhere)
+        for scope, value in ((first, left), (second, right)):
+            scope.lines.append(Line(f"{made.name} = {self._spread(value, left.dtype)}"))
+        self.scope(made.tiles).lines.extend((first, second))
+        return made
+
+    def _branch(self, header: Line, body: Callable[[], Value]) -> tuple[Scope, Value]:
+        scope = Scope(header=header, branch=True)
+        self.branches.append(scope)
+        made = body()
+        self.branches.pop()
+        return scope, made
+
+    @property
+    def _everywhere(self) -> frozenset[str]:
+        return frozenset[str]().union(*(tiles for tiles in self.tile_of.values()))
+
+    def _spread(self, value: Value, dtype: torch.dtype) -> str:
+        """A value over the whole tile."""
+        shape = "[" + ", ".join(f"{tile.upper()}BLOCK" for tile in sorted(self._everywhere, reverse=True)) + "]"
+        if _is_literal(value):
+            return f"tl.full({shape}, {value}, {triton_type(opmath(dtype))})"
+        return value.name if value.tiles == self._everywhere else f"tl.broadcast_to({value}, {shape})"
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
         """A value from a Triton expression over operands."""
         tiles = frozenset[str]().union(*(v.tiles for v in operands))
-        return self.define(_escape(text.format(*(_wrap(v.name) for v in operands))), dtype, tiles)
+        made = self.define(_escape(text.format(*(_wrap(v.name) for v in operands))), dtype, tiles)
+        if dtype is torch.bool and operands and all(v.name in self._conditions for v in operands):
+            self._conditions[made.name] = _combined(text, [self._conditions[v.name] for v in operands])
+        return made
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """A value in another dtype."""
@@ -235,8 +328,8 @@ class Emitter:
         if position in self.replaced:
             return self.replaced[position]
         key = (position, index, self.masks)
-        for scope in (self.inner, self.top):
-            if scope is not None and key in scope.known:
+        for scope in self.visible():
+            if key in scope.known:
                 return scope.known[key]
         made = self._compute(position, index)
         self.scope(made.tiles).known[key] = made
@@ -361,6 +454,17 @@ def _format(row: Row, context: Context, operands: list[Any]) -> str:
         return row.emit.format(*(literal(o, context.dtype) if isinstance(o, (bool, int, float)) else o for o in operands))
     assert row.emit is not None
     return row.emit(context, *operands)
+
+
+def _combined(text: str, conditions: Sequence[Line]) -> Line:
+    """Conditions in one: ``{0} & {1}`` of ``{0} < {1}`` and ``{0} >= {1}`` is ``({0} < {1}) & ({2} >= {3})``."""
+    parts: list[str] = []
+    exprs: tuple[sympy.Expr, ...] = ()
+    for condition in conditions:
+        places = (f"{{{k}}}" for k in range(len(exprs), len(exprs) + len(condition.exprs)))
+        parts.append(f"({condition.text.format(*places)})")
+        exprs += condition.exprs
+    return Line(text.format(*parts), exprs)
 
 
 def _is_literal(value: Value) -> bool:

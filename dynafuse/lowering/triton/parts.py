@@ -6,7 +6,7 @@ and ``r_mask = r < 4096``, of which :mod:`source` writes what the kernel uses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -53,6 +53,20 @@ class Parts:
         total = self.numel(tile)
         return isinstance(total, int) and total % block == 0
 
+    def grains(self) -> Iterator[tuple[int, int]]:
+        """Axes of which every block has as many values, whole rows of what lies inside of them, with that number."""
+        for tile, axes in self.tiles.order.items():
+            inner, block = 1, self.tiles.block[tile]
+            for axis in reversed(axes):
+                size = self.spec.axes[axis].size
+                if inner % block == 0:
+                    yield axis, 1
+                elif block % inner == 0 and isinstance(size, int) and size % (block // inner) == 0:
+                    yield axis, block // inner
+                if not isinstance(size, int):
+                    break
+                inner *= size
+
 
 def wide(spec: Spec) -> bool:
     """Whether some offset does not provably fit in 32 bits."""
@@ -73,13 +87,15 @@ def emitter(parts: Parts, loop: str | None = None, tile_of: list[str] | None = N
     made = Emitter(parts.spec, tile_of or parts.tiles.tile_of(len(parts.spec.axes)), loop, parts.round_like_eager)
     if tile_of is None:
         made.exact = frozenset(t for t, block in parts.tiles.block.items() if parts.exact(t, block))
+    if made.loop is None and not parts.spec.reductions:
+        made.grain = {made.axes[k]: grain for k, grain in parts.grains()}
     return made
 
 
 def tile(parts: Parts, name: str, start: str, spread: str, total: Size, axes: tuple[int, ...], emit: Emitter,
          in_loop: bool = False) -> Tile:
     """A tile dimension that begins at ``start``."""
-    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){spread}"]
+    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){spread}", f"{name}_first = {start}"]
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
     return Tile(name, tuple(define), [emit.axes[k] for k in axes], in_loop)
 

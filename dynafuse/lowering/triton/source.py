@@ -34,9 +34,10 @@ class Tile:
 
 
 def lines_of(scope: Scope) -> Iterator[Line]:
-    """All lines of a scope and its loops."""
+    """All lines of a scope, its loops and its branches."""
     for item in scope.lines:
         if isinstance(item, Scope):
+            yield item.header
             yield from lines_of(item)
         else:
             yield item
@@ -80,26 +81,29 @@ def render(emitter: Emitter, tiles: Sequence[Tile], name: str, parameters: Seque
     """The text of one kernel."""
     replaced = merge_axes(emitter, tiles)
     names: dict[sympy.Symbol, sympy.Expr] = {}
+    firsts: dict[sympy.Symbol, sympy.Expr] = {}
     before: list[str] = []
     inside: list[str] = []
     for tile in tiles:
-        (inside if tile.in_loop else before).extend([*tile.define, *_axis_lines(tile, names)])
-    body = before + list(_body(emitter.top, inside, replaced, names, "")) or ["pass"]
+        lines = [*tile.define, *_axis_lines(tile, names), *_axis_lines(tile, firsts, "_first")]
+        (inside if tile.in_loop else before).extend(lines)
+    body = before + list(_Body(inside, replaced, names, firsts).text(emitter.top, "")) or ["pass"]
     body = _used(body)
     signature = ", ".join([*parameters, *(f"{c}: tl.constexpr" for c in constants)])
     text = "\n".join(f"    {line}" for line in body)
     return f'@triton.jit\ndef {name}({signature}):\n    """{docstring}"""\n{text}\n'
 
 
-def _axis_lines(tile: Tile, names: dict[sympy.Symbol, sympy.Expr]) -> Iterator[str]:
-    """Lines that take a tile variable apart into its axes."""
+def _axis_lines(tile: Tile, names: dict[sympy.Symbol, sympy.Expr], suffix: str = "") -> Iterator[str]:
+    """Lines that take a tile variable apart into its axes; with a suffix, those of the first element alone."""
     inner: Size = 1
+    whole = tile.name + suffix
     for k in reversed(range(len(tile.axes))):
         axis = tile.axes[k]
-        variable = tile.name if len(tile.axes) == 1 else f"{tile.name}{k}"
+        variable = whole if len(tile.axes) == 1 else f"{tile.name}{k}{suffix}"
         names[axis] = sympy.Symbol(variable)
         if len(tile.axes) > 1:
-            text = tile.name if inner == 1 else f"({tile.name} // {_size(inner)})"
+            text = whole if inner == 1 else f"({whole} // {_size(inner)})"
             yield f"{variable} = {text}" + (f" % {_size(axis.size)}" if k else "")
         inner = inner * axis.size
 
@@ -109,30 +113,37 @@ def _size(size: Size) -> str:
     return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 
-def _body(scope: Scope, inside: list[str], replaced: dict[sympy.Symbol, sympy.Expr],
-          names: dict[sympy.Symbol, sympy.Expr], indent: str) -> Iterator[str]:
-    for item in scope.lines:
-        if isinstance(item, Scope):
-            yield indent + item.header
-            yield from (f"{indent}    {line}" for line in inside)
-            yield from _body(item, inside, replaced, names, indent + "    ")
-            continue
-        exprs = [_text(e, replaced, names) for e in item.exprs]
-        comment = f"  # {item.comment}" if item.comment else ""
-        yield f"{indent}{item.text.format(*exprs)}{comment}"
+@dataclass
+class _Body:
+    """Prints scopes. ``inside`` are the lines that begin a loop; ``names`` and ``firsts`` are the variables of the axes."""
 
+    inside: list[str]
+    replaced: dict[sympy.Symbol, sympy.Expr]
+    names: dict[sympy.Symbol, sympy.Expr]
+    firsts: dict[sympy.Symbol, sympy.Expr]
 
-def _text(expr: sympy.Expr, replaced: dict[sympy.Symbol, sympy.Expr], names: dict[sympy.Symbol, sympy.Expr]) -> str:
-    return size_text(expr.xreplace(replaced).xreplace(names)) if not expr.is_Integer else str(expr)
+    def text(self, scope: Scope, indent: str) -> Iterator[str]:
+        """The lines of a scope."""
+        for item in scope.lines:
+            if isinstance(item, Scope):
+                yield indent + self._line(item.header, self.firsts if item.branch else self.names)
+                yield from (f"{indent}    {line}" for line in ([] if item.branch else self.inside))
+                yield from self.text(item, indent + "    ")
+            else:
+                yield indent + self._line(item, self.names)
+
+    def _line(self, line: Line, names: dict[sympy.Symbol, sympy.Expr]) -> str:
+        exprs = [e if e.is_Integer else size_text(e.xreplace(self.replaced).xreplace(names)) for e in line.exprs]
+        return line.text.format(*exprs) + (f"  # {line.comment}" if line.comment else "")
 
 
 def _used(body: Sequence[str]) -> list[str]:
-    """Drop definitions of tile variables and masks that nothing uses."""
+    """Drop definitions of values, tile variables and masks that nothing uses."""
     kept: list[str] = []
     text = ""
     for line in reversed(body):
         name, equals, _ = line.strip().partition(" = ")
-        generated = equals and name.isidentifier() and name.split("_")[0].rstrip("0123456789") in ("x", "y", "r")
+        generated = equals and name.isidentifier() and name.split("_")[0].rstrip("0123456789") in ("v", "x", "y", "r")
         if generated and not _mentions(text, name):
             continue
         kept.append(line)
