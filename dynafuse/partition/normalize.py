@@ -125,35 +125,54 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 
 def remove_noops(module: GraphModule) -> None:
-    """Drop aliases, views to the same sizes and casts to the same dtype.
+    """Drop aliases, views to the same sizes, casts to the same dtype, scatters of nothing and scatters over everything.
 
-    One that is returned stays when it wraps an input: an output that *is* an input has another meaning to its caller.
+    One that is returned stays when it wraps an input, since an output that *is* an input has another meaning to its caller,
+    or when it has memory of its own.
     """
     output = module.graph.output_node()
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or not _is_noop(node):
+        source = _same_as(node)
+        if source is None:
             continue
-        source = node.args[0]
-        if output in node.users and source.op in ("placeholder", "get_attr"):
+        if output in node.users and (source.op in ("placeholder", "get_attr") or _makes_memory(node)):
             continue
         node.replace_all_uses_with(source)
         module.graph.erase_node(node)
 
 
-def _is_noop(node: Node) -> bool:
-    source = node.args[0] if node.args else None
+def _same_as(node: Node) -> Node | None:
+    """An argument that a call's result equals, strides included."""
+    source = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(source, Node):
-        return False
+        return None
+    if node.target is aten.slice_scatter.default:
+        return _scattered(node)
     before, after = source.meta.get("val"), node.meta.get("val")
     if not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)):
-        return False
+        return None
     if node.target in NOTHING:
-        return True
+        return source
     if node.target in SAME_SHAPE:
-        return _same(before.shape, after.shape) and _same(before.stride(), after.stride())
+        return source if _same_place(before, after) else None
     if node.target is prims.convert_element_type.default:
-        return before.dtype == after.dtype
-    return bool(node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype)
+        return source if before.dtype == after.dtype else None
+    first_power = node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype
+    return source if first_power else None
+
+
+def _scattered(node: Node) -> Node | None:
+    """Nothing put into a tensor leaves that tensor; a slice as large as the tensor leaves the slice."""
+    args = arguments(node)
+    into, piece = args["self"], args["src"]
+    after, put = node.meta["val"], piece.meta["val"]
+    if isinstance(put.numel(), int) and put.numel() == 0:
+        return into if _same_place(into.meta["val"], after) else None
+    return piece if put.dtype == after.dtype and _same_place(put, after) else None
+
+
+def _same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return _same(left.shape, right.shape) and _same(left.stride(), right.stride())
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -110,6 +110,25 @@ def test_ops_that_do_nothing_go() -> None:
         "relu_default = aten.relu.default(arg0)\nneg_default = aten.neg.default(relu_default)\nreturn neg_default")
 
 
+def test_nothing_scattered_and_everything_scattered_go() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        wide = build.op("aten.neg.default", x)
+        none = build.op("aten.slice.Tensor", wide, 1, 8, 9)
+        wide = build.op("aten.slice_scatter.default", wide, none, 1, 8, 9)
+        return build.op("aten.relu.default", build.op("aten.slice_scatter.default", x, wide, 1, 0, 8))
+
+    assert after(write, X) == (
+        "neg_default = aten.neg.default(arg0)\nrelu_default = aten.relu.default(neg_default)\nreturn relu_default")
+
+
+def test_a_returned_scatter_has_memory_of_its_own() -> None:
+    def write(build: graphs.Builder, x: Node) -> tuple[Node, Node]:
+        wide = build.op("aten.neg.default", x)
+        return wide, build.op("aten.slice_scatter.default", wide, build.op("aten.slice.Tensor", wide, 1, 8, 9), 1, 8, 9)
+
+    assert "slice_scatter" in after(write, X)
+
+
 def test_views_and_casts_that_do_something_stay() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         made = build.op("aten.view.default", x, [8, 6])
