@@ -154,16 +154,17 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
             demoted = demoted.without_executor(planned.unplaced)
             continue
         plan, bounds = bind(planned, config, target)
-        if not _plan_only:
-            plan, bounds = tuned(plan, bounds, config, device, target)
-        report(Compiled(kind, plan, bounds, device, unusable))
         if _plan_only:
-            return interpreter(module)
-        _count_sites(len(bounds))
+            break
+        plan, bounds = tuned(plan, bounds, config, device, target)
         kernels, errors = outcome({name: request(bound, target, config) for name, bound in bounds.items()})
         if not errors:
             break
         demoted = demote(plan, errors, config, demoted)
+    report(Compiled(kind, plan, bounds, device, unusable))
+    if _plan_only:
+        return interpreter(module)
+    _count_sites(len(bounds))
     steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols) for name, b in bounds.items()}
     call = write(plan, module, steps, static_inputs(kind))
     log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]
