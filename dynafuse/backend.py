@@ -23,7 +23,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from dynafuse.build import STORE, bind, request
+from dynafuse.build import STORE, TURNED_DOWN, bind, failures, request
 from dynafuse.cache.key import Bound
 from dynafuse.cache.store import outcome
 from dynafuse.choice import tuned, usable
@@ -95,6 +95,7 @@ def reset() -> None:
     """Forget compiled kernels (``torch.compiler.reset`` calls this)."""
     global _launch_sites
     STORE.clear()
+    TURNED_DOWN.clear()
     VERDICTS.clear()
     TRAFFIC.clear()
     _launch_sites = 0
@@ -160,7 +161,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         kernels, errors = outcome({name: request(bound, target, config) for name, bound in bounds.items()})
         if not errors:
             break
-        demoted = demote(plan, errors, config, demoted)
+        demoted = demote(plan, failures(bounds, errors), config, demoted)
     report(Compiled(kind, plan, bounds, device, unusable))
     if _plan_only:
         return interpreter(module)

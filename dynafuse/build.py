@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
@@ -20,7 +20,8 @@ from dynafuse import persist
 from dynafuse.cache.key import Bound, canonical, rekeyed
 from dynafuse.cache.store import Store
 from dynafuse.config import Config
-from dynafuse.ir import Plan, Region, Spec
+from dynafuse.demotion import turned_down
+from dynafuse.ir import Option, Plan, Region, Spec
 from dynafuse.lowering.inductor import compiler as inductor_compiler
 from dynafuse.lowering.inductor import lower as inductor
 from dynafuse.lowering.nvfuser import availability, replay
@@ -50,23 +51,60 @@ _LOWERING = threading.RLock()
 REFUSES: Mapping[str, Callable[[Spec], str]] = {"nvfuser": nvfuser.refusal, "inductor": inductor.refusal}
 """Why an executor cannot take a region whose every op it can."""
 
+TURNED_DOWN: dict[str, str] = {}
+"""What an executor's library has said, in this process, against regions that another executor can take, by key."""
+
 
 def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict[str, Bound]]:
-    """The canonical form of every region. A region whose layouts its executor cannot take goes to Triton if it can."""
+    """The canonical form of every region. One that its executor cannot take goes to the next that can."""
     bounds: dict[str, Bound] = {}
-    steps = []
-    for step in plan.steps:
-        if isinstance(step, Region):
-            bound = canonical(plan.annotated, step, config.key(), _target(step, capability))
-            reason = REFUSES[step.executor](bound.spec) if step.executor in REFUSES else ""
-            triton = [option for option in step.decision.options if option.executor == "triton"]
-            if reason and triton:
-                told = replace(step, reasons=(*step.reasons, f"not on {step.executor}: {reason}"),
-                               predicted_us=triton[0].device_us)
-                bound = moved(replace(bound, region=told), "triton", capability)
-            bounds[step.name], step = bound, bound.region
-        steps.append(step)
-    return replace(plan, steps=tuple(steps)), bounds
+    for region in plan.regions:
+        bound = canonical(plan.annotated, region, config.key(), _target(region, capability))
+        reason, others = _refusal(region.executor, bound.spec), _others(bound)
+        if others:
+            reason = reason or TURNED_DOWN.get(bound.key, "")
+            bound = _passed_on(bound, others, reason, capability) if reason else bound
+        bounds[region.name] = bound
+    return replace(plan, steps=tuple(bounds[s.name].region if isinstance(s, Region) else s for s in plan.steps)), bounds
+
+
+def _refusal(executor: str, spec: Spec) -> str:
+    return REFUSES[executor](spec) if executor in REFUSES else ""
+
+
+def _others(bound: Bound) -> tuple[Option, ...]:
+    """The other executors that can take a region."""
+    options = (option for option in bound.region.decision.options if option.executor != bound.region.executor)
+    return tuple(option for option in options if not _refusal(option.executor, bound.spec))
+
+
+def _told(region: Region, reason: str) -> str:
+    return f"not on {region.executor}: {reason}"
+
+
+def _passed_on(bound: Bound, others: Sequence[Option], reason: str, capability: int | None) -> Bound:
+    """A region on the fastest of some executors, which are all that it is decided between from now on."""
+    region, options = bound.region, sorted(others, key=lambda option: option.device_us)
+    names = {option.executor for option in options}
+    unsure = tuple(name for name in region.decision.unsure if name in names)
+    decision = replace(region.decision, options=tuple(options), unsure=unsure if len(unsure) > 1 else (),
+                       margin=region.decision.margin if len(options) > 1 else float("inf"))
+    told = replace(region, reasons=(*region.reasons, _told(region, reason)), predicted_us=options[0].device_us,
+                   decision=decision)
+    return moved(replace(bound, region=told), options[0].executor, capability)
+
+
+def failures(bounds: Mapping[str, Bound], errors: Mapping[str, BaseException]) -> dict[str, BaseException]:
+    """The errors of some regions without those that only tell where a region cannot run: :func:`bind` knows them then.
+
+    What it knew already and did not keep the region from there is a failure.
+    """
+    told = {name: reason for name, error in errors.items() if (reason := turned_down(bounds[name].region, error))
+            and _others(bounds[name]) and bounds[name].key not in TURNED_DOWN}
+    for name, reason in told.items():
+        TURNED_DOWN[bounds[name].key] = reason
+        log.info("%s: %s", bounds[name].region, _told(bounds[name].region, reason))
+    return {name: error for name, error in errors.items() if name not in told}
 
 
 def moved(bound: Bound, executor: str, capability: int | None) -> Bound:

@@ -1,11 +1,15 @@
 """What happens to a region that fails to lower or compile: Triton takes it from another executor, eager takes it from
 Triton, with one warning and a file that shows why.
 
+That nvFuser's library turns a region down is no failure where another executor can take it: see :func:`turned_down` and
+``build.bind``.
+
 Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileError`` naming the ops and that file.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -18,6 +22,8 @@ from dynafuse.config import Config
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.ir import Plan, Region
 from dynafuse.repro import script
+
+_BOILERPLATE = re.compile(r",? please report a bug.*")
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,22 @@ def demote(plan: Plan, errors: Mapping[str, BaseException], config: Config, befo
     return Demoted(to_eager, frozenset(denied))
 
 
+def turned_down(region: Region, error: BaseException) -> str:
+    """What nvFuser's library says against a region; "" where the error is another executor's, or one of ours.
+
+    The library knows no other errors than plain RuntimeErrors: assertions that fail, and what its compiler says.
+    """
+    if region.executor != "nvfuser" or type(error) is not RuntimeError:
+        return ""
+    return " ".join(_BOILERPLATE.sub("", _first_line(error)).split()) or "it does not say why"
+
+
 def _reason(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _repro(region: Region, error: BaseException, config: Config) -> Path:

@@ -1,4 +1,5 @@
-"""A region that does not compile: eager with one warning and a repro file, or an error when strict."""
+"""A region that does not compile: eager with one warning and a repro file, or an error when strict. One that nvFuser merely
+turns down: another executor's."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Node
 
 import dynafuse
-from dynafuse import backend, ops
-from dynafuse.config import Config, resolve
+from dynafuse import backend, build, ops
+from dynafuse.config import FORCE_MARK, Config, resolve
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.ops import Row
+from dynafuse.partition.regions import partition
 
 X, W = torch.randn(8, 8), torch.randn(8, 8)
 
@@ -126,3 +128,130 @@ def test_source_that_does_not_parse_is_demoted_too(tmp_path: Path) -> None:
     (repro,) = tmp_path.glob("dynafuse_repro_*.py")
     assert len(caught) == 1 and "SyntaxError" in repro.read_text()
     torch.testing.assert_close(run.call([X, W])[0], (X.relu() @ W).sin() + 1)
+
+
+# ---------------------------------------------------------------------- what nvFuser turns down
+
+ASSERTION = (" INTERNAL ASSERT FAILED at /csrc/fusion_segmenter.cpp:4612, please report a bug with repro script to NVFuser at "
+             "https://github.com/NVIDIA/Fuser/issues. \nExpected something . \n")
+CHEAP = {"host_us_nvfuser": 0.001, "launch_us_nvfuser": 0.001, "compile_s_nvfuser": 0.0}
+
+
+class Library:
+    """nvFuser's library as it is here: it fails at what it is given, with ``error``, and counts how often."""
+
+    error: Exception = RuntimeError(ASSERTION)
+    asked = 0
+
+    def define(self, recipe: Any) -> Any:
+        self.asked += 1
+        raise self.error
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    found = Library()
+    there = build.availability.Availability(True, "for a test", "nvfuser-cu128-torch210", "0.2.36")
+    monkeypatch.setattr(build.availability, "find", lambda: there)
+    monkeypatch.setattr(build.replay, "define", found.define)
+    return found
+
+
+def on_nvfuser(monkeypatch: pytest.MonkeyPatch, folder: Path, function: Any, *inputs: torch.Tensor,
+               others: tuple[str, ...] = ("triton",), **options: Any) -> graphs.Run:
+    """A graph compiled where nvFuser is the cheapest of the executors. Nothing may be warned of, and no file be left."""
+    monkeypatch.setattr(backend, "usable", lambda *_: (("nvfuser", *others, "eager"), {}))
+    found = resolve(options={"strict": True, "repro_dir": folder, "workers": 0, "cost": CHEAP, **options})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DynafuseWarning)
+        return graphs.compiled(graphs.built(function, *inputs), list(inputs), found)
+
+
+def softmax(g: graphs.Builder, x: Node) -> Node:
+    e = g.op("aten.exp.default", x)
+    return g.op("aten.div.Tensor", e, g.op("aten.sum.dim_IntList", e, [1], True))
+
+
+def halves(g: graphs.Builder, x: Node, w: Node) -> list[Node]:
+    """Twice the same region, on both sides of a product."""
+    return [softmax(g, g.op("aten.mm.default", softmax(g, x), w))]
+
+
+def test_a_region_that_the_library_turns_down_goes_to_the_next_executor(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = on_nvfuser(monkeypatch, tmp_path, halves, X, W)
+    torch.testing.assert_close(run.call([X, W])[0], (X.softmax(1) @ W).softmax(1))
+    assert [region.executor for region in run.plan.regions] == ["triton", "triton"] and not list(tmp_path.iterdir())
+    for region in run.plan.regions:
+        assert region.reasons[-1] == "not on nvfuser: INTERNAL ASSERT FAILED at /csrc/fusion_segmenter.cpp:4612"
+        assert [option.executor for option in region.decision.options] == ["triton"]
+        assert region.predicted_us == region.decision.options[0].device_us
+
+
+def test_the_library_is_asked_once_for_all_equal_regions(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planned: list[Any] = []
+    monkeypatch.setattr(backend, "partition", lambda *args, **kwargs: planned.append(partition(*args, **kwargs)) or planned[-1])
+    on_nvfuser(monkeypatch, tmp_path, halves, X, W)
+    assert library.asked == 1 and len(planned) == 2
+    on_nvfuser(monkeypatch, tmp_path, lambda g, x: softmax(g, x), X)
+    assert library.asked == 1 and len(planned) == 3, "what is known is known before a kernel is asked for"
+
+
+def test_an_error_of_our_own_is_a_failure_on_nvfuser_too(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library.error = IndexError("list index out of range")
+    with pytest.raises(CompileError, match="list index out of range"):
+        on_nvfuser(monkeypatch, tmp_path, halves, X, W)
+
+
+def test_what_the_library_turns_down_fails_where_nvfuser_is_the_only_executor(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        with pytest.raises(CompileError, match="fusion_segmenter"):
+            on_nvfuser(monkeypatch, tmp_path, halves, X, W, others=())
+        on_nvfuser(monkeypatch, tmp_path, halves, X, W)  # what another configuration knows changes nothing
+
+
+def test_what_the_library_turns_down_fails_where_nvfuser_is_forced(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(CompileError, match="fusion_segmenter"):
+        on_nvfuser(monkeypatch, tmp_path, forced(softmax), X)
+
+
+def forced(write: Any) -> Any:
+    """A graph whose every op is forced to nvFuser."""
+    def marked(g: graphs.Builder, *inputs: Node) -> Any:
+        found = write(g, *inputs)
+        for node in g.graph.nodes:
+            node.meta["custom"] = {FORCE_MARK: ("nvfuser", True, "")}
+        return found
+
+    return marked
+
+
+def overwritten(g: graphs.Builder, x: Node) -> list[Node]:
+    """A region that nvFuser's lowering refuses: what is overwritten is also read for another store."""
+    new = g.op("aten.add.Tensor", x, 1.0)
+    return [g.op("aten.copy_.default", x, new), g.op("aten.mul.Tensor", new, 2.0)]
+
+
+def test_what_the_lowering_refuses_goes_to_triton_if_it_can(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = on_nvfuser(monkeypatch, tmp_path, overwritten, X)
+    (region,) = run.plan.regions
+    assert region.executor == "triton" and library.asked == 0
+    assert region.reasons[-1] == "not on nvfuser: in0 is overwritten, but another store reads it"
+
+
+def test_what_the_lowering_refuses_fails_where_nvfuser_is_forced(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(CompileError, match="in0 is overwritten"):
+        on_nvfuser(monkeypatch, tmp_path, forced(overwritten), X, others=())
