@@ -151,10 +151,10 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         executors = Executors(annotated.facts, enabled, demoted.denied)
         planned = partition(annotated, device, executors, captured=config.cudagraphs, recompute=config.recompute,
                             max_ops=config.max_region_ops)
-        if planned.unplaced:
-            demoted = demoted.without_executor(planned.unplaced)
-            continue
         plan, bounds = bind(planned, config, target)
+        if plan.unplaced:
+            demoted = demoted.without_executor(plan.unplaced)
+            continue
         if _plan_only:
             break
         plan, bounds = tuned(plan, bounds, config, device, target)

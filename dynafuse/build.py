@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import torch
+from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse import persist
@@ -56,15 +57,24 @@ TURNED_DOWN: dict[str, str] = {}
 
 
 def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict[str, Bound]]:
-    """The canonical form of every region. One that its executor cannot take goes to the next that can."""
+    """The canonical form of every region. One that its executor cannot take goes to the next that can.
+
+    Where there is no other, and nobody has forced the region, its ops are ``unplaced`` in a plan without steps.
+    """
+    facts = plan.annotated.facts
     bounds: dict[str, Bound] = {}
+    unplaced: dict[Node, str] = {}
     for region in plan.regions:
         bound = canonical(plan.annotated, region, config.key(), _target(region, capability))
         reason, others = _refusal(region.executor, bound.spec), _others(bound)
         if others:
             reason = reason or TURNED_DOWN.get(bound.key, "")
             bound = _passed_on(bound, others, reason, capability) if reason else bound
+        elif reason and not any(facts[node].forced for node in region.nodes):
+            unplaced |= {node: _told(region, reason) for node in region.nodes if facts[node].role == "fused"}
         bounds[region.name] = bound
+    if unplaced:
+        return replace(plan, steps=(), unplaced=unplaced), {}
     return replace(plan, steps=tuple(bounds[s.name].region if isinstance(s, Region) else s for s in plan.steps)), bounds
 
 

@@ -241,6 +241,17 @@ def overwritten(g: graphs.Builder, x: Node) -> list[Node]:
     return [g.op("aten.copy_.default", x, new), g.op("aten.mul.Tensor", new, 2.0)]
 
 
+def test_what_the_lowering_refuses_runs_eager_where_there_is_no_other_executor(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = on_nvfuser(monkeypatch, tmp_path, overwritten, X, others=())
+    x = X.clone()
+    torch.testing.assert_close(run.call([x])[1], (X + 1) * 2)
+    torch.testing.assert_close(x, X + 1)
+    assert not run.plan.regions and library.asked == 0
+    assert set(run.reasons) == {"not on nvfuser: in0 is overwritten, but another store reads it"}
+
+
 def test_what_the_lowering_refuses_goes_to_triton_if_it_can(
     library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
