@@ -74,6 +74,7 @@ class Emitter:
         self.tile_of: dict[sympy.Symbol, frozenset[str]] = {
             axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)
         }
+        self.rereads = False  # whether values that a loop does not change are made in it all the same
         self.top = Scope()
         self.inner: Scope | None = None
         self.branches: list[Scope] = []  # those that are open, outermost first
@@ -115,6 +116,8 @@ class Emitter:
         """Where a value that varies along ``tiles`` is computed."""
         if self.branches:
             return self.branches[-1]
+        if self.rereads and self.inner is not None and tiles:
+            return self.inner
         if self.loop is None or self.loop not in tiles:
             return self.top
         if self.inner is None:

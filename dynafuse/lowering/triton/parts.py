@@ -48,6 +48,12 @@ class Parts:
             total = total * self.spec.axes[axis].size
         return total
 
+    def loop(self, variable: str, bounds: str) -> str:
+        """The header of a loop over ``bounds``: begin, end, step; with several stages, it loads ahead."""
+        if self.tiles.stages == 1:
+            return f"for {variable} in range({bounds}):"
+        return f"for {variable} in tl.range({bounds}, num_stages={self.tiles.stages}):"
+
     def exact(self, tile: str, block: int) -> bool:
         """Whether blocks of a tile dimension never reach beyond its end."""
         total = self.numel(tile)
@@ -85,6 +91,7 @@ def wide(spec: Spec) -> bool:
 def emitter(parts: Parts, loop: str | None = None, tile_of: list[str] | None = None) -> Emitter:
     """A fresh emitter for one kernel of the spec."""
     made = Emitter(parts.spec, tile_of or parts.tiles.tile_of(len(parts.spec.axes)), loop, parts.round_like_eager)
+    made.rereads = parts.tiles.rereads
     if tile_of is None:
         made.exact = frozenset(t for t, block in parts.tiles.block.items() if parts.exact(t, block))
     if made.loop is None and not parts.spec.reductions:

@@ -34,8 +34,8 @@ def rowcol(parts: Parts) -> None:
     emit = emitter(parts, loop="x")
     late = [op for op, _ in parts.spec.reductions if op in parts.tiles.late]
     running = {op: _start_column(emit, op, parts) for op in late}
-    emit.open_loop(f"for x_base in range({program(parts, 0)} * XBLOCK, {size_text(parts.numel('x'))}, "
-                   "tl.num_programs(0) * XBLOCK):")
+    emit.open_loop(parts.loop("x_base", f"{program(parts, 0)} * XBLOCK, {size_text(parts.numel('x'))}, "
+                                        "tl.num_programs(0) * XBLOCK"))
     emit.on_reduction = _row_reducer(parts, emit)
     along = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(parts, s, "x")]
     if any(s.into is not None for _, s in along):  # then what the columns read comes before it is overwritten
@@ -46,7 +46,9 @@ def rowcol(parts: Parts) -> None:
         _advance_column(parts, emit, op, running[op])
     emit.close_loop()
     for op in late:
-        for name, (dtype, _) in zip(running[op], recurrence_of(parts.spec, op).states, strict=True):
+        rule = recurrence_of(parts.spec, op)
+        states = combine_lanes(emit, rule, running[op], frozenset(), 0) if parts.tiles.block["x"] > 1 else running[op]
+        for name, (dtype, _) in zip(states, rule.states, strict=True):
             write_partial(parts, emit, op, name, dtype, "r", "tl.program_id(0)")
     order = parts.tiles.order
     tiles = [
@@ -74,23 +76,21 @@ def _row_reducer(parts: Parts, emit: Emitter) -> Callable[[int], Value]:
 
 
 def _start_column(emit: Emitter, op: int, parts: Parts) -> list[str]:
+    """The running states of every lane: rows of a tile meet only at the end."""
     names = []
     for dtype, identity in recurrence_of(parts.spec, op).states:
         names.append(emit.name("acc"))
-        emit.line(f"{names[-1]} = tl.full([1, RBLOCK], {identity}, {triton_type(dtype)})", frozenset())
+        emit.line(f"{names[-1]} = tl.full([XBLOCK, RBLOCK], {identity}, {triton_type(dtype)})", frozenset())
     return names
 
 
 def _advance_column(parts: Parts, emit: Emitter, op: int, running: list[str]) -> None:
-    """Combine a tile's rows and take the result into the running column states."""
+    """Take a tile's elements into the running column states."""
     rule = recurrence_of(parts.spec, op)
     full = frozenset("xr")
     value, position = element(parts, emit, op, rule)
     states = states_of_element(emit, rule, value, position, full, mask_of(parts, "x"))
-    if parts.tiles.block["x"] > 1:
-        states = combine_lanes(emit, rule, states, full, 0)
-    merged = [(running[k], states[k]) for k in range(len(states))]
-    if len(merged) > 1:
+    if len(states) > 1:
         raise NotImplementedError("column states of several parts")
-    new = rule.update([merged[0][0]], merged[0][1], "")
+    new = rule.update(running, states[0], "")
     emit.line(f"{running[0]} = {new[0]}", full)

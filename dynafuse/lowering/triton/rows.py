@@ -112,7 +112,7 @@ def one_pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int
     running = {op: _start(emit, op, parts) for op in plain}
     kept = {op: _start_online(emit, parts.spec.ops[found.difference].dtype) for op, found in sums.items()}
     everything = f"0, {size_text(parts.numel('r'))}"
-    emit.open_loop(f"for r_base in range({bounds or everything}, RBLOCK):")
+    emit.open_loop(parts.loop("r_base", f"{bounds or everything}, RBLOCK"))
     for op, found in sums.items():
         _advance_online(parts, emit, op, found, kept[op])
     for op in plain:

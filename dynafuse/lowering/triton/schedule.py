@@ -10,23 +10,26 @@ Worked example: a row softmax over ``bfloat16[8192, 4096]`` is scheduled ``persi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from dynafuse.ir import Size, Spec, references
 from dynafuse.lowering.triton.emitter import Access, Emitter
-from dynafuse.lowering.triton.online import find
+from dynafuse.lowering.triton.levels import levels
+from dynafuse.lowering.triton.online import Online, find
 from dynafuse.ops import Value
 
 UNKNOWN = 4096  # stands for a size that is only known at run time
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
+LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
-LONGEST_ROWCOL = 16384
+LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
+SHARED = 96 << 10  # bytes of shared memory that loads under way may take: less than any device of today has
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,10 @@ class Tiles:
     order: dict[str, tuple[int, ...]]
     block: dict[str, int]
     warps: int
+    stages: int = 1  # tiles of a loop that are on their way from memory at a time
     splits: int = 1  # programs per row (split) or programs in all (rowcol)
     late: frozenset[int] = frozenset()  # reductions that a second kernel completes
+    rereads: bool = False  # what all rows share is read again for every row, for want of registers
 
     def tile_of(self, count: int) -> list[str]:
         """The tile dimension of each axis."""
@@ -187,10 +192,10 @@ def _tiled(spec: Spec, order: tuple[int, ...], cut: int) -> Tiles:
 # ---------------------------------------------------------------------- reductions
 
 
-def _live(spec: Spec, probed: Emitter) -> int:
-    """How many full-size tensors a row kernel reads: what it must hold in registers."""
+def _whole(spec: Spec, probed: Emitter) -> list[Access]:
+    """The reads that run along all axes: what a row kernel must hold in registers."""
     total = _count(spec, range(len(spec.axes)))
-    return max(1, sum(not a.store and math.prod(map(estimate, a.layout.shape)) >= total for a in probed.accesses))
+    return [a for a in probed.accesses if not a.store and math.prod(map(estimate, a.layout.shape)) >= total]
 
 
 def _contiguous(probed: Emitter, accesses: Sequence[Access], axes: frozenset[int]) -> bool:
@@ -226,13 +231,29 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     static = all(isinstance(spec.axes[k].size, int) for k in reduced)
     inner = _contiguous(probed, accesses, reduced)
     programs = rows if inner else max(1, rows // COLUMN_PROGRAMS)
+    live = max(1, len(_whole(spec, probed)))
+    read = sum(a.layout.dtype.itemsize for a in _whole(spec, probed)) if static else SHARED  # unknown: not loaded ahead
     if programs < 2 * PROCESSORS and length >= SPLIT_ABOVE and splittable(spec, reduced):
-        return _split(spec, order, rows, length, inner)
-    live = _live(spec, probed)
-    longest = LONGEST_PERSISTENT // (2 * power_of_two(live // 2) if live > 1 else 1)
-    if inner and static and length <= longest:
+        return _split(spec, order, rows, length, inner, read)
+    if not inner:
+        return _columns(order, rows, length)
+    online = find(spec)
+    longest = LONGEST_HELD if _passes(spec, online, order["r"]) <= 2 else LONGEST_PERSISTENT
+    if static and length <= min(longest, LONGEST_PERSISTENT // (2 * power_of_two(live // 2) if live > 1 else 1)):
         return _persistent(order, rows, length, live)
-    return _online(order, length) if inner and find(spec) else _looped(order, rows, length, inner)
+    return _online(spec, order, length, live, read) if online else _looped(order, rows, length, live)
+
+
+def _passes(spec: Spec, online: Mapping[int, Online], along: Sequence[int]) -> int:
+    """How often a loop over the row would read it."""
+    level = levels(spec, online)
+    stored = [level[s.op] for s in spec.stores if any(axis in along for dim in s.dims for axis in dim)]
+    return max([level[op] - 1 for op, _ in spec.reductions] + stored) + 1
+
+
+def _ahead(bytes_: int, most: int) -> int:
+    """Tiles of so many bytes that a loop loads ahead."""
+    return clamp(SHARED // max(bytes_, 1), 1, most)
 
 
 def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, live: int) -> Tiles:
@@ -244,28 +265,37 @@ def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, live:
     return Tiles("persistent", order, {"x": x, "r": r}, clamp(power_of_two(x * r // (32 * per_lane)), 1, 16))
 
 
-def _online(order: dict[str, tuple[int, ...]], length: int) -> Tiles:
+def _online(spec: Spec, order: dict[str, tuple[int, ...]], length: int, live: int, read: int) -> Tiles:
     """Every step ends in two sums over the tile: few steps, and few warps to agree on them."""
-    return Tiles("looped", order, {"x": 1, "r": clamp(power_of_two(length), 128, 8192)}, 4)
+    along = set(order["r"])
+    stores = any(along & set(dim) for store in spec.stores for dim in store.dims)
+    r = clamp(power_of_two(length), 128, 4096 if stores else 8192)
+    return Tiles("looped", order, {"x": 1, "r": r}, 4 if live == 1 else 8, _ahead(r * read, 3) if stores else 1)
 
 
-def _looped(order: dict[str, tuple[int, ...]], rows: int, length: int, inner: bool) -> Tiles:
-    if not inner:
-        x = min(64, power_of_two(rows))
-        return Tiles("looped", order, {"x": x, "r": min(2048 // x, power_of_two(length))}, 4)
-    r = min(4096, power_of_two(length))
+def _columns(order: dict[str, tuple[int, ...]], rows: int, length: int) -> Tiles:
+    x = min(64, power_of_two(rows))
+    return Tiles("looped", order, {"x": x, "r": min(2048 // x, power_of_two(length))}, 4)
+
+
+def _looped(order: dict[str, tuple[int, ...]], rows: int, length: int, live: int) -> Tiles:
+    """A program that loops over one tensor has enough in flight with few lanes; the more tensors, the more lanes share."""
+    r = min(2048 if live == 1 else 4096, power_of_two(length))
     x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(rows))
-    return Tiles("looped", order, {"x": x, "r": r}, 16 if r >= 4096 else 4)
+    return Tiles("looped", order, {"x": x, "r": r}, 16 if r >= 4096 else 8 if r >= 2048 else 4)
 
 
-def _split(spec: Spec, order: dict[str, tuple[int, ...]], rows: int, length: int, inner: bool) -> Tiles:
+def _split(
+    spec: Spec, order: dict[str, tuple[int, ...]], rows: int, length: int, inner: bool, read: int
+) -> Tiles:
     """Many small programs: each has few loads in flight, so that many must run side by side."""
     x = 1 if inner else min(64, power_of_two(rows))
-    r = min(2048 // x, power_of_two(length))
+    r = min((4096 if inner else 2048) // x, power_of_two(length))
     programs = -(-rows // x)
     wanted = power_of_two((4 if inner else 16) * PROCESSORS // programs)
     splits = min(clamp(wanted, 2, 256), -(-length // r))
-    return Tiles("split", order, {"x": x, "r": r}, 4, splits, frozenset(op for op, _ in spec.reductions))
+    stages = _ahead(r * read, 4) if inner else 1
+    return Tiles("split", order, {"x": x, "r": r}, 4, stages, splits, frozenset(op for op, _ in spec.reductions))
 
 
 def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[frozenset[int]]) -> Tiles:
@@ -276,6 +306,9 @@ def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[
     r = power_of_two(length)
     x = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
     late = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)
-    warps = clamp(power_of_two(x * r // (32 * 16)), 2, 16)
-    programs = min(-(-rows // x), PROCESSORS * clamp(16 // warps, 1, 4))
-    return Tiles("rowcol", order, {"x": x, "r": r}, warps, programs, late)
+    read = sum(a.layout.dtype.itemsize for a in _whole(spec, probed))
+    held = x * r * (4 * len(late) + read)
+    warps = 4 if held <= 48 << 10 else 8 if held <= 160 << 10 else 16
+    stages = _ahead(x * r * read, 3) if r <= LONGEST_AHEAD else 1
+    programs = min(-(-rows // x), PROCESSORS * (2 if warps == 4 else 1))
+    return Tiles("rowcol", order, {"x": x, "r": r}, warps, stages, programs, late, r > LONGEST_AHEAD)
