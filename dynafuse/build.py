@@ -57,64 +57,65 @@ TURNED_DOWN: dict[str, str] = {}
 
 
 def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict[str, Bound]]:
-    """The canonical form of every region. One that its executor cannot take goes to the next that can.
+    """The canonical form of every region, decided between the executors that can take it as a whole.
 
-    Where there is no other, and nobody has forced the region, its ops are ``unplaced`` in a plan without steps.
+    Where none can, and nobody has forced the region, its ops are ``unplaced`` in a plan without steps.
     """
     facts = plan.annotated.facts
     bounds: dict[str, Bound] = {}
     unplaced: dict[Node, str] = {}
     for region in plan.regions:
         bound = canonical(plan.annotated, region, config.key(), _target(region, capability))
-        reason, others = _refusal(region.executor, bound.spec), _others(bound)
-        if others:
-            reason = reason or TURNED_DOWN.get(bound.key, "")
-            bound = _passed_on(bound, others, reason, capability) if reason else bound
-        elif reason and not any(facts[node].forced for node in region.nodes):
-            unplaced |= {node: _told(region, reason) for node in region.nodes if facts[node].role == "fused"}
+        options = region.decision.options
+        reasons = {o.executor: reason for o in options if (reason := _obstacle(bound, o.executor, capability))}
+        left = [option for option in options if option.executor not in reasons]
+        if reasons and left:
+            bound = _left_to(left, bound, reasons, capability)
+        elif reasons and not any(facts[node].forced for node in region.nodes):
+            told = "; ".join(_told(reasons))
+            unplaced |= {node: told for node in region.nodes if facts[node].role == "fused"}
         bounds[region.name] = bound
     if unplaced:
         return replace(plan, steps=(), unplaced=unplaced), {}
     return replace(plan, steps=tuple(bounds[s.name].region if isinstance(s, Region) else s for s in plan.steps)), bounds
 
 
-def _refusal(executor: str, spec: Spec) -> str:
-    return REFUSES[executor](spec) if executor in REFUSES else ""
+def _obstacle(bound: Bound, executor: str, capability: int | None) -> str:
+    """Why an executor cannot take a region, or "". What its library says counts where there is a choice."""
+    reason = REFUSES[executor](bound.spec) if executor in REFUSES else ""
+    if reason or not TURNED_DOWN or len(bound.region.decision.options) < 2:
+        return reason
+    return TURNED_DOWN.get(moved(bound, executor, capability).key, "")
 
 
-def _others(bound: Bound) -> tuple[Option, ...]:
-    """The other executors that can take a region."""
-    options = (option for option in bound.region.decision.options if option.executor != bound.region.executor)
-    return tuple(option for option in options if not _refusal(option.executor, bound.spec))
-
-
-def _told(region: Region, reason: str) -> str:
-    return f"not on {region.executor}: {reason}"
-
-
-def _passed_on(bound: Bound, others: Sequence[Option], reason: str, capability: int | None) -> Bound:
-    """A region on the fastest of some executors, which are all that it is decided between from now on."""
-    region, options = bound.region, sorted(others, key=lambda option: option.device_us)
-    names = {option.executor for option in options}
-    unsure = tuple(name for name in region.decision.unsure if name in names)
-    decision = replace(region.decision, options=tuple(options), unsure=unsure if len(unsure) > 1 else (),
+def _left_to(left: Sequence[Option], bound: Bound, reasons: Mapping[str, str], capability: int | None) -> Bound:
+    """A region on its executor, or on the fastest of those that are left."""
+    region = bound.region
+    options = tuple(sorted(left, key=lambda option: (option.executor != region.executor, option.device_us)))
+    unsure = tuple(name for name in region.decision.unsure if name not in reasons)
+    decision = replace(region.decision, options=options, unsure=unsure if len(unsure) > 1 else (),
                        margin=region.decision.margin if len(options) > 1 else float("inf"))
-    told = replace(region, reasons=(*region.reasons, _told(region, reason)), predicted_us=options[0].device_us,
-                   decision=decision)
-    return moved(replace(bound, region=told), options[0].executor, capability)
+    told = _told({name: reason for name, reason in reasons.items() if name == region.executor})
+    region = replace(region, decision=decision, predicted_us=options[0].device_us, reasons=(*region.reasons, *told))
+    return moved(replace(bound, region=region), options[0].executor, capability)
+
+
+def _told(reasons: Mapping[str, str]) -> list[str]:
+    return [f"not on {executor}: {reason}" for executor, reason in reasons.items()]
 
 
 def failures(bounds: Mapping[str, Bound], errors: Mapping[str, BaseException]) -> dict[str, BaseException]:
-    """The errors of some regions without those that only tell where a region cannot run: :func:`bind` knows them then.
-
-    What it knew already and did not keep the region from there is a failure.
-    """
-    told = {name: reason for name, error in errors.items() if (reason := turned_down(bounds[name].region, error))
-            and _others(bounds[name]) and bounds[name].key not in TURNED_DOWN}
-    for name, reason in told.items():
-        TURNED_DOWN[bounds[name].key] = reason
-        log.info("%s: %s", bounds[name].region, _told(bounds[name].region, reason))
-    return {name: error for name, error in errors.items() if name not in told}
+    """The errors of some regions without those that only tell where a region cannot run: :func:`bind` knows them then."""
+    found: dict[str, BaseException] = {}
+    for name, error in errors.items():
+        region = bounds[name].region
+        reason = turned_down(region, error)
+        if reason and len(region.decision.options) > 1:
+            TURNED_DOWN[bounds[name].key] = reason
+            log.info("%s: not on %s: %s", region, region.executor, reason)
+        else:
+            found[name] = error
+    return found
 
 
 def moved(bound: Bound, executor: str, capability: int | None) -> Bound:

@@ -4,6 +4,7 @@ turns down: another executor's."""
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import dynafuse
 from dynafuse import backend, build, ops
 from dynafuse.config import FORCE_MARK, Config, resolve
 from dynafuse.errors import CompileError, DynafuseWarning
+from dynafuse.ir import Region
 from dynafuse.ops import Row
 from dynafuse.partition.regions import partition
 
@@ -161,7 +163,7 @@ def on_nvfuser(monkeypatch: pytest.MonkeyPatch, folder: Path, function: Any, *in
                others: tuple[str, ...] = ("triton",), **options: Any) -> graphs.Run:
     """A graph compiled where nvFuser is the cheapest of the executors. Nothing may be warned of, and no file be left."""
     monkeypatch.setattr(backend, "usable", lambda *_: (("nvfuser", *others, "eager"), {}))
-    found = resolve(options={"strict": True, "repro_dir": folder, "workers": 0, "cost": CHEAP, **options})
+    found = resolve(options={"strict": True, "repro_dir": folder, "workers": 0, "cost": CHEAP} | options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DynafuseWarning)
         return graphs.compiled(graphs.built(function, *inputs), list(inputs), found)
@@ -198,6 +200,24 @@ def test_the_library_is_asked_once_for_all_equal_regions(
     assert library.asked == 1 and len(planned) == 2
     on_nvfuser(monkeypatch, tmp_path, lambda g, x: softmax(g, x), X)
     assert library.asked == 1 and len(planned) == 3, "what is known is known before a kernel is asked for"
+
+
+def test_what_the_library_turns_down_is_not_measured_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A measurement that knows no better may not choose it once more."""
+    chosen: list[Any] = []
+
+    def tuned(plan: Any, bounds: Any, config: Config, device: Any, capability: int | None) -> Any:
+        chosen.append({option.executor for region in plan.regions for option in region.decision.options})
+        back = {name: build.moved(b, "nvfuser", capability) if "nvfuser" in chosen[-1] else b for name, b in bounds.items()}
+        return replace(plan, steps=tuple(back[s.name].region if isinstance(s, Region) else s for s in plan.steps)), back
+
+    monkeypatch.setattr(backend, "tuned", tuned)
+    run = on_nvfuser(monkeypatch, tmp_path, softmax, X, cost={"host_us_nvfuser": 1e4})  # Triton's, by its price
+    assert chosen == [{"triton", "nvfuser"}, {"triton"}] and library.asked == 1
+    (region,) = run.plan.regions
+    assert region.executor == "triton"
 
 
 def test_an_error_of_our_own_is_a_failure_on_nvfuser_too(
