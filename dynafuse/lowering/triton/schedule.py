@@ -198,6 +198,12 @@ def _whole(spec: Spec, probed: Emitter) -> list[Access]:
     return [a for a in probed.accesses if not a.store and math.prod(map(estimate, a.layout.shape)) >= total]
 
 
+def _along(probed: Emitter, axes: Sequence[int]) -> int:
+    """Bytes that are read for one element of what some axes walk."""
+    walked = {probed.axes[k] for k in axes}
+    return sum(a.layout.dtype.itemsize for a in probed.accesses if not a.store and a.offset.free_symbols & walked)
+
+
 def _contiguous(probed: Emitter, accesses: Sequence[Access], axes: frozenset[int]) -> bool:
     """Whether the largest access is contiguous along one of ``axes``."""
     for access in accesses:
@@ -232,7 +238,7 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     inner = _contiguous(probed, accesses, reduced)
     programs = rows if inner else max(1, rows // COLUMN_PROGRAMS)
     live = max(1, len(_whole(spec, probed)))
-    read = sum(a.layout.dtype.itemsize for a in _whole(spec, probed)) if static else SHARED  # unknown: not loaded ahead
+    read = _along(probed, sorted(reduced)) if static else SHARED  # unknown strides: nothing is loaded ahead
     if programs < 2 * PROCESSORS and length >= SPLIT_ABOVE and splittable(spec, reduced):
         return _split(spec, order, rows, length, inner, read)
     if not inner:
@@ -309,6 +315,6 @@ def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[
     read = sum(a.layout.dtype.itemsize for a in _whole(spec, probed))
     held = x * r * (4 * len(late) + read)
     warps = 4 if held <= 48 << 10 else 8 if held <= 160 << 10 else 16
-    stages = _ahead(x * r * read, 3) if r <= LONGEST_AHEAD else 1
+    stages = _ahead(x * r * _along(probed, sorted(column)), 3) if r <= LONGEST_AHEAD else 1
     programs = min(-(-rows // x), PROCESSORS * (2 if warps == 4 else 1))
     return Tiles("rowcol", order, {"x": x, "r": r}, warps, stages, programs, late, r > LONGEST_AHEAD)
