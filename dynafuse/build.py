@@ -33,7 +33,8 @@ from dynafuse.lowering.triton.lower import lower
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
-from dynafuse.tuning.data import NoData, inputs_for
+from dynafuse.tuning.agreement import check
+from dynafuse.tuning.data import NoData
 from dynafuse.tuning.runners import runner
 from dynafuse.tuning.tuner import hints_of
 
@@ -163,14 +164,14 @@ def _kernel(bound: Bound, capability: int | None, config: Config) -> Future[Buil
 
 
 def _fusion(bound: Bound, recipe: Recipe) -> FusionKernel:
-    """An nvFuser kernel, compiled for the example's sizes: a failure is known before the first call."""
+    """An nvFuser kernel, run once at the example's sizes: a failure or a wrong result is known before the first call."""
     kernel = FusionKernel(bound.key, recipe, replay.define).prepare()
     device = _device(bound.region)
     if device.type == "cuda" and torch.cuda.is_available():
         hints = hints_of(bound)
         try:
             with _disable_current_modes():  # the graph's own fake tensors are being traced around us
-                runner(kernel, bound.spec, hints, device)(inputs_for(bound.spec, hints, device))
+                check(runner(kernel, bound.spec, hints, device), bound.spec, hints, device)
         except (NoData, torch.OutOfMemoryError) as error:
             log.info("%s is compiled at its first call: %s", bound.key, error)
     return kernel

@@ -11,6 +11,7 @@ from by_regions import ByRegions
 
 from dynafuse import build
 from dynafuse.lowering.nvfuser.lower import lower
+from dynafuse.tuning.data import inputs_for
 
 CPU = torch.device("cpu")
 
@@ -30,10 +31,10 @@ class Definition:
 @pytest.fixture
 def definition(monkeypatch: pytest.MonkeyPatch) -> Definition:
     """A GPU that is none: data are made on the CPU, and nothing is compiled."""
-    found, inputs_for = Definition(), build.inputs_for
+    found = Definition()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(build, "_device", lambda region: torch.device("cuda", 0))
-    monkeypatch.setattr(build, "inputs_for", lambda spec, hints, device: inputs_for(spec, hints, CPU))
+    monkeypatch.setattr(build, "check", lambda run, spec, hints, device: run(inputs_for(spec, hints, CPU)))
     monkeypatch.setattr(build.replay, "define", lambda recipe: found)
     return found
 
