@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynafuse.partition.device import REFERENCE_WIDTH, Device
+from dynafuse.partition.device import LENGTHS, REFERENCE_WIDTH, Device
 
 LEAST = 1e-9  # constants may be overridden with 0: whatever needs that rate then takes practically forever
 
@@ -51,12 +51,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What work costs: device and host microseconds a call, seconds once; ``captured_us`` as nodes of a CUDA graph."""
+    """What work costs: device and host microseconds a call, seconds once; ``captured_us`` as nodes of a CUDA graph.
+
+    ``error`` is how far off it may be, relatively, where that is more than the model's ordinary error.
+    """
 
     device_us: float = 0.0
     host_us: float = 0.0
     compile_s: float = 0.0
     captured_us: float = 0.0
+    error: float = 0.0
 
     def __add__(self, other: Prediction) -> Prediction:
         return Prediction(self.device_us + other.device_us, self.host_us + other.host_us,
@@ -125,6 +129,7 @@ def predict(work: Work, device: Device, executor: str = "triton", compiled: bool
         host_us=host,
         compile_s=0.0 if compiled else launches * device.constants[f"compile_s_{executor}"],
         captured_us=busy + launches * device.replay_us,
+        error=device.model_error_long if work.length > LENGTHS[-1] else 0.0,
     )
 
 
@@ -153,7 +158,8 @@ def choose(
     without = objective(around, device, captured)
     cheapest = max(totals[order[0]] - without, LEAST)
     margins = {name: (totals[name] - totals[order[0]]) / cheapest for name in order}
-    close = tuple(name for name in order if margins[name] <= device.model_error)
+    error = max(device.model_error, *(one.error for one in candidates.values()))
+    close = tuple(name for name in order if margins[name] <= error)
     margin = margins[order[1]] if len(order) > 1 else float("inf")
     return Choice(order[0], margin, close if len(close) > 1 else ())
 

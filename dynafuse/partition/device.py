@@ -56,6 +56,7 @@ def _documented() -> dict[str, str]:
         "expected_calls": "calls over which a kernel's compile time is spread",
         "hidden_share": "share of the shorter of host and device time that is waited for all the same",
         "model_error": "relative difference of two predictions below which a measurement has to decide",
+        "model_error_long": f"the same for rows of more than {LENGTHS[-1]} elements, longer than any that are measured",
     }
     for executor in EXECUTORS:
         docs[f"launch_us_{executor}"] = f"device time of a kernel of {executor} besides its work, microseconds"

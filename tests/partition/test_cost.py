@@ -239,6 +239,14 @@ def test_expected_calls_weigh_compile_time() -> None:
         assert choose(all_of(work, device), device).executor == winner
 
 
+def test_rows_longer_than_any_that_were_measured_are_unsure_sooner() -> None:
+    """The lengths that the model knows end at 65536; beyond, a difference of a quarter says little."""
+    device = H200.overridden({"efficiency_nvfuser_row": 0.7, "length_nvfuser_row_65536": 0.7, "length_triton_row_65536": 0.7})
+    for length, unsure in ((65536, ()), (128256, ("triton", "nvfuser"))):
+        work = row(length=length)
+        assert choose({name: predict(work, device, name) for name in ("triton", "nvfuser")}, device).unsure == unsure
+
+
 def test_unsure_is_within_the_models_error() -> None:
     a, b, c = (Prediction(device_us=us, captured_us=us) for us in (100.0, 110.0, 130.0))
     found = choose({"eager": c, "triton": b, "nvfuser": a}, H200)
