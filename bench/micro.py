@@ -164,7 +164,8 @@ _NORMS = ((8192, 4096), (4096, 12288))
 _LOGITS = ((4096, 32000), (4096, 128256), (2048, 256000))
 _GATED = ((8192, 5632), (8192, 14336))
 _HEADS = ((2, 4096, 32, 8, 128), (4, 2048, 16, 4, 128))
-# Llama-3-8B, Llama-2-7B, Pythia-6.9B, Dolly-v2-3B, Phi-2, Gemma-7B: batch, tokens, groups, queries per group, width, turned width
+# Llama-3-8B, Llama-2-7B, Pythia-6.9B, Dolly-v2-3B, Phi-2, Gemma-7B:
+# batch, tokens, groups, queries per group, width, turned width
 _PROJECTIONS = ((2, 4096, 8, 4, 128, 128), (2, 4096, 32, 1, 128, 128), (2, 2048, 32, 1, 128, 32), (2, 2048, 32, 1, 80, 20),
                 (2, 2048, 32, 1, 80, 32), (2, 4096, 16, 1, 256, 256))
 _FORWARD, _BOTH = (False,), (False, True)

@@ -23,7 +23,7 @@ from dynafuse.partition.device import Device
 from dynafuse.persist import verdicts
 from dynafuse.tuning import Tuner, contenders
 
-ON_CUDA = ("triton", "eager")
+ON_CUDA = ("triton", "nvfuser", "eager")
 ON_CPU = ("inductor", "eager")
 INTERPRETED = ("triton", "eager")
 

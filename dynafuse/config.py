@@ -214,7 +214,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         EXECUTORS,
         "DYNAFUSE_EXECUTORS",
-        "executors that the plan may use; None: triton for CUDA tensors, inductor for CPU tensors; eager is always allowed",
+        "executors that the plan may use besides eager; None: triton and nvfuser for CUDA tensors, inductor for CPU tensors",
         choices=("triton", "nvfuser", "inductor", "eager"),
     ),
     Option(
@@ -292,10 +292,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "cache",
-        False,
+        True,
         BOOL,
         "DYNAFUSE_CACHE",
-        "keep compiled kernels and measurements on disk, for this and other processes (off until it has run on a GPU)",
+        "keep compiled kernels and measurements on disk, for this and other processes",
     ),
     Option(
         "cache_size_mb",

@@ -62,7 +62,7 @@ def installed() -> Mapping[str, str]:
 def judge(found: Mapping[str, str], present: bool, torch_version: str, cuda: str | None, override: bool) -> Availability:
     """The answer for the distributions ``found``, whether the module is ``present``, and a torch."""
     if not present:
-        return Availability(False, f"no module {MODULE}: install nvfuser-cuXXX-torchYZZ for torch {torch_version}")
+        return Availability(False, f"no module {MODULE} (dynafuse doctor names its wheel)")
     if not found:
         return _unmatched(f"{MODULE} has no distribution that says which torch it is for", "", "", override)
     for name, version in found.items():
