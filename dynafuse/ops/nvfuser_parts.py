@@ -129,9 +129,6 @@ class Fusion(Protocol):
     def reduce(self, name: str, part: Part, dims: Sequence[int], keepdim: bool) -> Part:
         """``sum``, ``prod``, ``max`` or ``min`` over ``dims``."""
 
-    def variance(self, part: Part, dims: Sequence[int], keepdim: bool, correction: int) -> Part:
-        """The variance over ``dims``, by Welford's recurrence."""
-
     def move(self, name: str, parts: Sequence[Part], shape: Sequence[Any], *args: Any,
              spread: Sequence[bool] | None = None) -> Part:
         """An op of nvFuser that moves elements; ``args`` follow the parts. Sizes among them are written by :meth:`sizes`."""

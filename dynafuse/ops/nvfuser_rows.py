@@ -313,25 +313,24 @@ def _truth(name: str) -> Fuse:
 
 
 def _mean(f: Fusion, call: Call) -> Part:
-    """Of a sum: the mean that comes with a variance is NaN where there is an infinity."""
     part, dims, keep = _operand(f, call, opmath(call.dtype))
+    return _average(f, part, dims, keep)
+
+
+def _average(f: Fusion, part: Part, dims: Sequence[int], keep: bool, less: float = 0) -> Part:
+    """The sum over as many elements, ``less`` fewer; over none it is what 0 divided by 0 is, or infinite."""
     total, count = f.reduce("sum", part, dims, keep), product([part.shape[d] for d in dims])
-    return total * (1 / int(count)) if count.is_Integer else total / f.full((), count, part.dtype)
+    if not count.is_Integer:
+        return total / f.pointwise("maximum", f.full((), count, part.dtype) - less, 0.0)
+    return total * (1 / (int(count) - less) if int(count) > less else float("inf"))
 
 
 def _variance(f: Fusion, call: Call) -> Part:
-    """By Welford's recurrence, with the divisor of a population: one recurrence serves every correction."""
+    """In two passes, over deviations from the mean. nvFuser's own mean beside its variance is NaN where there is an
+    infinity, and a sum beside its variance is more than it can compile for 16-bit floats."""
     part, dims, keep = _operand(f, call, opmath(call.dtype))
-    population = f.variance(part, dims, keep, 0)
-    return population if correction(call.args) == 0 else population * _unbiased(f, call, part, dims)
-
-
-def _unbiased(f: Fusion, call: Call, part: Part, dims: Sequence[int]) -> Any:
-    count, less = product([part.shape[d] for d in dims]), correction(call.args)
-    if count.is_Integer:
-        return int(count) / (int(count) - less) if int(count) > less else float("inf")
-    whole = f.full((), count, part.dtype)
-    return whole / f.pointwise("maximum", whole - less, 0.0)
+    deviation = part - _average(f, part, dims, True)
+    return _average(f, deviation * deviation, dims, keep, correction(call.args))
 
 
 def _deviation(f: Fusion, call: Call) -> Part:

@@ -143,12 +143,6 @@ class Recorder:
         shape, spread = _reduced(part, dims, keepdim)
         return self._part(name, (part, tuple(dims), keepdim), part.dtype, shape, spread)
 
-    def variance(self, part: Part, dims: Sequence[int], keepdim: bool, correction: int) -> Part:
-        """The variance, of nvFuser's variance and mean: its variance alone takes the mean first, in a pass of its own."""
-        part = self._materialised(part)
-        number, _ = self._record("var_mean", (part, tuple(dims), correction, keepdim), part.dtype, 2)
-        return Part(self, number, part.dtype, *_reduced(part, dims, keepdim))
-
     # ------------------------------------------------------------------ moves
 
     def move(self, name: str, parts: Sequence[Part], shape: Sequence[Any], *args: Any,

@@ -128,10 +128,6 @@ def cut(tensor: torch.Tensor, starts: Sequence[int], ends: Sequence[int], steps:
     return tensor[tuple(slice(a, b) for a, b in zip(starts, ends, strict=True))]
 
 
-def var_mean(tensor: torch.Tensor, dims: Sequence[int], correction: int, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.var_mean(tensor, list(dims), correction=correction, keepdim=keepdim)
-
-
 def reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def call(tensor: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
         assert dims and tensor.dtype is not torch.bool, "dims=[] is an error in nvFuser"
@@ -165,7 +161,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "sum": reduction(lambda t, dims, keep: t.sum(dims, keepdim=keep)), "prod": reduction(product),
     "max": reduction(lambda t, dims, keep: t.amax(dims, keepdim=keep)),
     "min": reduction(lambda t, dims, keep: t.amin(dims, keepdim=keep)),
-    "var_mean": var_mean,
     "broadcast": broadcast, "squeeze": squeeze, "slice": cut, "pad": pad,
     "permute": lambda t, dims: t.permute(dims),
     "reshape": lambda t, shape: t.reshape(shape),
