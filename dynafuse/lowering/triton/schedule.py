@@ -10,7 +10,7 @@ Worked example: a row softmax over ``bfloat16[8192, 4096]`` is scheduled ``persi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -198,10 +198,11 @@ def _whole(spec: Spec, probed: Emitter) -> list[Access]:
     return [a for a in probed.accesses if not a.store and math.prod(map(estimate, a.layout.shape)) >= total]
 
 
-def _along(probed: Emitter, axes: Sequence[int]) -> int:
-    """Bytes that are read for one element of what some axes walk."""
-    walked = {probed.axes[k] for k in axes}
-    return sum(a.layout.dtype.itemsize for a in probed.accesses if not a.store and a.offset.free_symbols & walked)
+def _along(probed: Emitter, *axes: Iterable[int]) -> int:
+    """Bytes per element of the reads that vary along some of each group of axes."""
+    groups = [{probed.axes[k] for k in group} for group in axes]
+    reads = (a for a in probed.accesses if not a.store and all(a.offset.free_symbols & group for group in groups))
+    return sum(a.layout.dtype.itemsize for a in reads)
 
 
 def _contiguous(probed: Emitter, accesses: Sequence[Access], axes: frozenset[int]) -> bool:
@@ -238,7 +239,7 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     inner = _contiguous(probed, accesses, reduced)
     programs = rows if inner else max(1, rows // COLUMN_PROGRAMS)
     live = max(1, len(_whole(spec, probed)))
-    read = _along(probed, sorted(reduced)) if static else SHARED  # unknown strides: nothing is loaded ahead
+    read = _along(probed, reduced) if static else SHARED  # unknown strides: nothing is loaded ahead
     if programs < 2 * PROCESSORS and length >= SPLIT_ABOVE and splittable(spec, reduced):
         return _split(spec, order, rows, length, inner, read)
     if not inner:
@@ -315,6 +316,6 @@ def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[
     read = sum(a.layout.dtype.itemsize for a in _whole(spec, probed))
     held = x * r * (4 * len(late) + read)
     warps = 4 if held <= 48 << 10 else 8 if held <= 160 << 10 else 16
-    stages = _ahead(x * r * _along(probed, sorted(column)), 3) if r <= LONGEST_AHEAD else 1
+    stages = _ahead(x * r * _along(probed, column, row), 3) if r <= LONGEST_AHEAD else 1
     programs = min(-(-rows // x), PROCESSORS * (2 if warps == 4 else 1))
     return Tiles("rowcol", order, {"x": x, "r": r}, warps, stages, programs, late, r > LONGEST_AHEAD)
