@@ -110,7 +110,8 @@ def nvfuser() -> Finding:
         return Finding("nvFuser", FINE, found.reason)
     if found.available:
         return Finding("nvFuser", NOTE, found.reason, f"what it was not built for may crash: unset {availability.OVERRIDE}")
-    return Finding("nvFuser", NOTE, f"not available: {found.reason}", "optional, a second fuser to choose from: nvfuser-cuXXX-torchYZZ of this torch")
+    advice = "optional, a second fuser to choose from: nvfuser-cuXXX-torchYZZ of this torch"
+    return Finding("nvFuser", NOTE, f"not available: {found.reason}", advice)
 
 
 # ---------------------------------------------------------------------- the device
