@@ -31,6 +31,7 @@ GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"^triton_tem_.*(attention|flex)", re.I)),
     ("gemm", re.compile(r"^triton_(tem_|mm)", re.I)),
     ("triton", re.compile(r"^(triton_|dynafuse_)")),
+    ("nvfuser", re.compile(r"\bnvfuser_")),
     ("attention", re.compile(r"flash|fmha|attention|sdpa", re.I)),
     ("convolution", re.compile(r"fprop|dgrad|wgrad|convolv|conv2d|winograd|implicit_?gemm|im2col", re.I)),
     ("convolution", re.compile(r"nchwtonhwc|nhwctonchw", re.I)),  # cuDNN's own changes of layout
@@ -38,7 +39,7 @@ GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 # Above this relative error of eager's gradients, twice of it would pass unrelated ones (whose error is 1.4).
 TELLING = 0.5
-GROUP_NAMES = ("gemm", "attention", "convolution", "triton", "other")
+GROUP_NAMES = ("gemm", "attention", "convolution", "triton", "nvfuser", "other")
 
 
 def group(kernel: str) -> str:

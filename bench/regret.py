@@ -23,8 +23,8 @@ from typing import Any
 from bench import run, table
 from bench.measure import Metrics
 
-SYSTEMS = "dynafuse,dynafuse-triton,dynafuse-nvfuser,eager,inductor,nvfuser"
-CHOSEN = "dynafuse"
+SYSTEMS = "dynafuse-all,dynafuse-triton,dynafuse-nvfuser,eager,inductor,nvfuser"
+CHOSEN = "dynafuse-all"
 ALL = "all"
 
 

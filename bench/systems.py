@@ -63,6 +63,7 @@ SYSTEMS: dict[str, System] = {
         System("inductor-reduce-overhead", backend="inductor", mode="reduce-overhead"),
         System("dynafuse", backend="dynafuse"),
         System("dynafuse-reduce-overhead", backend="dynafuse", mode="reduce-overhead"),
+        System("dynafuse-all", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "triton,nvfuser"}),
         # One executor each, and eager for what it cannot do: what dynafuse's own choice is compared with.
         System("dynafuse-triton", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "triton"}),
         System("dynafuse-nvfuser", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "nvfuser"}),

@@ -22,13 +22,13 @@ def us(time: float, **more: Any) -> dict[str, Any]:
 
 
 ROWS = {
-    ("softmax/8x8/fwd", "dynafuse"): us(30.0),
+    ("softmax/8x8/fwd", "dynafuse-all"): us(30.0),
     ("softmax/8x8/fwd", "dynafuse-nvfuser"): us(20.0),
     ("softmax/8x8/fwd", "inductor"): us(10.0, right=False),
     ("softmax/8x8/fwd", "nvfuser"): {"error": "ModuleNotFoundError: thunder"},
     ("rope/8/fwd", "inductor"): us(12.0),
-    ("rope/8/fwd", "dynafuse"): us(12.0),
-    ("gelu/8/fwd", "dynafuse"): us(5.0, right=False),
+    ("rope/8/fwd", "dynafuse-all"): us(12.0),
+    ("gelu/8/fwd", "dynafuse-all"): us(5.0, right=False),
     ("gelu/8/fwd", "eager"): us(7.0),
 }
 
@@ -43,9 +43,9 @@ def test_regret_is_against_the_best_right_time() -> None:
     found = regret.regrets(ROWS)
     assert found["softmax/8x8/fwd"] == {
         "device_us": 30.0, "best_us": 20.0, "best": "dynafuse-nvfuser", "regret": 1.5,
-        "times": {"dynafuse": 30.0, "dynafuse-nvfuser": 20.0},
+        "times": {"dynafuse-all": 30.0, "dynafuse-nvfuser": 20.0},
     }
-    assert (found["rope/8/fwd"]["regret"], found["rope/8/fwd"]["best"]) == (1.0, "dynafuse"), "a tie is none"
+    assert (found["rope/8/fwd"]["regret"], found["rope/8/fwd"]["best"]) == (1.0, "dynafuse-all"), "a tie is none"
     assert "gelu/8/fwd" not in found, "wrong numbers have no regret"
     summary = found["all"]
     assert summary["regret"] == pytest.approx(1.5**0.5) and summary["worst"] == "softmax/8x8/fwd"
@@ -75,12 +75,12 @@ def test_complete_files_end_with_0(tmp_path: Path) -> None:
 
 
 def test_measuring_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(systems.SYSTEMS, "dynafuse", systems.System("dynafuse", backend="aot_eager"))
+    monkeypatch.setitem(systems.SYSTEMS, "dynafuse-all", systems.System("dynafuse-all", backend="aot_eager"))
     out = tmp_path / "out.json"
-    more = ["--case", "softmax/8192x4096/fwd", "--systems", "dynafuse,eager", "--scale", "tiny", "--device", "cpu"]
+    more = ["--case", "softmax/8192x4096/fwd", "--systems", "dynafuse-all,eager", "--scale", "tiny", "--device", "cpu"]
     assert regret.main([*more, "--steps", "2", "--in-process", "--out", str(out)]) == 0
     (row,) = [row for row in json.loads(out.read_text())["rows"] if row["case"] != "all" and row["suite"] == "regret"]
-    assert row["metrics"]["times"].keys() == {"dynafuse", "eager"} and row["metrics"]["regret"] >= 1
+    assert row["metrics"]["times"].keys() == {"dynafuse-all", "eager"} and row["metrics"]["regret"] >= 1
 
 
 def test_systems_of_one_executor() -> None:
@@ -95,7 +95,7 @@ def test_systems_of_one_executor() -> None:
 def test_names_of_cases_are_their_own() -> None:
     count = sum(len(passes) * len(shapes) for _, passes, shapes in micro.TABLE)
     assert len(micro.CASES) == count
-    assert len([name for name in micro.CASES if name.startswith("litgpt_rope")]) == 10
+    assert len([name for name in micro.CASES if name.startswith("litgpt_rope")]) == 12
     assert len([name for name in micro.CASES if name.startswith("bias_bias_layer_norm")]) == 12
 
 
