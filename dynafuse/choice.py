@@ -1,6 +1,7 @@
 """Which executors a graph may use, and measuring where the cost model cannot tell which one a region should run on.
 
-Worked example: on a GPU with nvFuser, ``usable(config, "cuda", False)`` is ``(("triton", "nvfuser", "eager"), {})``; a norm
+Worked example: with ``executors="triton,nvfuser"``, on a GPU with nvFuser, ``usable(config, "cuda", False)`` is
+``(("triton", "nvfuser", "eager"), {})``; a norm
 for which both are predicted within ``model_error`` of each other is measured, and the plan takes the faster one.
 """
 
@@ -23,7 +24,7 @@ from dynafuse.partition.device import Device
 from dynafuse.persist import verdicts
 from dynafuse.tuning import Tuner, contenders
 
-ON_CUDA = ("triton", "nvfuser", "eager")
+ON_CUDA = ("triton", "eager")
 ON_CPU = ("inductor", "eager")
 INTERPRETED = ("triton", "eager")
 

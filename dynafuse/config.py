@@ -214,7 +214,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         EXECUTORS,
         "DYNAFUSE_EXECUTORS",
-        "executors that the plan may use besides eager; None: triton and nvfuser for CUDA tensors, inductor for CPU tensors",
+        "executors that the plan may use besides eager; None: triton for CUDA tensors, inductor for CPU tensors",
         choices=("triton", "nvfuser", "inductor", "eager"),
     ),
     Option(

@@ -99,14 +99,13 @@ def test_what_host_time_costs_is_measured_too(tuner: type[FakeTuner], monkeypatc
 
 
 @pytest.mark.parametrize(("device", "planning", "interprets", "expected"), [
-    ("cuda", False, False, ("triton", "nvfuser", "eager")), ("cpu", True, False, ("triton", "nvfuser", "eager")),
+    ("cuda", False, False, ("triton", "eager")), ("cpu", True, False, ("triton", "eager")),
     ("cpu", False, True, ("triton", "eager")), ("cpu", False, False, ("inductor", "eager")),
 ])
 def test_executors_by_default(monkeypatch: pytest.MonkeyPatch, device: str, planning: bool, interprets: bool,
                               expected: tuple[str, ...]) -> None:
     monkeypatch.setattr(choice, "interpreting", lambda: interprets)
     monkeypatch.setattr(choice.inductor, "find", lambda device: choice.inductor.Availability(True, "g++"))
-    monkeypatch.setattr(choice.nvfuser, "find", lambda: choice.nvfuser.Availability(True, "it is there"))
     assert choice.usable(resolve(environ={}), device, planning) == (expected, {})
 
 
