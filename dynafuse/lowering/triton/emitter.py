@@ -9,34 +9,22 @@ Worked example, ``x + y.t()`` over ``[i, j]``: the value of ``add`` at ``(i, j)`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Dims, Layout, Ref, Size, Spec
+from dynafuse.ir import Dims, Layout, Ref, Spec
 from dynafuse.lowering.calls import row_and_call
+from dynafuse.lowering.triton.choices import Choices
 from dynafuse.lowering.triton.promotion import compute_dtype
+from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
 from dynafuse.ops.literals import conversion, literal, opmath, triton_type
-
-_printer = PythonPrinter()
-
-OPPOSITES = {"<": ">=", ">=": "<", "<=": ">", ">": "<="}
-
-
-@dataclass
-class Line:
-    """One line of a kernel: text with ``{i}`` for each of its index expressions; ``name`` is what it defines."""
-
-    text: str
-    exprs: tuple[sympy.Expr, ...] = ()
-    comment: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,17 +37,7 @@ class Access:
     store: bool
 
 
-@dataclass
-class Scope:
-    """Lines of the kernel's top level, of a loop or of a branch, with what has been computed in it."""
-
-    lines: list[Line | Scope] = field(default_factory=list)
-    known: dict[Any, Value] = field(default_factory=dict)
-    header: Line = field(default_factory=lambda: Line(""))
-    branch: bool = False  # its header is a condition, over the first element of a program's tile
-
-
-class Emitter:
+class Emitter(Choices):
     """Builds values for one kernel of a spec (implements :class:`dynafuse.ops.table.Builder`).
 
     ``tile_of`` maps every axis to the tile dimension that walks it (``x``, ``y`` or ``r``); ``loop`` is the tile
@@ -67,29 +45,18 @@ class Emitter:
     """
 
     def __init__(self, spec: Spec, tile_of: Sequence[str], loop: str | None = None, round_like_eager: bool = False):
+        super().__init__(loop)
         self.spec = spec
-        self.loop = loop
         self.round_like_eager = round_like_eager
         self.axes = [symbol(f"i{k}", axis.size) for k, axis in enumerate(spec.axes)]
-        self.tile_of: dict[sympy.Symbol, frozenset[str]] = {
-            axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)
-        }
-        self.rereads = False  # whether values that a loop does not change are made in it all the same
-        self.top = Scope()
-        self.inner: Scope | None = None
-        self.branches: list[Scope] = []  # those that are open, outermost first
-        self.grain: dict[sympy.Symbol, int] = {}  # values of an axis in a tile, where tiles begin at multiples of that many
+        self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
         self.accesses: list[Access] = []
         self.reduced: dict[int, Value] = {}  # reductions whose result is known
         self.replaced: dict[int, Value] = {}  # ops that stand for something else, at any index
         self.on_reduction: Callable[[int], Value] | None = None
-        self.masks: tuple[Value, ...] = ()
         self.single = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: one point
         self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.calls = list(map(row_and_call, spec.ops))
-        self._count = 0
-        self._comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # of index expressions, by name
-        self._conditions: dict[str, Line] = {}  # bool values that are equal all over a program's tile, by name
 
     # ------------------------------------------------------------------ indices
 
@@ -102,62 +69,6 @@ class Emitter:
         for k in axes:
             flat = flat * self.spec.axes[k].size + self.axes[k]
         return sympy.expand(flat)
-
-    def tiles(self, expr: sympy.Expr) -> frozenset[str]:
-        """The tile dimensions that an index expression varies along."""
-        found: frozenset[str] = frozenset()
-        for s in expr.free_symbols:
-            found |= self.tile_of.get(s, frozenset())
-        return found
-
-    # ------------------------------------------------------------------ scopes
-
-    def scope(self, tiles: frozenset[str]) -> Scope:
-        """Where a value that varies along ``tiles`` is computed."""
-        if self.branches:
-            return self.branches[-1]
-        if self.rereads and self.inner is not None and tiles:
-            return self.inner
-        if self.loop is None or self.loop not in tiles:
-            return self.top
-        if self.inner is None:
-            raise LoweringError("a value", f"it varies along {self.loop} but is needed outside the loop over it")
-        return self.inner
-
-    def visible(self) -> Iterator[Scope]:
-        """The scopes whose values can be used here, innermost first."""
-        yield from reversed(self.branches)
-        yield from (scope for scope in (self.inner, self.top) if scope is not None)
-
-    def open_loop(self, header: str) -> None:
-        """Start a loop; values that vary along its tile dimension go into it."""
-        self.inner = Scope(header=Line(header))
-
-    def close_loop(self) -> None:
-        """End the loop: what it computed per iteration is forgotten."""
-        assert self.inner is not None
-        self.top.lines.append(self.inner)
-        self.inner = None
-
-    def line(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> None:
-        """A line that defines nothing that could be shared."""
-        self.scope(tiles).lines.append(Line(text, exprs, comment))
-
-    def name(self, prefix: str = "v") -> str:
-        """A new variable."""
-        self._count += 1
-        return f"{prefix}{self._count - 1}"
-
-    def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
-        """A variable for an expression; the same expression in the same scope is computed once."""
-        key = (text, exprs)
-        for scope in self.visible():
-            if key in scope.known:
-                return scope.known[key]
-        scope, value = self.scope(tiles), Value(self.name(), dtype, tiles)
-        scope.lines.append(Line(f"{value.name} = {text}", exprs, comment))
-        scope.known[key] = value
-        return value
 
     # ------------------------------------------------------------------ values (the Builder protocol)
 
@@ -179,10 +90,6 @@ class Emitter:
         found: torch.dtype = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].dtype
         return found
 
-    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
-        """A literal."""
-        return Value(literal(value, dtype), dtype)
-
     def index_value(self, expr: sympy.Expr) -> Value:
         """An index expression as an int64 value."""
         expr = sympy.sympify(expr)
@@ -202,114 +109,13 @@ class Emitter:
         self.tile_of[index] = value.tiles
         return index
 
-    def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
-        """A comparison of index expressions."""
-        left, right = sympy.sympify(left), sympy.sympify(right)
-        decided = _decide(left, op, right)
-        if decided is not None:
-            return Value(str(decided), torch.bool)
-        text = f"{{0}} {op} {{1}}"
-        made = self.define(text, torch.bool, self.tiles(left) | self.tiles(right), left, right)
-        self._comparisons[made.name] = left, op, right
-        if self._uniform(left - right, op):
-            self._conditions[made.name] = Line(text, (left, right))
-        return made
-
-    def _uniform(self, difference: sympy.Expr, op: str) -> bool:
-        """Whether a comparison with 0 comes out alike all over a tile: then its first element tells."""
-        grains = [self.grain.get(s, 0) for s in difference.free_symbols]
-        if all(grain == 1 for grain in grains):
-            return True
-        axis = next(iter(difference.free_symbols))
-        start = sympy.expand(axis - difference)
-        return bool(len(grains) == 1 and grains[0] and op in ("<", ">=") and start.is_Integer and start % grains[0] == 0)
-
-    def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
-        """``body()`` under a mask, ``other`` elsewhere."""
-        return self._choose(condition, body, lambda dtype: self.constant(other, dtype))
-
-    def choose(self, condition: Value, over: Callable[[], Value], under: Callable[[], Value]) -> Value:
-        """``over()`` under a mask, ``under()`` under its opposite."""
-        if condition.name == "False":
-            return under()
-        return self._choose(condition, over, lambda _: under())
-
-    def _choose(self, condition: Value, over: Callable[[], Value], under: Callable[[torch.dtype], Value]) -> Value:
-        if condition.name == "True":
-            return over()
-        if condition.name in self._conditions:
-            return self._branched(self._conditions[condition.name], over, under)
-        left = self._under(condition, over)
-        right = self._under(self._opposite(condition), lambda: under(left.dtype))
-        if left.name == right.name:
-            return left
-        tiles = condition.tiles | left.tiles | right.tiles
-        return self.define(f"tl.where({condition}, {left}, {right})", left.dtype, tiles)
-
-    def _under(self, condition: Value, body: Callable[[], Value]) -> Value:
-        outer, self.masks = self.masks, (*(m for m in self.masks if not self._implies(condition, m)), condition)
-        made = body()
-        self.masks = outer
-        return made
-
-    def _implies(self, condition: Value, other: Value) -> bool:
-        """Whether a condition says all that another does: a bound of the same expression that is as tight."""
-        if condition.name not in self._comparisons or other.name not in self._comparisons:
-            return False
-        (left, op, bound), (same, operator, looser) = self._comparisons[condition.name], self._comparisons[other.name]
-        return bool((left, op) == (same, operator) and bound.is_Integer and looser.is_Integer
-                    and (bound >= looser if op in (">", ">=") else bound <= looser if op in ("<", "<=") else False))
-
-    def _opposite(self, condition: Value) -> Value:
-        if condition.name in self._comparisons:
-            left, op, right = self._comparisons[condition.name]
-            if op in OPPOSITES:
-                return self.compare(left, OPPOSITES[op], right)
-        return self.expression("{0} == 0", torch.bool, condition)
-
-    def _branched(self, condition: Line, over: Callable[[], Value], under: Callable[[torch.dtype], Value]) -> Value:
-        """A choice that a program makes once for its whole tile: what is not chosen is neither loaded nor computed."""
-        first, left = self._branch(Line(f"if {condition.text}:", condition.exprs), over)
-        second, right = self._branch(Line("else:"), lambda: under(left.dtype))
-        made = Value(self.name(), left.dtype, self._everywhere)
-        for scope, value in ((first, left), (second, right)):
-            scope.lines.append(Line(f"{made.name} = {self._spread(value, left.dtype)}"))
-        self.scope(made.tiles).lines.extend((first, second))
-        return made
-
-    def _branch(self, header: Line, body: Callable[[], Value]) -> tuple[Scope, Value]:
-        scope = Scope(header=header, branch=True)
-        self.branches.append(scope)
-        made = body()
-        self.branches.pop()
-        return scope, made
-
-    @property
-    def _everywhere(self) -> frozenset[str]:
-        return frozenset[str]().union(*(tiles for tiles in self.tile_of.values()))
-
-    def _spread(self, value: Value, dtype: torch.dtype) -> str:
-        """A value over the whole tile."""
-        shape = "[" + ", ".join(f"{tile.upper()}BLOCK" for tile in sorted(self._everywhere, reverse=True)) + "]"
-        if _is_literal(value):
-            return f"tl.full({shape}, {value}, {triton_type(opmath(dtype))})"
-        return value.name if value.tiles == self._everywhere else f"tl.broadcast_to({value}, {shape})"
-
-    def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
-        """A value from a Triton expression over operands."""
-        tiles = frozenset[str]().union(*(v.tiles for v in operands))
-        made = self.define(_escape(text.format(*(_wrap(v.name) for v in operands))), dtype, tiles)
-        if dtype is torch.bool and operands and all(v.name in self._conditions for v in operands):
-            self._conditions[made.name] = _combined(text, [self._conditions[v.name] for v in operands])
-        return made
-
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """A value in another dtype."""
         if opmath(value.dtype) is opmath(dtype):
             return Value(value.name, dtype, value.tiles)
-        if _is_literal(value):
+        if is_literal(value):
             return self._cast_literal(value, dtype)
-        return self.define(_escape(conversion(value.name, value.dtype, dtype)), dtype, value.tiles)
+        return self.define(escape(conversion(value.name, value.dtype, dtype)), dtype, value.tiles)
 
     def _cast_literal(self, value: Value, dtype: torch.dtype) -> Value:
         number: bool | int | float | None = {"True": True, "False": False}.get(value.name)
@@ -320,7 +126,7 @@ class Emitter:
 
     def held(self, value: Value) -> Value:
         """A literal as a tensor: Triton takes a bare number for float32, and a bare number has no methods."""
-        if not _is_literal(value):
+        if not is_literal(value):
             return value
         return self.define(f"tl.full([], {value}, {triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
 
@@ -363,7 +169,7 @@ class Emitter:
                 target = None if i in row.raw else dtype
                 value = self.broadcast(arg, index, target) if row.uses(i) else None
                 tiles |= value.tiles if value else frozenset()
-                operands.append(_wrap(value.name) if value else "None")
+                operands.append(wrap(value.name) if value else "None")
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
                 value = self.cast(self.index_value(arg), dtype or call.dtype)
                 tiles |= value.tiles
@@ -373,7 +179,7 @@ class Emitter:
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
         text = _format(row, context, operands)
-        return self.define(_escape(text), call.dtype, tiles, comment=f"%{position} {call.target}")
+        return self.define(escape(text), call.dtype, tiles, comment=f"%{position} {call.target}")
 
     def broadcast(self, arg: Ref, index: Index, dtype: torch.dtype | None) -> Value:
         """The value of an operand at an index of a shape that it broadcasts to."""
@@ -443,11 +249,11 @@ class Emitter:
         text = self._stored(value, layout.dtype)
         if barrier:  # other threads may still have to read what is overwritten
             self.line("tl.debug_barrier()", tiles)
-        self.line(f"tl.store({pointer}, {_escape(text)}{mask})", tiles, offset)
+        self.line(f"tl.store({pointer}, {escape(text)}{mask})", tiles, offset)
 
     def _stored(self, value: Value, dtype: torch.dtype) -> str:
         converted = self.cast(value, dtype)
-        if _is_literal(converted):
+        if is_literal(converted):
             return self.held(converted).name if dtype is torch.float64 else converted.name
         return converted.name if opmath(dtype) is dtype else f"{converted}.to({triton_type(dtype)})"
 
@@ -457,55 +263,3 @@ def _format(row: Row, context: Context, operands: list[Any]) -> str:
         return row.emit.format(*(literal(o, context.dtype) if isinstance(o, (bool, int, float)) else o for o in operands))
     assert row.emit is not None
     return row.emit(context, *operands)
-
-
-def _combined(text: str, conditions: Sequence[Line]) -> Line:
-    """Conditions in one: ``{0} & {1}`` of ``{0} < {1}`` and ``{0} >= {1}`` is ``({0} < {1}) & ({2} >= {3})``."""
-    parts: list[str] = []
-    exprs: tuple[sympy.Expr, ...] = ()
-    for condition in conditions:
-        places = (f"{{{k}}}" for k in range(len(exprs), len(exprs) + len(condition.exprs)))
-        parts.append(f"({condition.text.format(*places)})")
-        exprs += condition.exprs
-    return Line(text.format(*parts), exprs)
-
-
-def _is_literal(value: Value) -> bool:
-    return not value.name.isidentifier() or value.name in ("True", "False")
-
-
-def _wrap(name: str) -> str:
-    """A negative literal in brackets, so that it can stand anywhere in an expression."""
-    return f"({name})" if name.startswith("-") else name
-
-
-def _escape(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def _decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
-    """The outcome of a comparison that the ranges of the index symbols decide."""
-    from dynafuse.ops.indexing_math import limits
-
-    low, high = limits(sympy.expand(left - right))
-    if op == "==" and (left - right).is_number:
-        return bool(left == right)
-    positive = low is not None and low.is_number and low >= 0
-    if op == ">=" and positive:
-        return True
-    if op == "<" and positive:
-        return False
-    negative = high is not None and high.is_number and high < 0
-    if op == "<" and negative:
-        return True
-    return False if op == ">=" and negative else None
-
-
-def size_text(size: Size) -> str:
-    """A size as Python or Triton source."""
-    return str(size) if isinstance(size, int) else _printer.doprint(size)
-
-
-def factor_text(size: Size) -> str:
-    """A size as a factor of a product in Triton source."""
-    return f"({size_text(size)})" if isinstance(size, sympy.Add) else size_text(size)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import torch
 
 from dynafuse.ir import Launch, Size, Spec, Store, Workspace
-from dynafuse.lowering.triton.emitter import Emitter, size_text
+from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.schedule import Tiles, reduced_axes
 from dynafuse.lowering.triton.source import Tile, render
+from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value, lookup
 from dynafuse.ops.indexing_math import flatten
 from dynafuse.ops.literals import triton_type

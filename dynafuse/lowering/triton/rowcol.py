@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dynafuse.errors import LoweringError
-from dynafuse.lowering.triton.emitter import Emitter, size_text
+from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.parts import (
     Parts,
     add_launch,
@@ -25,6 +25,7 @@ from dynafuse.lowering.triton.parts import (
     tile,
 )
 from dynafuse.lowering.triton.split import combine, combine_lanes, runs_along, write_partial
+from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
 from dynafuse.ops.literals import triton_type
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from dynafuse.ir import Store
-from dynafuse.lowering.triton.emitter import Emitter, size_text
+from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.levels import levels
 from dynafuse.lowering.triton.online import Online, find
 from dynafuse.lowering.triton.parts import (
@@ -34,6 +34,7 @@ from dynafuse.lowering.triton.parts import (
     tile,
 )
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
+from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
 from dynafuse.ops.literals import opmath, triton_type
 

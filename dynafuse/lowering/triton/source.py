@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import sympy
 
 from dynafuse.ir import Size
-from dynafuse.lowering.triton.emitter import Emitter, Line, Scope, size_text
+from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.scopes import Line, Scope
+from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops.indexing_math import symbol
 
 HEADER = """\

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from dynafuse.ir import Layout, Size, Spec, Store, Workspace
-from dynafuse.lowering.triton.emitter import Access, Emitter, Line, factor_text, size_text
+from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.parts import (
     Parts,
     add_launch,
@@ -27,7 +27,9 @@ from dynafuse.lowering.triton.parts import (
 from dynafuse.lowering.triton.reductions import Recurrence
 from dynafuse.lowering.triton.rows import one_pass, row_launch
 from dynafuse.lowering.triton.schedule import estimate, power_of_two
+from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.source import Tile
+from dynafuse.lowering.triton.text import factor_text, size_text
 from dynafuse.ops import Value
 from dynafuse.ops.literals import triton_type
 
