@@ -57,12 +57,25 @@ def tuned(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Devic
     """The plan with what measurements decided, where the option ``tune`` asks for them."""
     names = {region.name: contenders(region.decision, config.tune, [option.executor for option in region.decision.options])
              for region in plan.regions}
+    if config.tune == "unsure" and any(names.values()):
+        worth = _worth_measuring(plan, bounds, device)
+        names = {name: found if name in worth else () for name, found in names.items()}
     if not any(names.values()):
         return plan, dict(bounds)
     measuring = _Measuring(plan, config, device, capability)
     found = {name: measuring.bound(bound, names[name]) if names[name] else bound for name, bound in bounds.items()}
     steps = (found[step.name].region if isinstance(step, Region) else step for step in plan.steps)
     return replace(plan, steps=tuple(steps)), found
+
+
+def _worth_measuring(plan: Plan, bounds: Mapping[str, Bound], device: Device) -> set[str]:
+    """The regions that, with all their equals, the model may have wrong by enough to show in the plan's time."""
+    together: dict[str, float] = {}
+    for region in plan.regions:
+        key = bounds[region.name].key
+        together[key] = together.get(key, 0.0) + region.predicted_us
+    least = device.measured_gain * (sum(together.values()) + calls_prediction(plan.annotated.facts, device).device_us)
+    return {r.name for r in plan.regions if r.decision.error * together[bounds[r.name].key] >= least}
 
 
 class _Measuring:

@@ -109,7 +109,8 @@ class Decision:
     """Why a region runs where it does: the executors that could, the winner first.
 
     ``margin`` is how much more the second costs, relative to the first; ``unsure`` are those that the cost model cannot
-    tell apart, so that a measurement should; ``measured`` are its microseconds, by executor.
+    tell apart, so that a measurement should; ``measured`` are its microseconds, by executor. ``error`` is how far off the
+    model may be, relatively.
     """
 
     options: tuple[Option, ...] = ()
@@ -117,6 +118,7 @@ class Decision:
     unsure: tuple[str, ...] = ()
     kernel_class: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
+    error: float = 0.0
 
 
 @dataclass(frozen=True)

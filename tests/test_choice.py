@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import graphs
@@ -12,7 +13,7 @@ import torch
 from dynafuse import choice
 from dynafuse.build import bind
 from dynafuse.config import Config, resolve
-from dynafuse.ir import Plan
+from dynafuse.ir import Plan, Region
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
@@ -60,9 +61,9 @@ def planned() -> Plan:
     return partition(annotated, devices.describe("h200"), Executors(annotated.facts, BOTH))
 
 
-def tuned(plan: Plan, **options: Any) -> Plan:
+def tuned(plan: Plan, costs: Mapping[str, float] | None = None, **options: Any) -> Plan:
     plan, bounds = bind(plan, config(**options), None)
-    found, after = choice.tuned(plan, bounds, config(**options), devices.describe("h200"), None)
+    found, after = choice.tuned(plan, bounds, config(**options), devices.describe("h200").overridden(costs or {}), None)
     assert {name: bound.region for name, bound in after.items()} == {region.name: region for region in found.regions}
     return found
 
@@ -75,6 +76,17 @@ def test_what_is_measured_decides(tuner: type[FakeTuner], monkeypatch: pytest.Mo
     for region in found.regions:
         assert region.decision.options[0].executor == winner and region.decision.measured[winner] == 3.0
         assert region.predicted_us == region.decision.options[0].device_us and not region.decision.unsure
+
+
+@pytest.mark.parametrize(("gain", "asked"), [(0.0, 2), (0.02, 2), (0.2, 0)])
+def test_what_can_gain_little_is_not_measured(tuner: type[FakeTuner], gain: float, asked: int) -> None:
+    """Each of the two kernels takes about a third of the plan, and may be 15% off."""
+    plan = planned()
+    plan = replace(plan, steps=tuple(
+        replace(step, decision=replace(step.decision, unsure=BOTH, error=0.15)) if isinstance(step, Region) else step
+        for step in plan.steps))
+    tuned(plan, {"measured_gain": gain}, tune="unsure")
+    assert tuner.asked == asked
 
 
 def test_never_asks_nobody(tuner: type[FakeTuner]) -> None:

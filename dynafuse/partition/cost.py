@@ -23,7 +23,7 @@ for the launch. nvFuser's host time of 11 µs does not show beside that; for ``[
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynafuse.partition.device import LENGTHS, REFERENCE_WIDTH, Device
 
@@ -77,12 +77,13 @@ class Choice:
     """The cheapest of several executors. ``margin`` is how much more the second costs, relative to the cheapest.
 
     ``unsure`` are the executors, cheapest first, that the model cannot tell from the cheapest: a measurement has to.
-    It holds at least two, or is empty.
+    It holds at least two, or is empty. ``error`` is how far off the model may be, relatively.
     """
 
     executor: str
     margin: float
     unsure: tuple[str, ...]
+    error: float = field(default=0.0, compare=False)
 
 
 def work_us(work: Work, device: Device, executor: str = "triton") -> float:
@@ -161,7 +162,7 @@ def choose(
     error = max(device.model_error, *(one.error for one in candidates.values()))
     close = tuple(name for name in order if margins[name] <= error)
     margin = margins[order[1]] if len(order) > 1 else float("inf")
-    return Choice(order[0], margin, close if len(close) > 1 else ())
+    return Choice(order[0], margin, close if len(close) > 1 else (), error)
 
 
 def efficiency_to_match(work: Work, device: Device, executor: str, us: float) -> float | None:

@@ -57,6 +57,7 @@ def _documented() -> dict[str, str]:
         "hidden_share": "share of the shorter of host and device time that is waited for all the same",
         "model_error": "relative difference of two predictions below which a measurement has to decide",
         "model_error_long": f"the same for rows of more than {LENGTHS[-1]} elements, longer than any that are measured",
+        "measured_gain": "share of a plan's predicted time that a measurement has to be able to gain to be made",
     }
     for executor in EXECUTORS:
         docs[f"launch_us_{executor}"] = f"device time of a kernel of {executor} besides its work, microseconds"

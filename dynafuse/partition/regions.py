@@ -301,4 +301,4 @@ def _decided(priced: Priced, device: Device) -> Decision:
         flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None
         override = f"efficiency_{name}_{priced.work.kernel_class} above {flip:.2f}" if flip is not None else ""
         options.append(Option(name, one.device_us, one.host_us, override))
-    return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class)
+    return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class, error=choice.error)
