@@ -40,4 +40,3 @@ def differs(found: torch.Tensor, wanted: torch.Tensor) -> bool:
         return True
     ours, theirs = (torch.where(finite, tensor.float(), 0.0) for tensor in (found, wanted))
     return bool((ours - theirs).norm() > GROSS * theirs.norm() + 1e-3)
-

@@ -130,7 +130,7 @@ class Choices(Scopes):
 
     @property
     def _everywhere(self) -> frozenset[str]:
-        return frozenset[str]().union(*(tiles for tiles in self.tile_of.values()))
+        return frozenset[str]().union(*self.tile_of.values())
 
     def _spread(self, value: Value, dtype: torch.dtype) -> str:
         """A value over the whole tile."""

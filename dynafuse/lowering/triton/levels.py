@@ -7,10 +7,10 @@ Worked example, softmax: the maximum has level 1, the exponential 1, the sum 2, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from dynafuse.ir import Ref, Spec, references
+from dynafuse.ir import Ref, Spec, Store, references
 
 
 class Shifted(Protocol):
@@ -41,3 +41,14 @@ def levels(spec: Spec, sums: Mapping[int, Shifted] | None = None) -> list[int]:
         else:
             found.append(highest(references(op.args)) + (position in loops))
     return found
+
+
+def runs_along(store: Store, axes: Container[int]) -> bool:
+    """Whether an output has a dimension that walks one of some axes."""
+    return any(axis in axes for dim in store.dims for axis in dim)
+
+
+def passes(spec: Spec, level: Sequence[int], row: Container[int]) -> int:
+    """How often a loop reads the row, whose axes are ``row``, until all reductions and outputs are known."""
+    stored = [level[store.op] for store in spec.stores if runs_along(store, row)]
+    return max([level[op] - 1 for op, _ in spec.reductions] + stored) + 1

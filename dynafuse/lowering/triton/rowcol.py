@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from dynafuse.errors import LoweringError
 from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.levels import runs_along
 from dynafuse.lowering.triton.parts import (
     Parts,
     add_launch,
@@ -24,7 +25,7 @@ from dynafuse.lowering.triton.parts import (
     states_of_element,
     tile,
 )
-from dynafuse.lowering.triton.split import combine, combine_lanes, runs_along, write_partial
+from dynafuse.lowering.triton.split import combine, combine_lanes, write_partial
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
 from dynafuse.ops.literals import triton_type
@@ -38,7 +39,7 @@ def rowcol(parts: Parts) -> None:
     emit.open_loop(parts.loop("x_base", f"{program(parts, 0)} * XBLOCK, {size_text(parts.numel('x'))}, "
                                         "tl.num_programs(0) * XBLOCK"))
     emit.on_reduction = _row_reducer(parts, emit)
-    along = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(parts, s, "x")]
+    along = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(s, parts.tiles.order["x"])]
     if any(s.into is not None for _, s in along):  # then what the columns read comes before it is overwritten
         for op in late:
             element(parts, emit, op, recurrence_of(parts.spec, op))

@@ -16,7 +16,7 @@ import torch
 
 from dynafuse.ir import Store
 from dynafuse.lowering.triton.emitter import Emitter
-from dynafuse.lowering.triton.levels import levels
+from dynafuse.lowering.triton.levels import levels, passes, runs_along
 from dynafuse.lowering.triton.online import Online, find
 from dynafuse.lowering.triton.parts import (
     Parts,
@@ -90,13 +90,14 @@ def looped(parts: Parts) -> None:
     emit = emitter(parts, loop="r")
     sums = find(parts.spec)
     level = levels(parts.spec, sums)
-    along_row = [bool(set(parts.tiles.order["r"]) & {a for dim in s.dims for a in dim}) for s in parts.spec.stores]
+    row = parts.tiles.order["r"]
+    along_row = [runs_along(store, row) for store in parts.spec.stores]
     waiting = [(n, s) for n, s in enumerate(parts.spec.stores) if along_row[n]]
-    passes = max([level[op] - 1 for op, _ in parts.spec.reductions] + [level[s.op] for _, s in waiting]) + 1
-    for current in range(passes):
+    count = passes(parts.spec, level, row)
+    for current in range(count):
         now = [op for op, _ in parts.spec.reductions if level[op] == current + 1]
         # An input is overwritten in the last pass: those before it may read it again.
-        stores = [(n, s) for n, s in waiting if current == (level[s.op] if s.into is None else passes - 1)]
+        stores = [(n, s) for n, s in waiting if current == (level[s.op] if s.into is None else count - 1)]
         if now or stores:
             one_pass(parts, emit, now, stores, sums=sums)
     emit_stores(parts, emit, [(n, s) for n, s in enumerate(parts.spec.stores) if not along_row[n]])

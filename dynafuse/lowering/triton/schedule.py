@@ -10,15 +10,15 @@ Worked example: a row softmax over ``bfloat16[8192, 4096]`` is scheduled ``persi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from dynafuse.ir import Size, Spec, references
 from dynafuse.lowering.triton.emitter import Access, Emitter
-from dynafuse.lowering.triton.levels import levels
-from dynafuse.lowering.triton.online import Online, find
+from dynafuse.lowering.triton.levels import levels, passes, runs_along
+from dynafuse.lowering.triton.online import find
 from dynafuse.ops import Value
 
 UNKNOWN = 4096  # stands for a size that is only known at run time
@@ -227,7 +227,7 @@ def splittable(spec: Spec, reduced: frozenset[int]) -> bool:
     """Whether rows may be split over programs: no store along the row, and no reduction, needs a complete row."""
     reductions = frozenset(op for op, _ in spec.reductions)
     late = _dependent(spec, reductions)
-    along_row = [s for s in spec.stores if any(axis in reduced for dim in s.dims for axis in dim)]
+    along_row = [s for s in spec.stores if runs_along(s, reduced)]
     return not any(s.op in late for s in along_row) and not any(op in late for op in reductions)
 
 
@@ -245,17 +245,10 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     if not inner:
         return _columns(order, rows, length)
     online = find(spec)
-    longest = LONGEST_HELD if _passes(spec, online, order["r"]) <= 2 else LONGEST_PERSISTENT
+    longest = LONGEST_HELD if passes(spec, levels(spec, online), order["r"]) <= 2 else LONGEST_PERSISTENT
     if static and length <= min(longest, LONGEST_PERSISTENT // (2 * power_of_two(live // 2) if live > 1 else 1)):
         return _persistent(order, rows, length, live)
     return _online(spec, order, length, live, read) if online else _looped(order, rows, length, live)
-
-
-def _passes(spec: Spec, online: Mapping[int, Online], along: Sequence[int]) -> int:
-    """How often a loop over the row would read it."""
-    level = levels(spec, online)
-    stored = [level[s.op] for s in spec.stores if any(axis in along for dim in s.dims for axis in dim)]
-    return max([level[op] - 1 for op, _ in spec.reductions] + stored) + 1
 
 
 def _ahead(bytes_: int, most: int) -> int:
@@ -274,8 +267,7 @@ def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, live:
 
 def _online(spec: Spec, order: dict[str, tuple[int, ...]], length: int, live: int, read: int) -> Tiles:
     """Every step ends in two sums over the tile: few steps, and few warps to agree on them."""
-    along = set(order["r"])
-    stores = any(along & set(dim) for store in spec.stores for dim in store.dims)
+    stores = any(runs_along(store, order["r"]) for store in spec.stores)
     r = clamp(power_of_two(length), 128, 4096 if stores else 8192)
     return Tiles("looped", order, {"x": 1, "r": r}, 4 if live == 1 else 8, _ahead(r * read, 3) if stores else 1)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sympy
 import torch
 
-from dynafuse.ir import Layout, Size, Spec, Store, Workspace
+from dynafuse.ir import Layout, Size, Spec, Workspace
 from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.levels import runs_along
 from dynafuse.lowering.triton.parts import (
     Parts,
     add_launch,
@@ -40,7 +41,7 @@ def split(parts: Parts) -> None:
     r = parts.numel("r")
     chunk = blocks(blocks(r, parts.tiles.splits), parts.tiles.block["r"]) * parts.tiles.block["r"]
     emit.top.lines.extend(_chunk_lines(emit, chunk, r))
-    early = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(parts, s, "r")]
+    early = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(s, parts.tiles.order["r"])]
     one_pass(parts, emit, [op for op, _ in parts.spec.reductions], early, "r_begin, r_end",
              lambda op, rule, states: _leave_partials(parts, emit, op, rule, states))
     done = {n for n, _ in early}
@@ -51,10 +52,6 @@ def split(parts: Parts) -> None:
 def _chunk_lines(emit: Emitter, chunk: Size, total: Size):  # type: ignore[no-untyped-def]
     yield Line(f"r_begin = tl.program_id(1) * {factor_text(chunk)}")
     yield Line(f"r_end = tl.minimum(r_begin + {size_text(chunk)}, {size_text(total)})")
-
-
-def runs_along(parts: Parts, store: Store, name: str) -> bool:
-    return bool(set(parts.tiles.order[name]) & {axis for dim in store.dims for axis in dim})
 
 
 def _leave_partials(parts: Parts, emit: Emitter, op: int, rule: Recurrence, states: list[str]) -> None:
