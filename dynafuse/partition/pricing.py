@@ -26,12 +26,16 @@ from dynafuse.partition.spaces import Read, Spaces
 
 MAX_TENSORS = 40  # tensors that one kernel reads and writes
 COLUMN_PROGRAMS = 256  # columns that keep as much of a device busy as one row does
+NOTHING = Prediction()
 REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A region's iteration space, its work, what it costs on each executor that can take it; ``us`` on the cheapest."""
+    """A region's iteration space, its work, what it costs on each executor that can take it, and the cheapest of them.
+
+    ``us`` is what the cheapest adds to the time that the user waits for.
+    """
 
     shape: Shape
     work: Work
@@ -39,9 +43,18 @@ class Priced:
     choice: Choice
     us: float
 
+    @property
+    def prediction(self) -> Prediction:
+        """What the region costs on the executor that it is given to."""
+        return self.predictions[self.choice.executor]
+
 
 class Pricing:
-    """The prices of a graph's regions on a device. ``outputs`` tells which of some nodes are stored."""
+    """The prices of a graph's regions on a device. ``outputs`` tells which of some nodes are stored.
+
+    ``total`` is what the graph's calls and the regions of the moment cost together. Prices are what a region adds to it,
+    so whoever adds or replaces a region says so.
+    """
 
     def __init__(self, spaces: Spaces, dependencies: Dependencies, device: Device, executors: Executors, captured: bool,
                  outputs: Callable[[Sequence[Node]], frozenset[Node]]) -> None:
@@ -51,17 +64,22 @@ class Pricing:
         self.executors = executors
         self.captured = captured
         self.outputs = outputs
-        self._calls = calls_prediction(spaces.facts, device)
-        self.rest = self._calls
-        self._without = objective(self.rest, device, captured)
+        self.total = calls_prediction(spaces.facts, device)
 
-    def beside(self, predictions: Iterable[Prediction]) -> None:
-        """Price from now on what a region adds to the graph's calls and these regions."""
-        self.rest = sum(predictions, self._calls)
-        self._without = objective(self.rest, self.device, self.captured)
+    def replace(self, before: Prediction, after: Prediction) -> None:
+        """Price from now on beside ``after`` instead of ``before``."""
+        self.total = self.total.less(before) + after
 
-    def price(self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node]) -> Priced | Refusal:
-        """The price of one kernel that computes ``nodes``; a refusal where no executor has one."""
+    def adds(self, prediction: Prediction, rest: Prediction) -> float:
+        """Microseconds that the user waits longer if ``prediction`` comes to ``rest``."""
+        return objective(rest + prediction, self.device, self.captured) - objective(rest, self.device, self.captured)
+
+    def price(self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node],
+              instead_of: Prediction = NOTHING) -> Priced | Refusal:
+        """The price of one kernel that computes ``nodes``, in place of a part of ``total``.
+
+        A refusal where no executor has one.
+        """
         outputs = self.outputs(nodes)
         found = members(self.spaces, nodes, inlined, outputs)
         shape = classify(self.spaces, found)
@@ -82,9 +100,9 @@ class Pricing:
         work = self._work(shape, found, sources, outputs, self._moved(reads, sources, outputs, shape),
                           self._flops(shape, found, closure))
         predictions = {name: predict(work, self.device, name) for name in names}
-        choice = choose(predictions, self.device, self.captured, self.rest)
-        us = objective(self.rest + predictions[choice.executor], self.device, self.captured) - self._without
-        return Priced(shape, work, predictions, choice, us)
+        rest = self.total.less(instead_of)
+        choice = choose(predictions, self.device, self.captured, rest)
+        return Priced(shape, work, predictions, choice, self.adds(predictions[choice.executor], rest))
 
     # ------------------------------------------------------------------ what a kernel does
 

@@ -24,7 +24,7 @@ from dynafuse.partition.device import Device
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.force import user_line
 from dynafuse.partition.order import Dependencies, schedule
-from dynafuse.partition.pricing import Priced, Pricing
+from dynafuse.partition.pricing import NOTHING, Priced, Pricing
 from dynafuse.partition.spaces import COPIES_INTO, Read, Spaces
 
 ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
@@ -41,9 +41,9 @@ class Group:
     priced: Priced | None = None
 
     @property
-    def us(self) -> float:
-        """What the region costs; infinite if it has no kernel."""
-        return self.priced.us if self.priced else float("inf")
+    def prediction(self) -> Prediction:
+        """What the region costs; nothing yet if it has no kernel."""
+        return self.priced.prediction if self.priced else NOTHING
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class _Growth:
         self.dependencies = Dependencies(spaces, self.group)
         self.readers = self._readers()
         self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs)
-        self._price_all(self.group.values())
-        self.pricing.beside(_predictions(self.group.values()))
+        for group in self.group.values():
+            self._price(group)
 
     def run(self, annotated: Annotated) -> Plan:
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
@@ -94,8 +94,8 @@ class _Growth:
             if len(candidates) == before:
                 break
         groups = list({id(g): g for g in self.group.values()}.values())
-        self.pricing.beside(_predictions(groups))
-        self._price_all(groups)
+        for group in groups:
+            self._price(group)
         regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
         steps = schedule(self.spaces, regions)
         standing = [r for (a, b), r in self.refusals.items() if self.group[a] is not self.group[b]]
@@ -142,6 +142,7 @@ class _Growth:
             return False
         self.refusals.pop((candidate.first, candidate.second), None)
         self.dependencies.merged(first, second, merged)
+        self.pricing.replace(first.prediction + second.prediction, merged.prediction)
         for node in merged.nodes:
             self.group[node] = merged
         return True
@@ -166,11 +167,13 @@ class _Growth:
         elsewhere = self._read_elsewhere(nodes, inlined)
         if elsewhere is not None:
             return Refusal("known at one place, read at another", a, b, elsewhere.name)
-        priced = self.pricing.price(nodes, reads, inlined)
+        apart = first.prediction + second.prediction
+        priced = self.pricing.price(nodes, reads, inlined, instead_of=apart)
         if isinstance(priced, Refusal):
             return priced
-        if priced.us >= first.us + second.us:
-            return Refusal("does not pay", a, b, f"{priced.us:.1f} us together, {first.us:.1f} + {second.us:.1f} us apart")
+        us = self.pricing.adds(apart, self.pricing.total.less(apart))
+        if priced.us >= us and first.priced and second.priced:
+            return Refusal("does not pay", a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
         if self.dependencies.would_cycle(first, second):
             return Refusal("a path outside runs from one to the other", a, b)
         return Group(nodes, reads, inlined, [*first.reasons, *second.reasons, f"{a} + {b}"], priced)
@@ -249,10 +252,12 @@ class _Growth:
         assert isinstance(refused, Refusal)
         return f"{refused.kind} ({refused.detail})"
 
-    def _price_all(self, groups: Iterable[Group]) -> None:
-        for group in groups:
-            priced = self.pricing.price(group.nodes, group.reads, group.inlined)
-            group.priced = None if isinstance(priced, Refusal) else priced
+    def _price(self, group: Group) -> None:
+        """Price a group beside all that there is now, and count it in the total."""
+        before = group.prediction
+        priced = self.pricing.price(group.nodes, group.reads, group.inlined, instead_of=before)
+        group.priced = None if isinstance(priced, Refusal) else priced
+        self.pricing.replace(before, group.prediction)
 
     def _outputs(self, nodes: Sequence[Node]) -> frozenset[Node]:
         inside = set(nodes)
@@ -286,16 +291,10 @@ class _Growth:
         return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)
 
 
-
-def _predictions(groups: Iterable[Group]) -> Iterable[Prediction]:
-    """What the groups cost on the executors that they are given to."""
-    return [g.priced.predictions[g.priced.choice.executor] for g in groups if g.priced]
-
-
 def _decided(priced: Priced, device: Device) -> Decision:
     """The choice with its numbers, and for each executor that lost the constant that would have made it win."""
     choice = priced.choice
-    won = priced.predictions[choice.executor]
+    won = priced.prediction
     options = []
     for name, one in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
         flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None

@@ -145,6 +145,18 @@ def test_a_row_too_long_to_hold_beside_its_columns_is_read_again(length: int, he
     assert (len([step for step in steps if step["executor"] == "triton"]) == 1) is held
 
 
+@pytest.mark.parametrize("rows", [8, 64, 4096])
+def test_a_norm_is_one_region_whatever_bounds_the_graph(rows: int) -> None:
+    """Host time, device time, or the one before and the other after merging: what is saved counts against one total."""
+    x, weight, a, b = torch.randn(rows, 1024), torch.randn(1024), torch.randn(1024, 4096), torch.randn(4096, 1024)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.layer_norm(x, (1024,), weight) @ a) @ b
+
+    report = dynafuse.explain(function, x, device="h200").to_dict()
+    assert [step["executor"] for step in report["graphs"][0]["steps"]].count("triton") == 2
+
+
 def test_rms_norm_is_one_region_each_way() -> None:
     found = plan_of(lambda x, w: F.rms_norm(x, (128,), w, 1e-6), leaf(512, 128), leaf(128))
     assert {kind: len(regions) for kind, regions in found.items()} == {"forward": 1, "backward": 1}
