@@ -97,7 +97,7 @@ class Pricing:
         if not names:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)
             return Refusal("no executor takes it", nodes[0].name, nodes[-1].name, reasons)
-        work = self._work(shape, found, sources, outputs, self._moved(reads, sources, outputs, shape),
+        work = self._work(shape, found, sources, outputs, self._moved(reads, sources, outputs),
                           self._flops(shape, found, closure))
         predictions = {name: predict(work, self.device, name) for name in names}
         rest = self.total.less(instead_of)
@@ -113,15 +113,15 @@ class Pricing:
         running = sum(max(4, self.spaces.tensor(m.node).dtype.itemsize) for m in found if m.reduced == shape.columns)
         return (1 << (shape.length - 1).bit_length()) * (read + running)
 
-    def _moved(self, reads: Sequence[Read], sources: set[Node], outputs: Iterable[Node], shape: Shape) -> int:
-        """Bytes: each source once, but of one that is only picked from no more than there are points; the outputs."""
-        points = product(shape.axes)
-        whole = {read.source for read in reads if read.dims is not None}
-        total = sum(self.spaces.tensor(n).bytes for n in outputs)
-        for source in sources:
-            tensor = self.spaces.tensor(source)
-            total += tensor.bytes if source in whole else min(tensor.bytes, points * tensor.dtype.itemsize)
-        return total
+    def _moved(self, reads: Sequence[Read], sources: set[Node], outputs: Iterable[Node]) -> int:
+        """Bytes: each source once, but of one that is only picked from no more than is loaded; the outputs."""
+        loaded = dict.fromkeys(sources, 0)
+        for read in reads:
+            if read.source in sources:
+                tensor = self.spaces.tensor(read.source)
+                picked = min(tensor.bytes, read.elements * tensor.dtype.itemsize)
+                loaded[read.source] = max(loaded[read.source], tensor.bytes if read.dims is not None else picked)
+        return sum(loaded.values()) + sum(self.spaces.tensor(n).bytes for n in outputs)
 
     def _flops(self, shape: Shape, found: Sequence[legality.Member], closure: Sequence[Node]) -> float:
         """Arithmetic: everything is computed at every point, but for what is known once per row."""

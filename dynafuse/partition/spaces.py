@@ -33,10 +33,14 @@ RESHAPES = frozenset({
 
 @dataclass(frozen=True)
 class Read:
-    """A unit that is read, and along which axes; None where the index is not made of whole axes (a slice, a gather)."""
+    """A unit that is read, and along which axes; None where the index is not made of whole axes (a slice, a gather).
+
+    ``elements`` is a hint of how many of its elements are loaded, at most.
+    """
 
     source: Node
     dims: AxisDims | None
+    elements: int
 
 
 def count(shape: tuple[Size, ...]) -> Size:
@@ -224,14 +228,14 @@ class Spaces:
 
     def reads(self, node: Node) -> list[Read]:
         """What unit ``node`` reads, looking through views and cheap nodes."""
-        found: list[Read] = []
-        self._operands(node, self.dims[node], found)
-        return found
+        reducing = self._kind(node) is Kind.REDUCTION
+        points = self.tensor(node.all_input_nodes[0] if reducing else node).hint
+        return list(self._operands(node, self.dims[node], points))
 
-    def _operands(self, node: Node, dims: AxisDims | None, found: list[Read]) -> None:
+    def _operands(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
         for argument in tensor_arguments(node):
             if self.facts[argument].tensor is not None:
-                self._resolve(argument, self._operand_dims(node, argument, dims), found)
+                yield from self._resolve(argument, self._operand_dims(node, argument, dims), elements)
 
     def _operand_dims(self, node: Node, argument: Node, dims: AxisDims | None) -> AxisDims | None:
         facts = self.facts[node]
@@ -249,14 +253,16 @@ class Spaces:
         kept = dims[len(dims) - len(shape):]
         return tuple(() if size == 1 else axes for axes, size in zip(kept, shape, strict=True))
 
-    def _resolve(self, node: Node, dims: AxisDims | None, found: list[Read]) -> None:
+    def _resolve(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
         role = self.facts[node].role
         if role == "view":
-            self._resolve(node.all_input_nodes[0], self._through_view(node, dims), found)
+            if node.target is aten.expand.default:  # what is repeated is loaded once
+                elements = min(elements, self.tensor(node).hint)
+            yield from self._resolve(node.all_input_nodes[0], self._through_view(node, dims), elements)
         elif role == "fused" and node in self.cheap:
-            self._operands(node, dims, found)
+            yield from self._operands(node, dims, elements)
         else:
-            found.append(Read(node, dims))
+            yield Read(node, dims, elements)
 
     def _through_view(self, node: Node, dims: AxisDims | None) -> AxisDims | None:
         """Where a view's base is read when the view is read along ``dims``."""
