@@ -485,6 +485,14 @@ def combine_welford(mean, m2, weight, other_mean, other_m2, other_weight):
     return mean + gap * share, m2 + other_m2 + gap * gap * weight * share, total
 
 
+@jit
+def take_welford(mean, m2, weight, v, share):
+    """Welford's rule: one more element, ``share`` of all that were taken in."""
+    gap = v - mean
+    mean = mean + gap * share
+    return mean, m2 + gap * (v - mean), weight + 1.0
+
+
 # Reductions over an axis of a tile; the interpreter's own tl.reduce walks element by element.
 if knobs.runtime.interpret:
     amax, amin, prod = libdevice.amax, libdevice.amin, libdevice.prod

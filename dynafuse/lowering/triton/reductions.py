@@ -4,8 +4,8 @@ Each recurrence serves persistent rows (all elements at once), loops (a state pe
 (states of several programs combined by a second kernel).
 
 Worked example: ``sum`` has one state that starts at 0, takes in ``v`` as ``state + v``, is combined by ``tl.sum`` and
-finished as it is; ``var`` has Welford's three (mean, sum of squared deviations, weight), combined as in Chan, Golub,
-LeVeque (1979).
+finished as it is; ``var`` has three (mean, sum of squared deviations, weight), taken in as in Welford (Technometrics 4(3),
+1962) and combined as in Chan, Golub, LeVeque (1979).
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ Names = Sequence[str]
 
 @dataclass(frozen=True)
 class Recurrence:
-    """How a reduction is computed. All members are Triton text; ``v`` is an element, ``i`` its position in the row."""
+    """How a reduction is computed. All members are Triton text; ``v`` is an element, ``i`` its position in the row.
+
+    Loops update each lane with one element per step, so all lanes have taken in equally many; ``share`` is 1 over that.
+    """
 
     element: torch.dtype  # what an element is converted to first
     states: tuple[tuple[torch.dtype, str], ...]  # dtype and initial value of each state
     start: Callable[[str, str], tuple[str, ...]]  # (v, i) -> the states of one element
-    update: Callable[[Names, str, str], tuple[str, ...] | str]  # (states, v, i) -> new states
+    update: Callable[[Names, str, str, str], tuple[str, ...] | str]  # (states, v, i, share) -> new states
     combine: Callable[[Names], str]  # states of all lanes -> text of the combined states (a tuple if several)
     finish: Callable[[Names, str], str]  # (combined states, number of elements) -> the result
     indexed: bool = False  # whether it needs positions
+    shared: bool = False  # whether it needs the share
 
 
 def _first(states: Names, count: str) -> str:
@@ -50,7 +54,7 @@ def _simple(dtype: torch.dtype, identity: str, step: str, across: str,
             finish: Callable[[Names, str], str] = _first) -> Recurrence:
     """One state; ``step`` takes ``{s}`` and ``{v}``, ``across`` combines lanes."""
     return Recurrence(
-        dtype, ((dtype, identity),), lambda v, i: (v,), lambda s, v, i: (step.format(s=s[0], v=v),),
+        dtype, ((dtype, identity),), lambda v, i: (v,), lambda s, v, i, share: (step.format(s=s[0], v=v),),
         lambda s: _across(s, across), finish,
     )
 
@@ -80,7 +84,7 @@ def _position(operand: torch.dtype, largest: bool) -> Recurrence:
     name, identity = ("argmax", _lowest(dtype)) if largest else ("argmin", _highest(dtype))
     return Recurrence(
         dtype, ((dtype, identity), (torch.int64, str(torch.iinfo(torch.int64).max))), lambda v, i: (v, i),
-        lambda s, v, i: f"lm.combine_{name}({s[0]}, {s[1]}, {v}, {i})",
+        lambda s, v, i, share: f"lm.combine_{name}({s[0]}, {s[1]}, {v}, {i})",
         lambda s: _across(s, f"lm.{name}"), lambda s, count: s[1], indexed=True,
     )
 
@@ -91,9 +95,9 @@ def _variance(dtype: torch.dtype, correction: float, result: str = "{}") -> Recu
     return Recurrence(
         dtype, ((dtype, "0"), (dtype, "0"), (dtype, "0")),
         lambda v, i: (v, f"{v} * 0", one.format(v=v)),
-        lambda s, v, i: f"lm.combine_welford({s[0]}, {s[1]}, {s[2]}, {v}, {v} * 0.0, {s[2]} * 0.0 + 1.0)",
+        lambda s, v, i, share: f"lm.take_welford({s[0]}, {s[1]}, {s[2]}, {v}, {share})",
         lambda s: _across(s, "lm.welford"),
-        lambda s, count: result.format(f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)"),
+        lambda s, count: result.format(f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)"), shared=True,
     )
 
 

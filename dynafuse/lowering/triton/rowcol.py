@@ -94,5 +94,5 @@ def _advance_column(parts: Parts, emit: Emitter, op: int, running: list[str]) ->
     states = states_of_element(emit, rule, value, position, full, mask_of(parts, "x"))
     if len(states) > 1:
         raise NotImplementedError("column states of several parts")
-    new = rule.update(running, states[0], "")
+    new = rule.update(running, states[0], "", "")
     emit.line(f"{running[0]} = {new[0]}", full)

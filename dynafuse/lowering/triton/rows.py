@@ -104,7 +104,8 @@ def looped(parts: Parts) -> None:
     row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "r_base", r_loop=True)
 
 
-def one_pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int, Store]], bounds: str | None = None,
+def one_pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int, Store]],
+             bounds: tuple[str, str] | None = None,
              leave: Callable[[int, Recurrence, list[str]], None] | None = None,
              sums: Mapping[int, Online] | None = None) -> None:
     """One loop over the row. ``leave`` takes the states of what another kernel completes; ``sums`` are the online ones."""
@@ -113,12 +114,13 @@ def one_pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int
     plain = [op for op in now if op not in sums and op not in served]
     running = {op: _start(emit, op, parts) for op in plain}
     kept = {op: _start_online(emit, parts.spec.ops[found.difference].dtype) for op, found in sums.items()}
-    everything = f"0, {size_text(parts.numel('r'))}"
-    emit.open_loop(parts.loop("r_base", f"{bounds or everything}, RBLOCK"))
+    begin, end = bounds or ("0", size_text(parts.numel("r")))
+    emit.open_loop(parts.loop("r_base", f"{begin}, {end}, RBLOCK"))
+    shares = _shares(parts, emit, plain, begin)
     for op, found in sums.items():
         _advance_online(parts, emit, op, found, kept[op])
     for op in plain:
-        _advance(parts, emit, op, running[op])
+        _advance(parts, emit, op, running[op], shares)
     emit_stores(parts, emit, stores)
     emit.close_loop()
     for op in plain:
@@ -142,12 +144,22 @@ def _start(emit: Emitter, op: int, parts: Parts) -> list[str]:
     return names
 
 
-def _advance(parts: Parts, emit: Emitter, op: int, states: list[str]) -> None:
+def _shares(parts: Parts, emit: Emitter, ops: list[int], begin: str) -> dict[torch.dtype, str]:
+    """By dtype, 1 over the number of elements that a lane has taken in with this step, where a recurrence needs it."""
+    rules = [recurrence_of(parts.spec, op) for op in ops]
+    names = {rule.element: emit.name("share") for rule in rules if rule.shared}
+    steps = "r_base // RBLOCK + 1" if begin == "0" else f"(r_base - {begin}) // RBLOCK + 1"
+    for dtype, name in names.items():
+        emit.line(f"{name} = 1.0 / tl.full([], {steps}, {triton_type(dtype)})", frozenset("r"))
+    return names
+
+
+def _advance(parts: Parts, emit: Emitter, op: int, states: list[str], shares: Mapping[torch.dtype, str]) -> None:
     """Take in one element per lane."""
     full = frozenset("xr")
     rule = recurrence_of(parts.spec, op)
     value, position = element(parts, emit, op, rule)
-    new = rule.update(states, value.name, position.name if position else "")
+    new = rule.update(states, value.name, position.name if position else "", shares.get(rule.element, ""))
     texts = [new] if isinstance(new, str) else list(new)
     fresh = [emit.name("n") for _ in states]
     emit.line(f"{', '.join(fresh)} = {', '.join(texts)}", full)

@@ -42,7 +42,7 @@ def split(parts: Parts) -> None:
     chunk = blocks(blocks(r, parts.tiles.splits), parts.tiles.block["r"]) * parts.tiles.block["r"]
     emit.top.lines.extend(_chunk_lines(emit, chunk, r))
     early = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(s, parts.tiles.order["r"])]
-    one_pass(parts, emit, [op for op, _ in parts.spec.reductions], early, "r_begin, r_end",
+    one_pass(parts, emit, [op for op, _ in parts.spec.reductions], early, ("r_begin", "r_end"),
              lambda op, rule, states: _leave_partials(parts, emit, op, rule, states))
     done = {n for n, _ in early}
     row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "r_base", r_loop=True)
