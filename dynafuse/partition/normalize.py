@@ -1,7 +1,7 @@
 """Clean-ups of an ATen graph before it is partitioned; each leaves a graph that computes the same.
 
-In order: outputs of multi-output ops become ops of their own (``var_mean(x)[1]`` is ``mean(x)``), ops that do nothing
-go, equal calls are merged, dead code goes.
+In order: outputs of multi-output ops become ops of their own (``var_mean(x)[1]`` is ``mean(x)``), batches of one matrix
+product become that product, ops that do nothing go, equal calls are merged, dead code goes.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -33,6 +33,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     The module's own Python code is left stale: nothing calls it.
     """
     dissolve_multiple_outputs(module)
+    unbatch(module)
     remove_noops(module)
     settle_strides(module)
     if merge_equal:
@@ -100,6 +101,33 @@ def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> N
     node.graph.erase_node(node)
 
 
+def unbatch(module: GraphModule) -> None:
+    """Make plain products of batches of one: the views around them cost nothing, and ``mm`` has less to do per call."""
+    for node in list(module.graph.nodes):
+        if node.target is not aten.bmm.default or node.meta["val"].shape[0] != 1:
+            continue
+        with node.graph.inserting_before(node):
+            left, right = (_viewed(operand, aten.squeeze.dim, node) for operand in node.args)
+            product = _derived(node, aten.mm.default, (left, right))
+            new = _viewed(product, aten.unsqueeze.default, node)
+        new.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(new)
+        node.graph.erase_node(node)
+
+
+def _viewed(source: Node, view: Any, origin: Node) -> Node:
+    """A view that takes the leading dimension away or adds it."""
+    return _derived(origin, view, (source, 0))
+
+
+def _derived(origin: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    """A new call in the place of ``origin``, with its metadata and an example of its own."""
+    new = origin.graph.call_function(target, args)
+    values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+    new.meta = dict(origin.meta) | {"val": target(*values)}
+    return new
+
+
 def settle_strides(module: GraphModule) -> None:
     """Give results of their own memory contiguous strides where tracing says that elements share memory.
 
@@ -125,7 +153,7 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 
 def remove_noops(module: GraphModule) -> None:
-    """Drop aliases, views to the same sizes, casts to the same dtype, scatters of nothing and scatters over everything.
+    """Drop aliases, views that change nothing or undo others, casts to the same dtype, scatters that put nothing or all.
 
     One that is returned stays when it wraps an input, since an output that *is* an input has another meaning to its caller,
     or when it has memory of its own.
@@ -153,12 +181,35 @@ def _same_as(node: Node) -> Node | None:
         return None
     if node.target in NOTHING:
         return source
-    if node.target in SAME_SHAPE:
-        return source if _same_place(before, after) else None
+    if node.target in SAME_SHAPE and _same_place(before, after):
+        return source
+    if _is_view(node):
+        return _undone(source, after)
     if node.target is prims.convert_element_type.default:
         return source if before.dtype == after.dtype else None
     first_power = node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype
     return source if first_power else None
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _undone(view: Node, value: torch.Tensor) -> Node | None:
+    """What a chain of views began with, if ``value`` at its end is the same view of the same memory."""
+    while _is_view(view) and isinstance(view.args[0], Node):
+        view = view.args[0]
+        before = view.meta.get("val")
+        if isinstance(before, torch.Tensor) and _reads_alike(before, value):
+            return view
+    return None
+
+
+def _reads_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two views of one memory have the same elements at the same places."""
+    offsets = [_expr(value.storage_offset()) for value in (left, right)]
+    lazy = [(value.dtype, value.is_conj(), value.is_neg()) for value in (left, right)]
+    return offsets[0] == offsets[1] and lazy[0] == lazy[1] and _same_place(left, right)
 
 
 def _scattered(node: Node) -> Node | None:

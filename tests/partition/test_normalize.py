@@ -110,6 +110,42 @@ def test_ops_that_do_nothing_go() -> None:
         "relu_default = aten.relu.default(arg0)\nneg_default = aten.neg.default(relu_default)\nreturn neg_default")
 
 
+def test_views_that_undo_each_other_go() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        made = build.op("aten.permute.default", build.op("aten.unsqueeze.default", x, 0), [2, 1, 0])
+        made = build.op("aten.squeeze.dim", build.op("aten.permute.default", made, [2, 1, 0]), 0)
+        return build.op("aten.neg.default", made)
+
+    assert after(write, X) == "neg_default = aten.neg.default(arg0)\nreturn neg_default"
+
+
+def test_views_of_the_same_sizes_at_another_place_stay() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        pieces = [build.op("aten.slice.Tensor", build.op("aten.slice.Tensor", x, 0, a, a + 4), 0, b, b + 2)
+                  for a, b in ((0, 2), (2, 0), (2, 2))]
+        return build.op("aten.cat.default", pieces)
+
+    assert after(write, X).count("slice") > 6
+
+
+def test_the_conjugate_of_a_complex_view_stays() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        made = build.op("aten.view.default", build.op("aten._conj.default", x), [48])
+        return build.op("aten.neg.default", build.op("aten.view.default", made, [6, 8]))
+
+    assert "_conj" in after(write, torch.complex(X, X))
+
+
+def test_a_batch_of_one_product_is_that_product() -> None:
+    def write(build: graphs.Builder, x: Node, y: Node) -> Node:
+        return build.op("aten.neg.default", build.op("aten.bmm.default", x, y))
+
+    assert after(write, X[None], X.t()[None]) == (
+        "squeeze_dim = aten.squeeze.dim(arg0, 0)\nsqueeze_dim_1 = aten.squeeze.dim(arg1, 0)\n"
+        "mm_default = aten.mm.default(squeeze_dim, squeeze_dim_1)\nunsqueeze_default = aten.unsqueeze.default(mm_default, 0)\n"
+        "neg_default = aten.neg.default(unsqueeze_default)\nreturn neg_default")
+
+
 def test_nothing_scattered_and_everything_scattered_go() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         wide = build.op("aten.neg.default", x)
