@@ -28,12 +28,14 @@ from torch.fx import GraphModule, Node
 from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.ir import Facts, Plan, Region, Size
+from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 guards: Any = torch._C._dynamo.guards
+stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
 _print = PythonPrinter().doprint
 
 
@@ -112,7 +114,7 @@ class Writer:
     def _prologue(self) -> None:
         if self.steps:
             for index in self.devices:
-                self.lines.append(f"stream{index} = {self.constant(stream_of)}({index})")
+                self.lines.append(f"stream{index} = {self.constant(stream_of, 'stream_of')}({index})")
 
     def _returned(self) -> str:
         outputs = self.output.args[0]
@@ -331,8 +333,15 @@ class Writer:
 
 
 def _called(target: Any) -> Any:
-    """What a call of an ATen op ends in: the dispatcher's own function, without a Python function around it."""
-    return target._op if isinstance(target, torch._ops.OpOverload) else target
+    """What a call of an ATen op ends in, without a Python function around it.
+
+    The dispatcher's function takes any arguments by looking at the schema; a library call that torch also has as a function
+    of its own is made by that one, which knows them.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    known = getattr(torch._C._VariableFunctions, target.overloadpacket.__name__, None)
+    return known if known and target in LIBRARY and target._overloadname == "default" else target._op
 
 
 def _described(region: Region) -> Sequence[str]:
@@ -362,11 +371,6 @@ def _attribute(module: GraphModule, target: str) -> Any:
     for part in target.split("."):
         holder = getattr(holder, part)
     return holder
-
-
-def stream_of(index: int) -> int:
-    """The current stream of a CUDA device, as a raw pointer."""
-    return int(torch._C._cuda_getCurrentRawStream(index))
 
 
 def launch_on(index: int, launch: Callable[[], None]) -> None:
