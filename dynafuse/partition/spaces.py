@@ -23,6 +23,7 @@ from dynafuse.partition.axes import AxisDims, Unifier, fresh
 aten = torch.ops.aten
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
+UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 COPIES_INTO = aten.copy_.default
 RESHAPES = frozenset({
@@ -174,8 +175,11 @@ class Spaces:
 
     def is_unrolled(self, node: Node) -> bool:
         """Whether a reduction is short enough to be written out."""
+        if self._kind(node) is not Kind.REDUCTION or not self._plain(node):
+            return False
         total = count(tuple(self._reduced_sizes(node)))
-        return isinstance(total, int) and total <= UNROLL and self._kind(node) is Kind.REDUCTION and self._plain(node)
+        near = self.tensor(node.all_input_nodes[0]).bytes <= NEAR
+        return isinstance(total, int) and total <= (UNROLL_NEAR if near else UNROLL)
 
     def _plain(self, node: Node) -> bool:
         row = self.facts[node].row

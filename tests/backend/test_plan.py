@@ -18,6 +18,7 @@ from torch.fx import Node
 import dynafuse
 from dynafuse import backend
 from dynafuse.ir import Region
+from dynafuse.partition import spaces
 
 # ---------------------------------------------------------------------- random graphs
 
@@ -85,7 +86,11 @@ def random_function(seed: int) -> Callable[..., list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_graphs_are_computed_as_in_eager(seed: int) -> None:
+def test_random_graphs_are_computed_as_in_eager(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every other pair of graphs short reductions are not written out, so that small ones are reduced as large ones are."""
+    if seed % 4 < 2:
+        monkeypatch.setattr(spaces, "UNROLL", 1)
+        monkeypatch.setattr(spaces, "UNROLL_NEAR", 1)
     arguments = [torch.randn(Rows, Columns, dtype=torch.float64, requires_grad=seed % 2 == 1) for _ in range(3)]
     for graph in check(random_function(seed), *arguments):
         assert_complete(graph)
@@ -191,6 +196,13 @@ def test_a_pointwise_chain_is_one_region() -> None:
         return x
 
     assert len(plan_of(chain, torch.randn(9, 130), torch.randn(130))["inference"]) == 1
+
+
+@pytest.mark.parametrize(("rows", "regions"), [(16, 1), (4096, 2)])
+def test_a_short_sum_of_little_is_computed_where_it_is_read(rows: int, regions: int) -> None:
+    """A launch costs more than reading sixteen cached elements again; of a large operand that is another matter."""
+    report = dynafuse.explain(lambda x, y: x.sum(1) * y[:, None], torch.randn(rows, 16), torch.randn(2 * rows), device="h200")
+    assert len(report.to_dict()["graphs"][0]["steps"]) == regions
 
 
 def test_two_products_are_not_merged_across() -> None:
