@@ -223,7 +223,7 @@ class Writer:
                 self._allocate(node)
         device = self._device(step)
         arguments = self._arguments(step, kernel, device)
-        for launcher, launch in zip(kernel.bound(), kernel.launches, strict=True):
+        for launcher, launch in zip(kernel.bound(device), kernel.launches, strict=True):
             name = self.constant(launcher, f"k_{launch.entry}")
             spec_names = [arguments[a] for a, _ in launch.signature]
             grid = [self._grid(g, step) for g in launch.grid]

@@ -49,7 +49,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     spaces = [_allocation(w.dtype, (number(w.size, hints),), (1,), device) for w in kernel.workspaces]
     places = _places(kernel, spec)
     calls = [_call(launcher, launch, places, hints)
-             for launcher, launch in zip(kernel.bound(), kernel.launches, strict=True)]
+             for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
     calls = [call for call in calls if call is not None]
     symbols = [hints[name] for name in spec.symbols]
     stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
