@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from differential import Outcome, compare, compiled, copies, recorded, regions, run
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
@@ -62,6 +63,12 @@ def tests() -> list[Any]:
             if dtype in dtypes:
                 found.append(pytest.param(info, dtype, id=f"{name}-{str(dtype)[6:]}"))
     return found
+
+
+@pytest.fixture(autouse=True)
+def _samples_are_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch notes each sample on the ``unittest`` method up the stack; there is none, and the search takes long."""
+    monkeypatch.setattr(common_utils, "extract_test_fn", lambda: None)
 
 
 @pytest.mark.parametrize(("info", "dtype"), tests())
