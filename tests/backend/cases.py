@@ -247,7 +247,7 @@ def python_values(x):
 LAYOUTS: dict[str, Callable[[Maker], torch.Tensor]] = {
     "channels_last": lambda make: make(2, 5, 6, 7, grad=False).contiguous(memory_format=torch.channels_last),
     "transposed": lambda make: make(70, 65, grad=False).t(),
-    "permuted": lambda make: make(5, 6, 13, 3, grad=False).permute(2, 0, 3, 1),
+    "permuted": lambda make: make(3, 4, 13, 2, grad=False).permute(2, 0, 3, 1),
     "expanded": lambda make: make(7, 1, 130, grad=False).expand(7, 5, 130),
     "expanded_whole": lambda make: make(1, grad=False).expand(7, 9),  # few: a sum of n equal numbers is off by n/4 units or not at all
     "sliced": lambda make: make(20, 140, grad=False)[3:17:2, 1:131],
@@ -354,7 +354,7 @@ REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 DIMS = [d for n in (1, 2, 3) for d in itertools.combinations(range(3), n)]
 
 
-@each(lambda name: lambda make: (make(5, 13, 130),), *REDUCTIONS)
+@each(lambda name: lambda make: (make(3, 7, 130),), *REDUCTIONS)
 def over_every_dim(name: str) -> Function:
     function = REDUCTIONS[name]
     return lambda x: [function(x, dim=d, keepdim=k) for d in DIMS for k in (False, True)]
@@ -381,7 +381,7 @@ def columns(rows: int, width: int) -> Function:
     return lambda x: (x.sum(0), (x * 2).amax(0), x.var(0), x.mean(0), x.argmin(0), x.square().sum(0))
 
 
-@each(lambda rows, length: lambda make: (make(rows, length),), (3, 1030), (130, 7), (2, 1), (65, 128), (1, 5000))
+@each(lambda rows, length: lambda make: (make(rows, length),), (3, 1030), (66, 7), (2, 1), (65, 128), (1, 5000))
 def rows_then_rows(rows: int, length: int) -> Function:
     return lambda x: (x.softmax(1) * x, (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt(), x.log_softmax(1))
 

@@ -158,7 +158,7 @@ def total(build: graphs.Builder, x: Node) -> list[Node]:
 
 def test_one_function_serves_all_sizes() -> None:
     run = graphs.compiled(graphs.built(total, X, dynamic=True), [X])
-    for shape in ((8, 8), (3, 5), (200, 130), (2, 4000)):
+    for shape in ((8, 8), (3, 5), (70, 130), (2, 1030)):
         x = torch.randn(shape)
         exp, added = run.call([x])
         torch.testing.assert_close(exp, x.exp())
