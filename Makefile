@@ -32,10 +32,10 @@ demo: $(VENV)/.installed
 	$(BIN)/dynafuse demo
 
 test: lint types
-	DYNAFUSE_STRICT=1 $(if $(GPU),,TRITON_INTERPRET=1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	DYNAFUSE_STRICT=1 $(if $(GPU),,TRITON_INTERPRET=1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-nvfuser: $(NVFUSER_VENV)/.installed
-	DYNAFUSE_STRICT=1 OMP_NUM_THREADS=1 $(NVFUSER_BIN)/python -m pytest -n $(JOBS) tests/lowering/nvfuser
+	DYNAFUSE_STRICT=1 OMP_NUM_THREADS=1 $(NVFUSER_BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/lowering/nvfuser
 
 lint: $(VENV)/.test-installed
 	$(BIN)/python -m ruff check .
