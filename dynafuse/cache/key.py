@@ -4,7 +4,7 @@ A ``Spec`` holds everything that generated code can depend on and nothing else: 
 not enter. Lowering sees only the spec, so two regions with one key cannot need different kernels.
 
 Worked example: the residual adds of layers 3 and 17 both become ``%0 = aten.add.Tensor(in0, in1)`` over the same
-layouts, hence one key and one kernel.
+layouts, hence one key and one kernel. Where there are two, ``diff`` says why.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from dynafuse.cache.difference import differences
 from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
@@ -39,6 +40,7 @@ class Bound:
     outputs: tuple[Node, ...]
     symbols: tuple[sympy.Expr, ...]  # what the spec's size symbols are in the graph
     key: str
+    target: str  # what its kernel runs on: a device's capability or a library
 
 
 @cache
@@ -56,7 +58,7 @@ def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, An
 
 def rekeyed(bound: Bound, region: Region, target: str) -> Bound:
     """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
-    return replace(bound, region=region, key=key_of(bound.spec, target))
+    return replace(bound, region=region, key=key_of(bound.spec, target), target=target)
 
 
 class _Canonical:
@@ -88,7 +90,7 @@ class _Canonical:
         )
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, self.symbols.values())), options)
         return Bound(self.region, spec, tuple(self.inputs), self.region.outputs, tuple(self.symbols),
-                     key_of(spec, target))
+                     key_of(spec, target), target)
 
     def _is_looped_reduction(self, node: Node) -> bool:
         return node in self.region.reductions
@@ -190,6 +192,18 @@ def _expr(value: Any) -> Any:
 def key_of(spec: Spec, target: str) -> str:
     """The key of a spec: a digest of its text, the versions and the target."""
     return hashlib.sha256("\n".join([repr(spec), *versions(), target]).encode()).hexdigest()[:32]
+
+
+def diff(a: Bound | Spec, b: Bound | Spec) -> list[str]:
+    """Why two regions missed each other, a plain sentence per difference; nothing for equal keys."""
+    found = differences(*(one.spec if isinstance(one, Bound) else one for one in (a, b)))
+    if isinstance(a, Spec) or isinstance(b, Spec) or a.key == b.key:
+        return found
+    if a.region.executor != b.region.executor:
+        found.append(f"executor {a.region.executor} against {b.region.executor}")
+    elif a.target != b.target:
+        found.append(f"target {a.target} against {b.target}")
+    return found or ["versions of dynafuse, torch or Triton"]
 
 
 def reuse(bounds: Sequence[Bound]) -> Mapping[str, int]:

@@ -1,0 +1,170 @@
+"""Why two specs are not the same, in words.
+
+Worked example: the specs of ``x.sum(0)`` and ``x.sum(1)`` over ``float32[8, 8]`` differ in ``op 0: sum over dimension 0
+against dimension 1`` and in the axis that is reduced; a spec differs from itself in nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from dynafuse.ir import Layout, OpSpec, Ref, Spec, Store, references
+from dynafuse.ops.algebra import DIMENSIONS
+
+
+def differences(first: Spec, second: Spec) -> list[str]:
+    """A sentence per difference; none exactly where the specs are written alike. Ops have the numbers of the first."""
+    pair = _Pair(first, second, tuple(_paired(first.ops, second.ops)))
+    return [*pair.inputs(), *pair.ops(), *pair.axes(), *pair.outputs(), *pair.symbols(), *pair.options()]
+
+
+def _paired(first: Sequence[OpSpec], second: Sequence[OpSpec]) -> Iterator[tuple[int | None, int | None]]:
+    """Positions of ops that stand for each other: equal ops in order, and what is between them one by one."""
+    names, others = ([op.target for op in ops] for ops in (first, second))
+    for _, i, after_i, j, after_j in SequenceMatcher(a=names, b=others, autojunk=False).get_opcodes():
+        yield from zip_longest(range(i, after_i), range(j, after_j))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two specs, and which of their ops stand for each other."""
+
+    first: Spec
+    second: Spec
+    paired: tuple[tuple[int | None, int | None], ...]
+
+    def inputs(self) -> Iterator[str]:
+        yield from _counted("inputs", self.first.inputs, self.second.inputs)
+        for i, (a, b) in enumerate(zip(self.first.inputs, self.second.inputs, strict=False)):
+            yield from _layout(f"input {i}", a, b)
+
+    def ops(self) -> Iterator[str]:
+        along, others = dict(self.first.reductions), dict(self.second.reductions)
+        for i, j in self.paired:
+            if i is None or j is None:
+                yield from self._alone(i, j)
+                continue
+            yield from _op(f"op {i}", self.first.ops[i], self._renumbered(self.second.ops[j]))
+            yield from _said(f"op {i}: its operand along axes", along.get(i), others.get(j))
+
+    def _alone(self, i: int | None, j: int | None) -> Iterator[str]:
+        if i is not None:
+            yield f"op {i}: {_name(self.first.ops[i].target)} in the first alone"
+        if j is not None:
+            yield f"op {j} of the second: {_name(self.second.ops[j].target)} in the second alone"
+
+    def axes(self) -> Iterator[str]:
+        yield from _counted("axes", self.first.axes, self.second.axes)
+        for i, (a, b) in enumerate(zip(self.first.axes, self.second.axes, strict=False)):
+            yield from _said(f"axis {i}: size", a.size, b.size)
+            yield from _in_one(f"axis {i} is reduced", a.reduced, b.reduced)
+
+    def outputs(self) -> Iterator[str]:
+        yield from _counted("outputs", self.first.stores, self.second.stores)
+        for i, (a, b) in enumerate(zip(self.first.stores, self.second.stores, strict=False)):
+            yield from self._output(f"output {i}", a, b)
+
+    def _output(self, name: str, a: Store, b: Store) -> Iterator[str]:
+        yield from _said(f"{name}:", Ref("op", a.op), self._renamed(Ref("op", b.op)))
+        yield from _layout(name, a.layout, b.layout)
+        yield from _said(f"{name}: along axes", a.dims, b.dims)
+        yield from _in_one(f"{name} aliases an input", a.into is not None, b.into is not None)
+        if a.into is not None and b.into is not None:
+            yield from _said(f"{name} aliases input", a.into, b.into)
+
+    def symbols(self) -> Iterator[str]:
+        yield from _said("size symbols", self.first.symbols, self.second.symbols)
+
+    def options(self) -> Iterator[str]:
+        known, others = dict(self.first.options), dict(self.second.options)
+        for name in dict.fromkeys((*known, *others)):
+            yield from _said(f"option {name}:", known.get(name), others.get(name))
+
+    def _renumbered(self, op: OpSpec) -> OpSpec:
+        """An op of the second spec with the first's numbers in its arguments."""
+        return OpSpec(op.target, self._renamed(op.args), op.shape, op.dtype)
+
+    def _renamed(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(self._renamed, value))
+        if not isinstance(value, Ref) or value.kind == "in":
+            return value
+        known = next((i for i, j in self.paired if j == value.position), None)
+        return Ref("op", known) if known is not None else f"{value} of the second"
+
+
+def _op(where: str, a: OpSpec, b: OpSpec) -> Iterator[str]:
+    """How two ops differ that stand for each other: as calls where an edge or the op itself does."""
+    one, other = dict(a.args), dict(b.args)
+    changed = {name: (one.get(name), other.get(name)) for name in dict.fromkeys((*one, *other))
+               if _differ(one.get(name), other.get(name))}
+    if a.target != b.target or any(True for _ in references(tuple(changed.values()))):
+        told = _brief if _brief(a.target) != _brief(b.target) or a.target == b.target else str
+        yield f"{where}: {_call(told(a.target), a)} against {_call(told(b.target), b)}"
+    else:
+        yield from (f"{where}: {_name(a.target)} {_argument(name, *values)}" for name, values in changed.items())
+    yield from _said(f"{where}: size", a.shape, b.shape)
+    yield from _said(f"{where}: dtype", a.dtype, b.dtype)
+
+
+def _layout(where: str, a: Layout, b: Layout) -> Iterator[str]:
+    yield from _said(f"{where}: dtype", a.dtype, b.dtype)
+    yield from _said(f"{where}: size", a.shape, b.shape)
+    yield from _said(f"{where}: stride", a.stride, b.stride)
+    yield from _in_one(f"{where} is aligned to 16 bytes", a.aligned, b.aligned)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether a key tells two values apart: 1, 1.0 and True are three."""
+    return repr(a) != repr(b)
+
+
+def _said(what: str, a: Any, b: Any) -> Iterator[str]:
+    if _differ(a, b):
+        yield f"{what} {_text(a)} against {_text(b)}"
+
+
+def _in_one(what: str, a: bool, b: bool) -> Iterator[str]:
+    if a != b:
+        yield f"{what} in the {'first' if a else 'second'} alone"
+
+
+def _counted(what: str, a: Sequence[Any], b: Sequence[Any]) -> Iterator[str]:
+    yield from _said(f"number of {what}:", len(a), len(b))
+
+
+def _argument(name: str, a: Any, b: Any) -> str:
+    if name in DIMENSIONS:
+        return f"over {_dimensions(a)} against {_dimensions(b)}"
+    return f"with {name} {_text(a)} against {_text(b)}"
+
+
+def _dimensions(dims: Any) -> str:
+    listed = dims if isinstance(dims, tuple) else (dims,)
+    if not listed or None in listed:
+        return "all dimensions"
+    return f"dimension{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
+
+
+def _call(name: str, op: OpSpec) -> str:
+    return f"{name}({', '.join(str(value) for _, value in op.args)})"
+
+
+def _brief(target: str) -> str:
+    """``aten.sub.Tensor`` as ``aten.sub``."""
+    return target.rpartition(".")[0]
+
+
+def _name(target: str) -> str:
+    """``aten.sub.Tensor`` as ``sub``."""
+    return _brief(target).rpartition(".")[2]
+
+
+def _text(value: Any) -> str:
+    return str(value)[6:] if isinstance(value, torch.dtype) else str(value)
