@@ -166,7 +166,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if _plan_only:
         return interpreter(module)
     _count_sites(len(bounds))
-    steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols) for name, b in bounds.items()}
+    steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols, b.numbers) for name, b in bounds.items()}
     call = write(plan, module, steps, static_inputs(kind))
     log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]
     return call if captured is None or not config.cudagraphs else capture(

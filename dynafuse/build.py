@@ -158,7 +158,7 @@ def request(bound: Bound, capability: int | None, config: Config) -> Future[Buil
 
 def _kernel(bound: Bound, capability: int | None, config: Config) -> Future[Built]:
     """A Triton kernel, compiled in a worker process if there are some."""
-    lowered = lower(bound.spec)
+    lowered = lower(bound.code)
     return _then(pool.submit(lowered, capability, config.workers), lambda compiled: Kernel(
         bound.key, lowered.source, lowered.launches, lowered.workspaces, compiled, capability is None))
 

@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch.fx import Graph, Node
 
+from dynafuse.ops.literals import Number
 from dynafuse.ops.table import Call, Row
 
 Size: TypeAlias = int | sympy.Expr
@@ -207,7 +208,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One op of a spec: its overload's name, its arguments by schema name (tensors as ``Ref``), its output."""
+    """One op of a spec: its overload's name, its arguments by schema name (tensors as ``Ref``), its output.
+
+    A float that does not change code may be there as a ``Number``: an argument of the kernel.
+    """
 
     target: str
     args: tuple[tuple[str, Any], ...]
@@ -241,6 +245,11 @@ class Spec:
     symbols: tuple[str, ...]  # size symbols, each an integer argument of the kernel
     options: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The floats that are not part of the spec, each a float32 argument of the kernel."""
+        return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, Number))
+
     def __str__(self) -> str:
         lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
         lines += [f"%{i} = {op}" for i, op in enumerate(self.ops)]
@@ -252,7 +261,8 @@ class Spec:
 class Launch:
     """One kernel launch of a lowered region.
 
-    ``arguments`` name, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces) and size symbols.
+    ``arguments`` name, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces), size symbols
+    and numbers (``k0``).
     ``grid`` holds integer expressions over the size symbols.
     """
 

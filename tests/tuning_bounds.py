@@ -27,7 +27,7 @@ def bounds(module: GraphModule, device_type: str = "cpu") -> list[Bound]:
 
 def native_kernel(bound: Bound) -> Any:
     """Triton's kernel of a region, for the GPU at hand or for the interpreter."""
-    lowered = lower(bound.spec)
+    lowered = lower(bound.code)
     target = None if interpreting() else devices.at_hand(0).capability
     compiled = pool.submit(lowered, target, 0).result()
     return Kernel(bound.key, lowered.source, lowered.launches, lowered.workspaces, compiled, target is None)

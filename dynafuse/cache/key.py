@@ -1,10 +1,11 @@
 """The canonical form of a region, and its key.
 
-A ``Spec`` holds everything that generated code can depend on and nothing else: names, node order and layer numbers do
-not enter. Lowering sees only the spec, so two regions with one key cannot need different kernels.
+A ``Spec`` holds everything that a region computes and nothing else: names, node order and layer numbers do not enter.
+Lowering sees only a spec, so two regions with one key cannot need different kernels: for Triton, the spec without the floats
+that do not change code, which are arguments of its kernels.
 
 Worked example: the residual adds of layers 3 and 17 both become ``%0 = aten.add.Tensor(in0, in1)`` over the same
-layouts, hence one key and one kernel. Where there are two, ``diff`` says why.
+layouts, hence one key and one kernel; so do norms that add 1e-5 and 1e-6. Where there are two, ``diff`` says why.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dynafuse.cache.difference import differences
+from dynafuse.cache.numbers import lifted
 from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
+from dynafuse.ops.numbers import lifted as lifted_arguments
 
 IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 """Arguments that say where and how eager would allocate; a kernel writes where its output's layout says."""
@@ -36,9 +39,11 @@ class Bound:
 
     region: Region
     spec: Spec
+    code: Spec  # what its kernel is made from and keyed by: the spec, on Triton without the floats that are its arguments
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     symbols: tuple[sympy.Expr, ...]  # what the spec's size symbols are in the graph
+    numbers: tuple[float, ...]  # what the numbers of the code are
     key: str
     target: str  # what its kernel runs on: a device's capability or a library
 
@@ -58,7 +63,13 @@ def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, An
 
 def rekeyed(bound: Bound, region: Region, target: str) -> Bound:
     """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
-    return replace(bound, region=region, key=key_of(bound.spec, target), target=target)
+    code, numbers = _code(bound.spec, region.executor)
+    return replace(bound, region=region, code=code, numbers=numbers, key=key_of(code, target), target=target)
+
+
+def _code(spec: Spec, executor: str) -> tuple[Spec, tuple[float, ...]]:
+    """What an executor's kernel is made from, and the floats that it takes as arguments."""
+    return lifted(spec) if executor == "triton" else (spec, ())
 
 
 class _Canonical:
@@ -73,7 +84,7 @@ class _Canonical:
         self.specs: list[OpSpec] = []
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         self.calls = {node: self._call(node) for node in region.nodes}
-        self.digests: dict[Node, str] = {}
+        self.digests: dict[Node, tuple[str, str]] = {}
         for node in region.nodes:  # operands come first
             self.calls[node] = self._ordered(node, self.calls[node])
             self.digests[node] = self._digest(node)
@@ -89,8 +100,9 @@ class _Canonical:
             and self._is_looped_reduction(node)
         )
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, self.symbols.values())), options)
-        return Bound(self.region, spec, tuple(self.inputs), self.region.outputs, tuple(self.symbols),
-                     key_of(spec, target), target)
+        code, numbers = _code(spec, self.region.executor)
+        return Bound(self.region, spec, code, tuple(self.inputs), self.region.outputs, tuple(self.symbols), numbers,
+                     key_of(code, target), target)
 
     def _is_looped_reduction(self, node: Node) -> bool:
         return node in self.region.reductions
@@ -115,12 +127,22 @@ class _Canonical:
             return args
         return args | dict(zip(names, sorted(operands, key=self._digest_of), strict=True))
 
-    def _digest_of(self, node: Node) -> str:
-        return self.digests[node] if node in self.digests else f"~{self.facts[node].tensor}"
+    def _digest_of(self, node: Node) -> tuple[str, str]:
+        return self.digests[node] if node in self.digests else (f"~{self.facts[node].tensor}",) * 2
 
-    def _digest(self, node: Node) -> str:
-        """What a node computes, whatever its inputs are called."""
-        named = pytree.tree_map(lambda a: self._digest_of(a) if isinstance(a, Node) else str(a), self.calls[node])
+    def _digest(self, node: Node) -> tuple[str, str]:
+        """What a node computes, whatever its inputs are called: without floats that do not change code, and with them."""
+        args = self.calls[node]
+        return self._hashed(node, args | dict.fromkeys(self._lifted(node), "number"), 0), self._hashed(node, args, 1)
+
+    def _lifted(self, node: Node) -> Mapping[str, Any]:
+        facts = self.facts[node]
+        assert facts.tensor is not None
+        operands = [t.dtype for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None]
+        return lifted_arguments(facts.row, self.calls[node], facts.tensor.dtype, operands)
+
+    def _hashed(self, node: Node, args: Mapping[str, Any], which: int) -> str:
+        named = pytree.tree_map(lambda a: self._digest_of(a)[which] if isinstance(a, Node) else str(a), dict(args))
         return hashlib.sha256(f"{node.target} {named} {self.facts[node].tensor}".encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ numbering
@@ -196,12 +218,14 @@ def key_of(spec: Spec, target: str) -> str:
 
 def diff(a: Bound | Spec, b: Bound | Spec) -> list[str]:
     """Why two regions missed each other, a plain sentence per difference; nothing for equal keys."""
-    found = differences(*(one.spec if isinstance(one, Bound) else one for one in (a, b)))
-    if isinstance(a, Spec) or isinstance(b, Spec) or a.key == b.key:
-        return found
+    if isinstance(a, Spec) or isinstance(b, Spec):
+        return differences(*(one.spec if isinstance(one, Bound) else one for one in (a, b)))
+    if a.key == b.key:
+        return []
     if a.region.executor != b.region.executor:
-        found.append(f"executor {a.region.executor} against {b.region.executor}")
-    elif a.target != b.target:
+        return [*differences(a.spec, b.spec), f"executor {a.region.executor} against {b.region.executor}"]
+    found = differences(a.code, b.code)
+    if a.target != b.target:
         found.append(f"target {a.target} against {b.target}")
     return found or ["versions of dynafuse, torch or Triton"]
 

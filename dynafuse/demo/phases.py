@@ -133,7 +133,7 @@ def example(compiled: Sequence[Compiled]) -> tuple[str, int] | None:
         return None
     shared = Counter(bound.key for bound in bounds)
     chosen = max(bounds, key=lambda bound: (shared[bound.key], len(bound.spec.ops)))
-    return lower(chosen.spec).source, shared[chosen.key]
+    return lower(chosen.code).source, shared[chosen.key]
 
 
 def _bounds(compiled: Sequence[Compiled]) -> list[Bound]:

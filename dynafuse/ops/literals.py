@@ -13,6 +13,8 @@ Values of 16-bit and 8-bit floats live in float32 inside a kernel (their opmath 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -39,6 +41,29 @@ _TRITON = {
 _NARROW_INTS = (torch.int8, torch.int16)
 
 
+@dataclass(frozen=True, repr=False)
+class Number:
+    """A float that a kernel takes as its argument ``name``: the code is the same whatever the value.
+
+    If ``inverse``, what the kernel takes is the number's reciprocal.
+    """
+
+    position: int
+    inverse: bool = False
+
+    @property
+    def name(self) -> str:
+        """The kernel's argument."""
+        return f"k{self.position}"
+
+    def __repr__(self) -> str:
+        return f"1/{self.name}" if self.inverse else self.name
+
+
+Scalar: TypeAlias = bool | int | float | Number
+"""What an op may be given where no tensor is."""
+
+
 def supported(dtype: torch.dtype) -> bool:
     """Whether Triton has the dtype: false for complex, quantised and the rarer 8-bit floats."""
     return dtype in _TRITON
@@ -54,8 +79,14 @@ def triton_type(dtype: torch.dtype) -> str:
     return _TRITON[dtype]
 
 
-def literal(value: bool | int | float, dtype: torch.dtype) -> str:
-    """The Triton literal of ``value`` converted to ``dtype`` as eager converts it: rounded, truncated or wrapped."""
+def literal(value: Scalar, dtype: torch.dtype) -> str:
+    """The Triton literal of ``value`` converted to ``dtype`` as eager converts it: rounded, truncated or wrapped.
+
+    A number that the kernel takes as an argument is in ``dtype``: its name stands for it.
+    """
+    if isinstance(value, Number):
+        assert not value.inverse and dtype is torch.float32, (value, dtype)
+        return value.name
     if dtype is torch.bool:
         return str(bool(value))
     return _float_literal(float(value), dtype) if dtype.is_floating_point else str(_wrapped(int(value), dtype))

@@ -48,6 +48,7 @@ class Step:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     symbols: tuple[sympy.Expr, ...]
+    numbers: tuple[float, ...] = ()
 
 
 class Writer:
@@ -260,6 +261,7 @@ class Writer:
             found[f"out{i}"] = self.names[node if into is None else into]
         for i, symbol in enumerate(step.symbols):
             found[f"s{i}"] = self.size(symbol)
+        found |= {f"k{i}": repr(number) for i, number in enumerate(step.numbers)}
         where = torch.device("cpu") if device is None else torch.device("cuda", device)
         for number, space in enumerate(kernel.workspaces):
             name = f"ws{number}"

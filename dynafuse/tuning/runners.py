@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from dynafuse.cache.numbers import lifted
 from dynafuse.ir import Launch, Spec
 from dynafuse.runtime.launch import Kernel, Launcher
 from dynafuse.runtime.wrapper import stream_of
@@ -51,11 +52,11 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     calls = [_call(launcher, launch, places, hints)
              for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
     calls = [call for call in calls if call is not None]
-    symbols = [hints[name] for name in spec.symbols]
+    constant = [*(hints[name] for name in spec.symbols), *lifted(spec)[1]]
     stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        held = [*inputs, *symbols, *[allocate() for allocate in made], *[allocate() for allocate in spaces]]
+        held = [*inputs, *constant, *[allocate() for allocate in made], *[allocate() for allocate in spaces]]
         stream = None if index is None else stream_of(index)
         for call in calls:
             call(stream, held)
@@ -65,9 +66,9 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
 
 
 def _places(kernel: Kernel, spec: Spec) -> dict[str, int]:
-    """Where each of a kernel's arguments is among inputs, size symbols, new tensors and workspaces, in that order."""
+    """Where each of a kernel's arguments is: inputs, size symbols, numbers, new tensors and workspaces, in that order."""
     places = {f"in{i}": i for i in range(len(spec.inputs))}
-    for name in spec.symbols:
+    for name in (*spec.symbols, *lifted(spec)[0].numbers):
         places[name] = len(places)
     free = len(places)
     for i, store in enumerate(spec.stores):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dynafuse.cache.numbers import lifted
 from dynafuse.ir import Spec
 from dynafuse.partition import calibration
 from dynafuse.partition.cost import Prediction
@@ -136,8 +137,9 @@ def _measured(data: Mapping[str, Any]) -> Measured:
 def verdict_key(spec: Spec, hints: Mapping[str, int], device: torch.device) -> str:
     """The key of a region's verdict: what it computes, how large dynamic sizes are (as powers of two), on which device.
 
-    Executors do not enter, nor an ``executor`` among the spec's options.
+    Executors do not enter, nor an ``executor`` among the spec's options, nor floats that do not change code.
     """
+    spec, _ = lifted(spec)
     spec = replace(spec, options=tuple(option for option in spec.options if option[0] != "executor"))
     sizes = sorted((name, max(hint, 1).bit_length()) for name, hint in hints.items())
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else str(device)

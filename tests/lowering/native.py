@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python native.py goldens|llama`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python native.py goldens|llama|numbers`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numbered
 import representative
 import torch
 import triton
@@ -67,7 +68,7 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
     distinct = {bound.key: bound for bound in bounds}
     found: dict[str, dict[str, int]] = {}
     for key, bound in distinct.items():
-        lowered = lower(bound.spec)
+        lowered = lower(bound.code)
         for launch in lowered.launches:
             kernel = compile_launch(lowered.source, launch, CAPABILITY)
             assert kernel.asm["cubin"][:4] == b"\x7fELF"
@@ -76,4 +77,4 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled({"goldens": goldens, "llama": llama}[sys.argv[1]]())))
+    print(json.dumps(compiled({"goldens": goldens, "llama": llama, "numbers": numbered.regions}[sys.argv[1]]())))

@@ -107,8 +107,8 @@ def text(name: str) -> str:
 
 
 def _section(bound: Bound) -> str:
-    lowered = lower(bound.spec)
-    spec = "\n".join(f"# {line}" for line in str(bound.spec).splitlines())
+    lowered = lower(bound.code)
+    spec = "\n".join(f"# {line}" for line in str(bound.code).splitlines())
     lines = [f"# {launch.entry}: grid {launch.grid}, {dict(launch.constants)}, {launch.warps} warps"
              for launch in lowered.launches]
     lines += [f"# {space.name}: {space.dtype}[{space.size}]" for space in lowered.workspaces]

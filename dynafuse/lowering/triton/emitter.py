@@ -24,7 +24,7 @@ from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
-from dynafuse.ops.literals import conversion, literal, opmath, triton_type
+from dynafuse.ops.literals import Number, Scalar, conversion, literal, opmath, triton_type
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Emitter(Choices):
         self.axes = [symbol(f"i{k}", axis.size) for k, axis in enumerate(spec.axes)]
         self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
         self.accesses: list[Access] = []
+        self.numbers: set[str] = set()  # arguments of the kernel that it uses
         self.reduced: dict[int, Value] = {}  # reductions whose result is known
         self.replaced: dict[int, Value] = {}  # ops that stand for something else, at any index
         self.on_reduction: Callable[[int], Value] | None = None
@@ -175,6 +176,7 @@ class Emitter(Choices):
                 tiles |= value.tiles
                 operands.append(value.name)
             else:
+                self.numbers |= {arg.name} if isinstance(arg, Number) else set()
                 operands.append(arg)
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
@@ -260,6 +262,6 @@ class Emitter(Choices):
 
 def _format(row: Row, context: Context, operands: list[Any]) -> str:
     if isinstance(row.emit, str):
-        return row.emit.format(*(literal(o, context.dtype) if isinstance(o, (bool, int, float)) else o for o in operands))
+        return row.emit.format(*(literal(o, context.dtype) if isinstance(o, Scalar) else o for o in operands))
     assert row.emit is not None
     return row.emit(context, *operands)

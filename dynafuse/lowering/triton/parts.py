@@ -150,11 +150,12 @@ def add_launch(parts: Parts, emit: Emitter, tiles: list[Tile], grid: tuple[Size,
     block = block or parts.tiles.block
     name = parts.name + suffix
     pointers = _pointers(parts, emit)
-    parameters = [n for n, _ in pointers] + list(parts.spec.symbols)
+    numbers = [number for number in parts.spec.numbers if number in emit.numbers]
+    parameters = [*(n for n, _ in pointers), *parts.spec.symbols, *numbers]
     constants = {f"{t.upper()}BLOCK": size for t, size in block.items()}
     source = render(emit, tiles, name, parameters, list(constants), _docstring(parts, suffix))
     parts.sources.append(source)
-    signature = tuple(pointers) + tuple((s, "i64") for s in parts.spec.symbols)
+    signature = (*pointers, *((s, "i64") for s in parts.spec.symbols), *((n, "fp32") for n in numbers))
     parts.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps or parts.tiles.warps))
 
 

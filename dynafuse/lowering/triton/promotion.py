@@ -9,6 +9,7 @@ import torch
 
 from dynafuse.ir import Ref
 from dynafuse.ops import Call, Row, promotion
+from dynafuse.ops.literals import Number
 
 
 class Tensors(Protocol):
@@ -29,6 +30,8 @@ def compute_dtype(row: Row, call: Call, tensors: Tensors) -> torch.dtype | None:
             operands.append((tensors.dtype(arg), len(tensors.shape(arg)) == 0))
         elif isinstance(arg, (bool, int, float)):
             operands.append(type(arg))
+        elif isinstance(arg, Number):
+            operands.append(float)
         elif isinstance(arg, sympy.Expr):
             operands.append(int)
     return promotion.compute_dtype(row, call, operands)
