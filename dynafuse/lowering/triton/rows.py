@@ -163,7 +163,7 @@ def _advance(parts: Parts, emit: Emitter, op: int, states: list[str], shares: Ma
     texts = [new] if isinstance(new, str) else list(new)
     fresh = [emit.name("n") for _ in states]
     emit.line(f"{', '.join(fresh)} = {', '.join(texts)}", full)
-    mask = None if parts.tiles.kernel_class != "split" and parts.exact("r", parts.tiles.block["r"]) else "r_mask"
+    mask = None if parts.exact("r", parts.tiles.block["r"]) else "r_mask"  # chunks of split rows are whole tiles too
     for state, candidate in zip(states, fresh, strict=True):
         emit.line(f"{state} = " + (f"tl.where({mask}, {candidate}, {state})" if mask else candidate), full)
 

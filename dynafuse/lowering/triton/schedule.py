@@ -29,6 +29,7 @@ SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pa
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
+IN_FLIGHT = 32 << 10  # bytes per processor on their way from memory that keep it busy (Little's law: 4 TB/s × 1 µs / 132)
 SHARED = 96 << 10  # bytes of shared memory that loads under way may take: less than any device of today has
 
 
@@ -287,13 +288,15 @@ def _looped(order: dict[str, tuple[int, ...]], rows: int, length: int, live: int
 def _split(
     spec: Spec, order: dict[str, tuple[int, ...]], rows: int, length: int, inner: bool, read: int
 ) -> Tiles:
-    """Many small programs: each has few loads in flight, so that many must run side by side."""
+    """Many small programs: each has few loads in flight, so that many must run side by side, or each must load ahead."""
     x = 1 if inner else min(64, power_of_two(rows))
     r = min((4096 if inner else 2048) // x, power_of_two(length))
     programs = -(-rows // x)
     wanted = power_of_two((4 if inner else 16) * PROCESSORS // programs)
     splits = min(clamp(wanted, 2, 256), -(-length // r))
-    stages = _ahead(r * read, 4) if inner else 1
+    tile = x * r * read
+    wanting = -(-IN_FLIGHT * PROCESSORS // max(programs * splits * tile, 1))
+    stages = _ahead(tile, 4 if inner else clamp(wanting, 1, 4))
     return Tiles("split", order, {"x": x, "r": r}, 4, stages, splits, frozenset(op for op, _ in spec.reductions))
 
 
