@@ -28,12 +28,17 @@ def divides(divisor: Size, size: Size) -> Size | None:
 
 
 class Axis:
-    """A loop of some size; once unified with a finer list of axes it forwards to them."""
+    """A loop of some size; once unified with a finer list of axes it forwards to them.
 
-    __slots__ = ("parts", "size")
+    ``rank`` bounds how many forwards lead here (union by rank: Tarjan, van Leeuwen, JACM 31(2), 1984), so that a residual
+    stream through all layers is followed in a few steps.
+    """
+
+    __slots__ = ("parts", "rank", "size")
 
     def __init__(self, size: Size) -> None:
         self.size = size
+        self.rank = 0
         self.parts: tuple[Axis, ...] | None = None
 
     def __repr__(self) -> str:
@@ -94,10 +99,14 @@ class Unifier:
             if x is y:
                 continue
             if x.size == y.size:
-                self._forward(x, (y,))
+                self._join(*((x, y) if x.rank <= y.rank else (y, x)))
             elif not self._refine(x, y, a, b):
                 return False
         return not a and not b
+
+    def _join(self, lower: Axis, upper: Axis) -> None:
+        upper.rank = max(upper.rank, lower.rank + 1)  # stays when this is undone: it is a bound
+        self._forward(lower, (upper,))
 
     def _refine(self, x: Axis, y: Axis, a: list[Axis], b: list[Axis]) -> bool:
         """Split the larger of two axes so that its outer part is the smaller."""
