@@ -12,11 +12,12 @@ Worked example::
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -49,6 +50,8 @@ from dynafuse.runtime.wrapper import Step, write
 from dynafuse.tuning import VERDICTS
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _launch_sites = 0
 
@@ -130,6 +133,22 @@ def listening(listener: Callable[[Compiled], None], plan_only: bool) -> Iterator
         _plan_only = before
 
 
+def without_garbage_collection(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` with Python's cyclic collector held back: it would walk torch's millions of objects over and over."""
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return run
+
+
+@without_garbage_collection
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
                   captured: dict[str, bool] | None = None, forcing: Forcing | None = None) -> Callable[..., Any]:
     """One ATen graph, from FX to a function: the whole pipeline, in order."""
