@@ -18,6 +18,7 @@ WHOLE = {
     aten.embedding_dense_backward: "CUDA's kernel sorts the indices: no atomics, the same result every time",
     aten.max_pool2d_with_indices: "its kernel reads each window once; its backward pairs with it",
     aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
+    aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",
     aten.soft_margin_loss_backward: "the decomposition subtracts nearly equal numbers",
     aten.max_pool2d_with_indices_backward: "pairs with the forward's int64 indices",
 }
