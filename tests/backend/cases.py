@@ -357,7 +357,7 @@ DIMS = [d for n in (1, 2, 3) for d in itertools.combinations(range(3), n)]
 @each(lambda name: lambda make: (make(3, 5, 130),), *REDUCTIONS)
 def over_every_dim(name: str) -> Function:
     function = REDUCTIONS[name]
-    return lambda x: [function(x, dim=d, keepdim=k) for d in DIMS for k in (False, True)]
+    return lambda x: [function(x, dim=d, keepdim=n % 2 == 1) for n, d in enumerate(DIMS)]
 
 
 @each(lambda name: lambda make: (make(4, 9, 17),), "sum", "mean", "amax", "var")
