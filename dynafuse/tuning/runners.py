@@ -48,11 +48,12 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     made = [_allocation(s.layout.dtype, numbers(s.layout.shape, hints), numbers(s.layout.stride, hints), device)
             for s in spec.stores if s.into is None]
     spaces = [_allocation(w.dtype, (number(w.size, hints),), (1,), device) for w in kernel.workspaces]
-    places = _places(kernel, spec)
+    code, values = lifted(spec)
+    places = _places(kernel, code)
     calls = [_call(launcher, launch, places, hints)
              for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
     calls = [call for call in calls if call is not None]
-    constant = [*(hints[name] for name in spec.symbols), *lifted(spec)[1]]
+    constant = [*(hints[name] for name in spec.symbols), *values]
     stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -65,13 +66,13 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     return run
 
 
-def _places(kernel: Kernel, spec: Spec) -> dict[str, int]:
+def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
     """Where each of a kernel's arguments is: inputs, size symbols, numbers, new tensors and workspaces, in that order."""
-    places = {f"in{i}": i for i in range(len(spec.inputs))}
-    for name in (*spec.symbols, *lifted(spec)[0].numbers):
+    places = {f"in{i}": i for i in range(len(code.inputs))}
+    for name in (*code.symbols, *code.numbers):
         places[name] = len(places)
     free = len(places)
-    for i, store in enumerate(spec.stores):
+    for i, store in enumerate(code.stores):
         places[f"out{i}"] = free if store.into is None else store.into
         free += store.into is None
     for number_of, space in enumerate(kernel.workspaces):
