@@ -104,20 +104,17 @@ def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> N
 def unbatch(module: GraphModule) -> None:
     """Make plain products of batches of one: the views around them cost nothing, and ``mm`` has less to do per call."""
     for node in list(module.graph.nodes):
-        if node.target is not aten.bmm.default or node.meta["val"].shape[0] != 1:
+        if node.target is not aten.bmm.default or not _is_one(node.meta["val"].shape[0]):
             continue
         with node.graph.inserting_before(node):
-            left, right = (_viewed(operand, aten.squeeze.dim, node) for operand in node.args)
+            left, right = (_derived(node, aten.squeeze.dim, (operand, 0)) for operand in node.args)
             product = _derived(node, aten.mm.default, (left, right))
-            new = _viewed(product, aten.unsqueeze.default, node)
-        new.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(new)
-        node.graph.erase_node(node)
+        _replace(node, aten.unsqueeze.default, (product, 0))
 
 
-def _viewed(source: Node, view: Any, origin: Node) -> Node:
-    """A view that takes the leading dimension away or adds it."""
-    return _derived(origin, view, (source, 0))
+def _is_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is one for certain; asking a symbol would make a guard, or fail where it depends on data."""
+    return isinstance(size, int) and size == 1
 
 
 def _derived(origin: Node, target: Any, args: tuple[Any, ...]) -> Node:
