@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bench import systems
+from bench import host, systems
 from bench.report import Report, describe_machine, describe_versions
 from bench.worker import Failed, Inside, Process, Worker
 
-DEFAULT_CASES = {"models": "llama,gpt_neox,vit_b,resnet50", "layers": "llama", "micro": ""}
+DEFAULT_CASES = {"models": "llama,gpt_neox,vit_b,resnet50", "layers": "llama", "micro": "", "host": ""}
 LAYERS = (8, 32)
 
 
@@ -78,7 +78,7 @@ class Runner:
 
 # What a progress line shows of a row.
 SHOWN = ("error", "cold_s", "right", "kernels", "loss_difference", "grad_norm_max", "grad_rmse", "eager_grad_rmse",
-         "step_ms", "device_ms", "triton_ms", "peak_gb", "device_us", "tb_per_s", "rmse", "eager_rmse")
+         "step_ms", "host_us", "device_ms", "triton_ms", "peak_gb", "device_us", "tb_per_s", "rmse", "eager_rmse")
 
 
 # ------ models
@@ -114,12 +114,17 @@ def measure_together(runner: Runner, label: str, request: dict[str, Any], names:
     try:
         # All import at once; no compile is timed while another process is still importing.
         each(runner, label, workers, lambda name: workers[name].ready(runner.deadline.left))
-        each(runner, label, workers, lambda name: prepare(runner, workers[name], name, request))
-        alternate(runner, label, workers)
-        each(runner, label, workers, lambda name: runner.ask(workers[name], {"do": "profile", "steps": 3}))
+        in_rounds(runner, label, workers, request)
     finally:
         for worker in workers.values():
             worker.close()
+
+
+def in_rounds(runner: Runner, label: str, workers: dict[str, Worker], request: dict[str, Any]) -> None:
+    """Prepare every worker, alternate rounds, then profile each; `workers` keeps those that live."""
+    each(runner, label, workers, lambda name: prepare(runner, workers[name], name, request))
+    alternate(runner, label, workers)
+    each(runner, label, workers, lambda name: runner.ask(workers[name], {"do": "profile", "steps": 3}))
 
 
 def prepare(runner: Runner, worker: Worker, name: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -154,12 +159,27 @@ def alternate(runner: Runner, label: str, workers: dict[str, Worker]) -> None:
 
 
 def pooled(rounds: Iterable[dict[str, list[float]]]) -> dict[str, Any]:
-    """Medians over all samples, and the median of each round, whose spread is the noise."""
+    """Medians over all samples, and of each round by the first clock, whose spread is the noise."""
     rounds = list(rounds)
     joined = {key: [value for one in rounds for value in one[key]] for key in rounds[0]}
     medians = {key: statistics.median(values) for key, values in joined.items() if values}
-    by_round = [statistics.median(one["step_ms"]) for one in rounds]
-    return {**medians, "samples": len(joined["step_ms"]), "round_ms": by_round}
+    clock = next(iter(joined))
+    by_round = [statistics.median(one[clock]) for one in rounds]
+    return {**medians, "samples": len(joined[clock]), "rounds": by_round}
+
+
+# ------ host
+def run_host(runner: Runner) -> None:
+    """Small graphs whose time is the host's, graph by graph; a worker that dies is replaced for the next graph."""
+    workers = {name: runner.start(name) for name in runner.names}
+    try:
+        for case in host.named(split(runner.options.case)):
+            alive = dict(workers)
+            in_rounds(runner, case, alive, {"suite": "host", "case": case})
+            workers = {name: alive[name] if name in alive else runner.start(name) for name in workers}
+    finally:
+        for worker in workers.values():
+            worker.close()
 
 
 # ------ micro
@@ -196,7 +216,8 @@ def micro_cases(wanted: list[str]) -> list[str]:
 
 
 # ------ command line
-SUITES: dict[str, Callable[[Runner], None]] = {"models": run_models, "layers": run_layers, "micro": run_micro}
+SUITES: dict[str, Callable[[Runner], None]] = {"models": run_models, "layers": run_layers, "micro": run_micro,
+                                               "host": run_host}
 
 
 def split(text: str) -> list[str]:
@@ -234,7 +255,7 @@ def check(options: argparse.Namespace) -> argparse.Namespace:
         systems.find(name)
     options.case = DEFAULT_CASES[options.suite] if options.case is None else options.case
     known = set(CASES)
-    if options.suite != "micro" and (bad := set(split(options.case)) - known):
+    if options.suite in ("models", "layers") and (bad := set(split(options.case)) - known):
         raise SystemExit(f"bench: unknown case {', '.join(sorted(bad))}; known: {', '.join(sorted(known))}")
     if bad := set(split(options.modes)) - {"train", "infer"}:
         raise SystemExit(f"bench: unknown mode {', '.join(sorted(bad))}; known: train, infer")

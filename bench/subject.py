@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bench import measure, systems
+from bench.host import HostSubject
 from bench.measure import Metrics, Outcome
 from bench.models import CASES, Build, Workload
 
@@ -161,7 +162,7 @@ class Dispatch:
     """Answers requests `{"do": ..., ...}`; the same whether they come through a pipe or from this process."""
 
     def __init__(self) -> None:
-        self.subject: ModelSubject | None = None
+        self.subject: ModelSubject | HostSubject | None = None
 
     def answer(self, request: dict[str, Any]) -> Metrics:
         """The reply to one request; raises what the measured code raises."""
@@ -175,7 +176,7 @@ class Dispatch:
         if do == "prepare":
             self.subject = None
             reset()
-            self.subject = ModelSubject(request)
+            self.subject = HostSubject(request) if request.get("suite") == "host" else ModelSubject(request)
             return self.subject.prepare()
         assert self.subject is not None, "prepare comes first"
         if do == "round":

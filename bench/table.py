@@ -3,7 +3,7 @@
 Example:
     python -m bench.table                      # newest file of each suite in bench/results/
     python -m bench.table a.json b.json        # these files, later ones winning row by row
-    python -m bench.table --update-readme      # and write it between the markers of README.md
+    python -m bench.table --into README.md     # and write it between the markers of a page
 
 A ratio is time over Inductor's: below 1 is faster. A dash means not measured; an error shows its first words.
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 BASE = "inductor"
 
@@ -124,17 +124,37 @@ def micro_cell(m: Metrics, best: float | None) -> str:
 
 
 def regret(rows: Rows) -> str:
-    """One line per kernel: what dynafuse's plan takes, the best of all that was measured, and their ratio."""
+    """One line per kernel: what dynafuse's plan takes, the best of all that was measured, and their ratio; then its mean."""
     head = ["kernel", "dynafuse µs", "best µs", "best system", "regret"]
-    return markdown(head, ([case, number(m, "device_us"), number(m, "best_us"), m.get("best", "–"), number(m, "regret")]
-                           for (case, _), m in rows.items()))
+    kernels = {case: m for (case, _), m in rows.items() if case != "all"}
+    lines = [[case, number(m, "device_us"), number(m, "best_us"), m.get("best", "–"), number(m, "regret")]
+             for case, m in kernels.items()]
+    mean = statistics.mean(m["regret"] for m in kernels.values())
+    return markdown(head, [*lines, ["mean", "–", "–", "–", f"{mean:.3f}"]])
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro, "regret": regret}
+def host(rows: Rows) -> str:
+    """One line per small graph, host microseconds a call by system, and dynafuse's over its peers'."""
+    systems = list(dict.fromkeys(system for _, system in rows))
+    cases = list(dict.fromkeys(case for case, _ in rows))
+    over = [system for system in ("eager", BASE) if system in systems]
+    head = ["graph", *(f"{system} µs" for system in systems), *(f"dynafuse × {system}" for system in over)]
+
+    def line(case: str) -> list[str]:
+        mine = {system: rows.get((case, system), {}) for system in systems}
+        cells = [failure(m) if "error" in m else number(m, "host_us") for m in mine.values()]
+        return [case, *cells, *(ratio(mine.get("dynafuse", {}), mine[system], "host_us") for system in over)]
+
+    return markdown(head, map(line, cases))
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro, "regret": regret,
+                                              "host": host}
 TITLES = {
     "models": "Whole models (a step is loss and gradients in training, the output in inference)",
     "layers": "The same model with more layers",
     "micro": "Memory-bound kernels, TB/s of ideal traffic by device time",
+    "host": "Small graphs, host time a call",
     "regret": "Regret: device time of the plan that dynafuse chose over the best that was measured",
 }
 
@@ -179,8 +199,8 @@ def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
-def update_readme(path: Path, text: str) -> None:
-    """Replace what stands between the markers; an error when they are missing."""
+def update(path: Path, text: str) -> None:
+    """Replace what stands between the markers of a page; an error when they are missing."""
     old = path.read_text()
     if BEGIN not in old or END not in old:
         raise SystemExit(f"bench: {path.name} has no {BEGIN} and {END} to write between")
@@ -192,15 +212,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.table", description="Results as Markdown.")
     parser.add_argument("files", nargs="*", type=Path, help="default: newest of each suite in bench/results/")
-    parser.add_argument("--update-readme", action="store_true")
+    parser.add_argument("--into", type=Path, help="a page to write the tables into, between its markers")
     options = parser.parse_args(arguments)
     files = options.files or newest(RESULTS)
     if not files:
         raise SystemExit("bench: no results yet: python -m bench.run writes them")
     text = render(files)
     print(text, end="")
-    if options.update_readme:
-        update_readme(README, text)
+    if options.into:
+        update(options.into, text)
     return 0
 
 

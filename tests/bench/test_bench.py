@@ -40,8 +40,17 @@ def test_model_rows_have_times_and_agree_with_float32(tmp_path: Path) -> None:
     assert train["right"] is True and infer["right"] is True
     assert train["grad_norm_max"] == 0 and train["loss"] == train["eager_loss"]
     assert 1e-4 < train["grad_rmse"] < 0.1, "bfloat16 must differ from the float32 reference, by its rounding"
-    assert train["samples"] == 2 and len(train["round_ms"]) == 2 and train["step_ms"] > 0
+    assert train["samples"] == 2 and len(train["rounds"]) == 2 and train["step_ms"] > 0
     assert "llama/train" in table.render([out])
+
+
+def test_host_rows_go_round_the_systems(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    more = ["--systems", "eager,aot_eager", "--in-process", "--out", str(out)]
+    assert run.main(small("host", "einsum/bij jk/2x16x16", *more)) == 0
+    found = list(rows(out).values())
+    assert len(found) == 4 and all(row["right"] and row["samples"] == 2 and row["host_us"] > 0 for row in found)
+    assert "aot_eager µs" in table.render([out])
 
 
 def test_a_worker_measures_and_one_that_dies_leaves_its_error(tmp_path: Path) -> None:
@@ -179,11 +188,11 @@ def test_tables_show_ratios_errors_and_wrong_results(tmp_path: Path) -> None:
 def test_readme_is_rewritten_between_its_markers(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.update_readme(readme, "new\n")
+    table.update(readme, "new\n")
     assert readme.read_text() == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
     readme.write_text("nothing")
     with pytest.raises(SystemExit, match="to write between"):
-        table.update_readme(readme, "new")
+        table.update(readme, "new")
 
 
 def test_newest_file_of_each_suite(tmp_path: Path) -> None:
