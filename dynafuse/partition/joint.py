@@ -16,8 +16,11 @@ import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from dynafuse.partition.force import NOTHING, Forcing
+
+aten = torch.ops.aten
 
 
 def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool, forcing: Forcing = NOTHING,
@@ -26,7 +29,51 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
     if not fallback_random:
         replace_random(joint, forcing)
     kwargs["compiler"] = "inductor"
-    return min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+    save_before_overwriting(forward, kwargs["num_fwd_outputs"])
+    return forward, backward
+
+
+def save_before_overwriting(forward: GraphModule, results: int) -> None:
+    """Have the backward get a copy of an input that the forward overwrites at its end, where it asks for the old values.
+
+    Torch's min-cut saves the input itself. ``results`` is the number of outputs in front of what is saved.
+    """
+    overwritten = {node.args[0] for node in forward.graph.nodes if node.target is aten.copy_.default}
+    output = next(node for node in forward.graph.nodes if node.op == "output")
+    values = list(output.args[0])
+    for i in range(results, len(values)):
+        chain = _views(values[i])
+        if chain and chain[-1].op == "placeholder" and chain[-1] in overwritten:
+            values[i] = _copied(forward, chain)
+    output.args = (tuple(values),)
+    forward.recompile()
+
+
+def _views(node: Any) -> list[Node]:
+    """A value, what it is a view of, and so on."""
+    chain: list[Node] = []
+    while isinstance(node, Node):
+        chain.append(node)
+        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        node = node.args[0] if is_view else None
+    return chain
+
+
+def _copied(forward: GraphModule, chain: list[Node]) -> Node:
+    """The same views of a copy, which is made before anything is overwritten."""
+    *views, source = chain
+    graph = forward.graph
+    with graph.inserting_before(next(node for node in graph.nodes if node.op == "call_function")):
+        node = graph.call_function(aten.clone.default, (source,))
+    node.meta["val"] = aten.clone.default(source.meta["val"])
+    with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
+        for view in reversed(views):
+            args = (node, *view.args[1:])
+            node = graph.call_function(view.target, args, view.kwargs)
+            values, named = map_arg((args, view.kwargs), lambda operand: operand.meta["val"])
+            node.meta["val"] = view.target(*values, **named)
+    return node
 
 
 def replace_random(module: GraphModule, forcing: Forcing = NOTHING) -> None:

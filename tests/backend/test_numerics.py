@@ -224,3 +224,20 @@ def test_gradients_accumulate_into_leaves() -> None:
     for _ in range(2):
         call(x).sum().backward()
     torch.testing.assert_close(x.grad, 4 * x.detach())
+
+
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t.view(2, 4).t(), lambda t: t[1:5]], ids=["whole", "transposed", "sliced"])
+def test_the_backward_has_what_an_input_held_before_it_was_overwritten(view: Any) -> None:
+    def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        y = x.sum() + view(total)
+        total += 3.0
+        return (y * y * view(total)).sum()  # computes y again in its backward, out of total
+
+    def outcome(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x, total = torch.linspace(-1, 2, 8).requires_grad_(), torch.linspace(1, 2, 8)
+        result = call(x, total)
+        return result.detach(), torch.autograd.grad(result, x)[0], total
+
+    torch._dynamo.reset()
+    for ours, eager in zip(outcome(compiled(step)), outcome(step), strict=True):
+        torch.testing.assert_close(ours, eager)
