@@ -31,6 +31,7 @@ from dynafuse.choice import tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
 from dynafuse.ir import Plan
+from dynafuse.layers import Pieces, take_apart
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.partition import device as devices
@@ -53,6 +54,9 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LEAST_SAVED = 40
+"""Calls of a Dynamo graph that have to stand there again for it to be taken apart: a piece more costs a few at run time."""
+
 _launch_sites = 0
 
 
@@ -65,6 +69,7 @@ class Compiled:
     bounds: Mapping[str, Bound]
     device: devices.Device
     unusable: Mapping[str, str]  # executors that the options name and that cannot be used, with the reason
+    calls: int = 1  # how often a step calls it: more than once for layers that are compiled once
 
 
 _listeners: list[Callable[[Compiled], None]] = []
@@ -79,18 +84,45 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
         pool.warm(config.workers)
     if "triton" not in usable(config, device_type(example_inputs), _plan_only and config.device is not None)[0]:
         config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
-    captured: dict[str, bool] = {}
     forcing = Forcing.of(config.force, config.executors or ())
+    gm = rewrite(gm)
+    pieces = repeated_layers(gm, config, forcing)
+    if pieces is None:
+        return compile_joint(gm, example_inputs, config, forcing)
+    fake_mode = TracingContext.get().fake_mode
+    assert fake_mode is not None
+    functions = {}
+    for piece in pieces.distinct:
+        inputs = piece.inputs(gm, example_inputs, fake_mode)
+        functions[piece] = compile_joint(piece.module(gm), inputs, config, forcing, len(piece.sites))
+    return pieces.assemble(functions)
+
+
+def repeated_layers(gm: GraphModule, config: Config, forcing: Forcing) -> Pieces | None:
+    """A Dynamo graph in pieces, if it repeats itself and the options let that be used; captured graphs stay whole."""
+    context = TracingContext.try_get()
+    if config.reuse_layers == "never" or config.cudagraphs or context is None or context.fake_mode is None:
+        return None
+    found = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED)
+    if found is not None:
+        log.info("repeated layers: %s", found)
+    return found
+
+
+def compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,
+                  calls: int = 1) -> Callable[..., Any]:
+    """A Dynamo graph by way of AOTAutograd; ``calls`` is how often a step calls it."""
+    captured: dict[str, bool] = {}
 
     def compiler(kind: str) -> Callable[..., Any]:
-        return functools.partial(compile_graph, kind, config, captured=captured, forcing=forcing)
+        return functools.partial(compile_graph, kind, config, captured=captured, forcing=forcing, calls=calls)
 
     compile_aot: Any = aot_autograd(  # a new object per graph: it keeps state
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
         partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing),
         decompositions=decompositions(config.fallback_random), keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compile_aot(rewrite(gm), example_inputs)
+    compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
     return compiled
 
 
@@ -150,8 +182,9 @@ def without_garbage_collection(function: Callable[P, R]) -> Callable[P, R]:
 
 @without_garbage_collection
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
-                  captured: dict[str, bool] | None = None, forcing: Forcing | None = None) -> Callable[..., Any]:
-    """One ATen graph, from FX to a function: the whole pipeline, in order."""
+                  captured: dict[str, bool] | None = None, forcing: Forcing | None = None,
+                  calls: int = 1) -> Callable[..., Any]:
+    """One ATen graph, from FX to a function: the whole pipeline, in order. A step calls it ``calls`` times."""
     forcing = forcing or Forcing.of(config.force, config.executors or ())
     compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
@@ -181,10 +214,10 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         if not errors:
             break
         demoted = demote(plan, failures(bounds, errors), config, demoted)
-    report(Compiled(kind, plan, bounds, device, unusable))
+    report(Compiled(kind, plan, bounds, device, unusable, calls))
     if _plan_only:
         return interpreter(module)
-    _count_sites(len(bounds))
+    _count_sites(len(bounds) * calls)
     steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols, b.numbers) for name, b in bounds.items()}
     call = write(plan, module, steps, static_inputs(kind))
     log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]

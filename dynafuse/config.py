@@ -262,6 +262,14 @@ OPTIONS: tuple[Option, ...] = (
         "most ops in one region",
     ),
     Option(
+        "reuse_layers",
+        "never",
+        TEXT,
+        "DYNAFUSE_REUSE_LAYERS",
+        "whether layers that stand in a graph many times are traced and compiled once: auto, where it saves much, or never",
+        choices=("never", "auto"),
+    ),
+    Option(
         "cudagraphs",
         False,
         BOOL,
@@ -329,6 +337,7 @@ class Config:
     repro_dir: Path | None
     recompute: bool
     max_region_ops: int
+    reuse_layers: str
     cudagraphs: bool
     force: Mapping[str, str] = field(hash=False)
     tune: str

@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "ops": frozenset({"errors", "config"}),
     "ir": frozenset({"errors", "config", "ops"}),
     "partition": LEAVES,
+    "layers": LEAVES,
     "lowering": LEAVES,
     "cache": LEAVES,
     "runtime": LEAVES,

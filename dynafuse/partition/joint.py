@@ -69,10 +69,11 @@ def _copied(forward: GraphModule, chain: list[Node]) -> Node:
     node.meta["val"] = aten.clone.default(source.meta["val"])
     with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
         for view in reversed(views):
+            target: Any = view.target
             args = (node, *view.args[1:])
-            node = graph.call_function(view.target, args, view.kwargs)
+            node = graph.call_function(target, args, view.kwargs)
             values, named = map_arg((args, view.kwargs), lambda operand: operand.meta["val"])
-            node.meta["val"] = view.target(*values, **named)
+            node.meta["val"] = target(*values, **named)
     return node
 
 
