@@ -3,12 +3,13 @@
 Example:
     python -m bench.run --suite host --systems eager,inductor,dynafuse --rounds 10 --out host.json
     python -m bench.run --suite host --case einsum --out einsum.json
+    python -m bench.run --suite residual --case residual/128,growing/64 --out residual.json
 """
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,16 +20,20 @@ from bench.measure import Metrics
 
 # Calls between two readings of the clock, which end in a synchronize: a single call is shorter than that.
 CALLS = 100
+# Layers that so many calls go through at least, where a call of many layers is long enough for fewer calls.
+LAYERS_A_SAMPLE = 400
 
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A small function, the shapes of its inputs, and whether a call includes the backward."""
+    """A small function, the shapes and the scale of its inputs, whether a call includes the backward, calls a sample."""
 
     name: str
     fn: Callable[..., Tensor]
     shapes: tuple[tuple[int, ...], ...]
     backward: bool = False
+    scale: float = 1.0
+    calls: int = CALLS
 
 
 def einsum(equation: str) -> Callable[..., Tensor]:
@@ -54,6 +59,26 @@ def residual(layers: int) -> Callable[..., Tensor]:
     return fn
 
 
+def growing(layers: int) -> Callable[..., Tensor]:
+    """The same where each layer adds the outputs of all before it: the k-th fusion has k inputs."""
+    def fn(x: Tensor, *weights: Tensor) -> Tensor:
+        outs = [x]
+        for weight in weights[:layers]:
+            total = outs[-1]
+            for out in reversed(outs[:-1]):
+                total = total + out
+            outs.append(torch.tanh(total) @ weight)
+        return outs[-1].sum()
+
+    return fn
+
+
+def stack(fn: Callable[[int], Callable[..., Tensor]], layers: int) -> Graph:
+    """Layers of 10x10 matrices, forward and backward. Larger inputs would blow float32's rounding up from layer to layer."""
+    calls = min(CALLS, max(5, LAYERS_A_SAMPLE // layers))
+    return Graph(f"{fn.__name__}/{layers}", fn(layers), ((10, 10),) * (layers + 1), True, 0.1, calls)
+
+
 def pointwise(x: Tensor) -> Tensor:
     return torch.sin(x) * 2 + x
 
@@ -77,24 +102,27 @@ GRAPHS = {
         Graph("pointwise", pointwise, ((16, 16),)),
         Graph("softmax", softmax, ((16, 16),)),
         *(Graph(einsum_name(equation, left, right), einsum(equation), (left, right)) for equation, left, right in EINSUMS),
-        Graph("residual/1", residual(1), ((10, 10),) * 2, backward=True),
-        Graph("residual/16", residual(16), ((10, 10),) * 17, backward=True),
+        stack(residual, 1),
+        stack(residual, 16),
     )
 }
 
+# What compiles anew for every layer takes longer with each; what knows layers again does not, unless they differ.
+STACKS = {graph.name: graph for fn in (residual, growing) for graph in (stack(fn, 2**power) for power in range(8))}
 
-def named(wanted: list[str]) -> list[str]:
+
+def named(wanted: list[str], graphs: Mapping[str, Graph] = GRAPHS) -> list[str]:
     """Graphs called one of `wanted`, or beginning so before a slash; all without a wish. An unknown name ends the run."""
-    found = [name for name in GRAPHS if not wanted or any(name == w or name.startswith(w + "/") for w in wanted)]
+    found = [name for name in graphs if not wanted or any(name == w or name.startswith(w + "/") for w in wanted)]
     if not found:
-        raise SystemExit(f"bench: no graph is called {', '.join(wanted)}; known: {', '.join(GRAPHS)}")
+        raise SystemExit(f"bench: no graph is called {', '.join(wanted)}; known: {', '.join(graphs)}")
     return found
 
 
 def caller(graph: Graph, system: systems.System, device: str) -> Callable[[], Any]:
     """One call as it is repeated."""
     torch.manual_seed(0)
-    inputs = [torch.randn(shape, device=device, requires_grad=graph.backward) for shape in graph.shapes]
+    inputs = [(graph.scale * torch.randn(shape, device=device)).requires_grad_(graph.backward) for shape in graph.shapes]
     compiled = system.compile(graph.fn)
 
     def forward() -> Any:
@@ -112,22 +140,24 @@ class HostSubject:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.device = request["device"]
-        graph = GRAPHS[request["case"]]
+        graph = (STACKS | GRAPHS)[request["case"]]
+        self.calls = graph.calls
         self.expected = caller(graph, systems.find("eager"), self.device)()
         self.call = caller(graph, systems.find(request["system"]), self.device)
 
     def prepare(self) -> Metrics:
-        """Seconds of the first call, and whether the result agrees with eager's."""
+        """Seconds of the first call, whether the result agrees with eager's, and the kernels that were compiled."""
         start = time.perf_counter()
         got = self.call()
         measure.synchronize(self.device)
         seconds = time.perf_counter() - start
         pairs = zip(got, self.expected, strict=True) if isinstance(got, tuple) else [(got, self.expected)]
-        return {"cold_s": seconds, "right": all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in pairs)}
+        right = all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in pairs)
+        return {"cold_s": seconds, "right": right, **measure.compile_stats()}
 
     def round(self, steps: int, warmup: int) -> Metrics:
-        """Microseconds a call on the host's clock: `steps` means over `CALLS` calls each."""
-        samples = [1e6 * measure.timed_once(self._calls, self.device) / CALLS for _ in range(warmup + steps)]
+        """Microseconds a call on the host's clock: `steps` means over the graph's number of calls each."""
+        samples = [1e6 * measure.timed_once(self._calls, self.device) / self.calls for _ in range(warmup + steps)]
         return {"host_us": samples[warmup:]}
 
     def profile(self, steps: int) -> Metrics:
@@ -135,5 +165,5 @@ class HostSubject:
         return measure.device_profile(self.call, lambda: None, self.device, steps)
 
     def _calls(self) -> None:
-        for _ in range(CALLS):
+        for _ in range(self.calls):
             self.call()

@@ -10,9 +10,11 @@ synchronize, over N. `device_ms` is the sum of the profiler's kernel times, so g
 """
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -159,6 +161,24 @@ def peak_gb(step: Step, before: Step, device: str) -> float | None:
     step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() / 1e9
+
+
+# ------ compiled kernels
+def compile_stats() -> Metrics:
+    """How many kernels were compiled so far in this process, as far as the system that was used says so."""
+    found: Metrics = {}
+    inductor = sys.modules.get("torch._inductor.metrics")
+    if inductor is not None and inductor.generated_kernel_count:
+        found["kernels"] = int(inductor.generated_kernel_count)
+        # It compiles those of a graph with equal source once; a source met again is a miss and a hit.
+        counted = importlib.import_module("torch._dynamo.utils").counters["inductor"]
+        if sources := counted["async_compile_cache_miss"] - counted["async_compile_cache_hit"]:
+            found["sources"] = int(sources)
+    if "dynafuse.backend" in sys.modules:
+        # A table that lacks a column is better than a run that dies over it: the numbers are dynafuse's to offer.
+        stats: dict[str, Any] = getattr(importlib.import_module("dynafuse.backend"), "stats", dict)()
+        found |= {key: value for key, value in stats.items() if isinstance(value, (int, float))}
+    return found
 
 
 # ------ numerics

@@ -4,6 +4,7 @@ Example:
     python -m bench.run --suite models --case llama,gpt_neox --systems eager,inductor,dynafuse --layers 8 --out llm.json
     python -m bench.run --suite micro --case rms_norm,softmax --systems eager,inductor,dynafuse --out micro.json
     python -m bench.run --suite layers --systems inductor,dynafuse --out layers.json
+    python -m bench.run --suite residual --case residual/128,growing/64 --out residual.json
     python -m bench.run --suite models --case llama --systems eager,aot_eager --scale tiny --device cpu --out tiny.json
 
 A system that fails leaves `{"error": ...}` in its row and the run goes on. The file is rewritten after each row. Every
@@ -24,7 +25,7 @@ from bench import host, systems
 from bench.report import Report, describe_machine, describe_versions
 from bench.worker import Failed, Inside, Process, Worker
 
-DEFAULT_CASES = {"models": "llama,gpt_neox,vit_b,resnet50", "layers": "llama", "micro": "", "host": ""}
+DEFAULT_CASES = {"models": "llama,gpt_neox,vit_b,resnet50", "layers": "llama", "micro": "", "host": "", "residual": ""}
 LAYERS = (8, 32)
 
 
@@ -87,7 +88,7 @@ def run_models(runner: Runner) -> None:
     for case in split(runner.options.case):
         for mode in split(runner.options.modes):
             request = {"case": case, "train": mode == "train", "layers": runner.options.layers}
-            measure_model(runner, f"{case}/{mode}", request)
+            measure_case(runner, f"{case}/{mode}", request)
 
 
 def run_layers(runner: Runner) -> None:
@@ -95,13 +96,13 @@ def run_layers(runner: Runner) -> None:
     for case in split(runner.options.case):
         for layers in LAYERS if runner.options.layers is None else (runner.options.layers,):
             request = {"case": case, "train": True, "layers": layers, "reference": False}
-            measure_model(runner, f"{case}/{layers}", request)
+            measure_case(runner, f"{case}/{layers}", request)
 
 
-def measure_model(runner: Runner, label: str, request: dict[str, Any]) -> None:
+def measure_case(runner: Runner, label: str, request: dict[str, Any]) -> None:
     """One case under all systems: prepare each, alternate rounds, then profile each."""
     if runner.options.in_process:
-        # One at a time: several models in one process would share compiled code and memory.
+        # One at a time: several in one process would share compiled code and memory.
         for name in runner.names:
             measure_together(runner, label, request, [name])
     else:
@@ -182,6 +183,13 @@ def run_host(runner: Runner) -> None:
             worker.close()
 
 
+# ------ residual
+def run_residual(runner: Runner) -> None:
+    """The same layer once and many times, or ever larger ones, graph by graph in new processes: each compile is cold."""
+    for case in host.named(split(runner.options.case), host.STACKS):
+        measure_case(runner, case, {"suite": "residual", "case": case})
+
+
 # ------ micro
 def run_micro(runner: Runner) -> None:
     """Kernels: systems alternate case by case; a worker that dies is replaced for the next case."""
@@ -217,7 +225,7 @@ def micro_cases(wanted: list[str]) -> list[str]:
 
 # ------ command line
 SUITES: dict[str, Callable[[Runner], None]] = {"models": run_models, "layers": run_layers, "micro": run_micro,
-                                               "host": run_host}
+                                               "host": run_host, "residual": run_residual}
 
 
 def split(text: str) -> list[str]:

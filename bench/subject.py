@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +54,7 @@ class ModelSubject:
         del got, eager, reference
         self._release()
         cold = {"cold_s": first[0], "first_steps_s": first, "parameters": self._parameters()}
-        return {**cold, **note, **found, **compile_stats()}
+        return {**cold, **note, **found, **measure.compile_stats()}
 
     def round(self, steps: int, warmup: int) -> Metrics:
         """Samples of one round, after warm-up steps that refill the allocator's pools."""
@@ -74,7 +73,7 @@ class ModelSubject:
         peak = measure.peak_gb(self._step, self._before, self.device)
         found = measure.device_profile(self._step, self._before, self.device, steps)
         self._release()
-        return {"peak_gb": peak, **found, **compile_stats()}
+        return {"peak_gb": peak, **found, **measure.compile_stats()}
 
     def _first_step(self) -> float:
         self._before()
@@ -133,29 +132,19 @@ def wider_outcome(work: Workload, train: bool) -> Outcome:
     return Outcome(output, module, keep=False)
 
 
-def compile_stats() -> Metrics:
-    """How many kernels were compiled so far in this process, as far as the system that was used says so."""
-    found: Metrics = {}
-    inductor = sys.modules.get("torch._inductor.metrics")
-    if inductor is not None and inductor.generated_kernel_count:
-        found["kernels"] = int(inductor.generated_kernel_count)
-    if "dynafuse.backend" in sys.modules:
-        # A table that lacks a column is better than a run that dies over it: the numbers are dynafuse's to offer.
-        stats: dict[str, Any] = getattr(importlib.import_module("dynafuse.backend"), "stats", dict)()
-        found |= {key: value for key, value in stats.items() if isinstance(value, (int, float))}
-    return found
-
-
 def hello(request: dict[str, Any]) -> Metrics:
-    """Import whatever the case imports, by building its tiny version, so that no measurement waits for imports."""
-    if request.get("case"):
+    """Import whatever a model imports, by building its tiny version, so that no measurement waits for imports."""
+    if request.get("case") in CASES:
         CASES[request["case"]].build(Build(device="cpu", scale="tiny"))
     return {}
 
 
 def reset() -> None:
-    """Forget compiled code, so that the next case neither meets a warm graph nor a recompile limit."""
+    """Forget compiled code and its count, so that the next case neither meets a warm graph nor a recompile limit."""
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    if inductor := sys.modules.get("torch._inductor.metrics"):
+        inductor.reset()
 
 
 class Dispatch:
@@ -176,7 +165,7 @@ class Dispatch:
         if do == "prepare":
             self.subject = None
             reset()
-            self.subject = HostSubject(request) if request.get("suite") == "host" else ModelSubject(request)
+            self.subject = HostSubject(request) if "suite" in request else ModelSubject(request)
             return self.subject.prepare()
         assert self.subject is not None, "prepare comes first"
         if do == "round":

@@ -148,13 +148,29 @@ def host(rows: Rows) -> str:
     return markdown(head, map(line, cases))
 
 
+def residual(rows: Rows) -> str:
+    """Kernels, cold seconds and host microseconds as the same layer is repeated: cases are named GRAPH/LAYERS."""
+    head = ["case", "system", "distinct kernels", "cold s", f"× {BASE}", "host µs a step", f"× {BASE}", "right"]
+
+    def line(case: str, system: str, m: Metrics) -> list[str]:
+        if "error" in m and "cold_s" not in m:
+            return [case, system, failure(m), *["–"] * 5]
+        base = rows.get((case, BASE), {})
+        distinct = number(m, "sources" if "sources" in m else "kernels")
+        return [case, system, distinct, number(m, "cold_s"), ratio(m, base, "cold_s"), number(m, "host_us"),
+                ratio(m, base, "host_us"), verdict(m)]
+
+    return markdown(head, (line(case, system, m) for (case, system), m in rows.items()))
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro, "regret": regret,
-                                              "host": host}
+                                              "host": host, "residual": residual}
 TITLES = {
     "models": "Whole models (a step is loss and gradients in training, the output in inference)",
     "layers": "The same model with more layers",
     "micro": "Memory-bound kernels, TB/s of ideal traffic by device time",
     "host": "Small graphs, host time a call",
+    "residual": "Layers of tanh, matrix product and residual add, forward and backward; the k-th of `growing` adds k",
     "regret": "Regret: device time of the plan that dynafuse chose over the best that was measured",
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 # The benchmarks are run from the checkout and not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench import measure, micro, run, systems, table
+from bench import host, measure, micro, run, subject, systems, table
 from bench.measure import Outcome
 from bench.worker import Failed, Process
 
@@ -51,6 +52,47 @@ def test_host_rows_go_round_the_systems(tmp_path: Path) -> None:
     found = list(rows(out).values())
     assert len(found) == 4 and all(row["right"] and row["samples"] == 2 and row["host_us"] > 0 for row in found)
     assert "aot_eager µs" in table.render([out])
+
+
+def test_layers_are_measured_cold_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "STACKS", {name: replace(graph, calls=2) for name, graph in host.STACKS.items()})
+    out = tmp_path / "out.json"
+    more = ["--systems", "eager,aot_eager", "--in-process", "--out", str(out)]
+    assert run.main(small("residual", "residual/2,growing/4", *more)) == 0
+    found = rows(out)
+    assert list(found) == [(case, system) for case in ("residual/2", "growing/4") for system in ("eager", "aot_eager")]
+    for row in found.values():
+        assert row["right"] is True and row["samples"] == 2 and row["host_us"] > 0 and row["cold_s"] > 0
+    assert "| residual/2 | aot_eager | " in table.render([out])
+
+
+def test_compiled_kernels_are_counted_from_the_last_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+    from torch._inductor import metrics
+
+    monkeypatch.delitem(sys.modules, "dynafuse.backend", raising=False)  # a process measures one system
+    subject.reset()
+    metrics.generated_kernel_count = 5
+    counters["inductor"].update({"async_compile_cache_miss": 4, "async_compile_cache_hit": 1})
+    assert measure.compile_stats() == {"kernels": 5, "sources": 3}
+    subject.reset()
+    assert measure.compile_stats() == {}
+
+
+def test_every_layer_of_a_growing_stack_has_one_input_more() -> None:
+    x, *weights = (0.1 * torch.randn(10, 10) for _ in range(4))
+    outs = [x]
+    for weight in weights:
+        outs.append(torch.tanh(torch.stack(outs).sum(0)) @ weight)
+    torch.testing.assert_close(host.growing(3)(x, *weights), outs[-1].sum())
+
+
+def test_names_of_layers() -> None:
+    assert host.named(["growing"], host.STACKS) == [f"growing/{n}" for n in (1, 2, 4, 8, 16, 32, 64, 128)]
+    assert host.named(["growing/64", "residual/128"], host.STACKS) == ["residual/128", "growing/64"]
+    assert [host.STACKS[f"residual/{n}"].calls for n in (1, 16, 128)] == [100, 25, 5]
+    with pytest.raises(SystemExit, match="no graph is called nope; known: residual/1, "):
+        host.named(["nope"], host.STACKS)
 
 
 def test_a_worker_measures_and_one_that_dies_leaves_its_error(tmp_path: Path) -> None:
@@ -163,6 +205,10 @@ FIXTURE = {
         {"suite": "models", "case": "vit_b/train", "system": "dynafuse",
          "metrics": {"error": "ValueError: a | b\nmore"}},
         {"suite": "layers", "case": "llama/8", "system": "dynafuse", "metrics": {"kernels": 21, "cold_s": 8.0}},
+        {"suite": "residual", "case": "residual/64", "system": "inductor",
+         "metrics": {"kernels": 130, "sources": 12, "cold_s": 20.0, "host_us": 800.0, "right": True}},
+        {"suite": "residual", "case": "residual/64", "system": "dynafuse",
+         "metrics": {"kernels": 3, "cold_s": 5.0, "host_us": 600.0, "right": False}},
         {"suite": "micro", "case": "softmax/8x8/fwd", "system": "inductor",
          "metrics": {"tb_per_s": 1.7, "device_us": 30.0, "right": True}},
         {"suite": "micro", "case": "softmax/8x8/fwd", "system": "dynafuse",
@@ -181,6 +227,8 @@ def test_tables_show_ratios_errors_and_wrong_results(tmp_path: Path) -> None:
     assert "failed: ValueError: a / b" in failed and "more" not in failed
     assert lines["softmax/8x8/fwd", "1.7"] == "| softmax/8x8/fwd | 1.7 | **3.4** | 0.50 |"
     assert "21" in lines["llama/8", "dynafuse"]
+    assert lines["residual/64", "inductor"] == "| residual/64 | inductor | 12 | 20 | 1.00 | 800 | 1.00 | yes |"
+    assert lines["residual/64", "dynafuse"] == "| residual/64 | dynafuse | 3 | 5 | 0.25 | 600 | 0.75 | **no** |"
     widths = {line.count("|") for line in table.models(table.load([path])[1]["models"]).splitlines()}
     assert len(widths) == 1, "every line has every column"
 
