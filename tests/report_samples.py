@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynafuse.ir import Refusal
-from dynafuse.report import Price, Report, ReportedGraph, ReportedStep
+from dynafuse.report import Price, Relative, Report, ReportedGraph, ReportedStep
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \" ' {{ 7 * 7 }} <!-- \u2028"
 
@@ -26,6 +26,7 @@ def small() -> Report:
         "r1", "triton", ("aten.mul.Tensor", "aten.mul.Tensor", "prims.convert_element_type.default"), "77aa" * 8, 1_000, 2.0,
         host_us=5.0, prices=(Price("triton", 2.0, 5.0),), notes=("not on nvFuser: an input overlaps itself",),
         fallback=("nvfuser: nvFuser has no complex64",), reads=("mm",), nodes=("mul", "mul_1", "cast"),
+        relative=Relative("r0", 1, ("op 2: mul with other 2.0 against k0", "input 0: dtype float32 against bfloat16")),
     )
     forced = replace(
         softmax, name="r2", executor="nvfuser", prices=prices[::-1], reused=True, forced="nvfuser", margin=9.6, measured_us={},
@@ -56,7 +57,7 @@ def hostile() -> Report:
     step = small().graphs[0].steps[0]
     bad = replace(
         step, name=HOSTILE, ops=(HOSTILE,), reason=HOSTILE, notes=(HOSTILE,), lines=(HOSTILE,), fallback=(HOSTILE,),
-        merges=(HOSTILE,), executor=HOSTILE, kernel_class=HOSTILE, nodes=(HOSTILE,),
+        merges=(HOSTILE,), executor=HOSTILE, kernel_class=HOSTILE, nodes=(HOSTILE,), relative=Relative(HOSTILE, 2, (HOSTILE,)),
     )
     graph = ReportedGraph(HOSTILE, (bad,), 1, (Refusal(HOSTILE, HOSTILE, HOSTILE, HOSTILE),))
     return Report("h200", HOSTILE, (graph,), {"nvfuser": HOSTILE})

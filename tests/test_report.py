@@ -23,7 +23,7 @@ from dynafuse.report import Report, explain
 from dynafuse.report.reading import report_of
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
-GRAPH_NAMES = {"kind", "ops", "device_us", "host_us", "bound_by", "captured", "steps", "refusals"}
+GRAPH_NAMES = {"kind", "ops", "device_us", "host_us", "bound_by", "captured", "reuse", "steps", "refusals"}
 GOLDEN = Path(__file__).with_name("report.expected")
 
 
@@ -61,7 +61,7 @@ def fused(report: Report, graph: int = 0) -> list[dict[str, Any]]:
 def test_to_dict_is_plain_data_of_the_promised_form() -> None:
     data = on_h200(blocks(2), torch.randn(8, 32)).to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert set(data) == {"device", "graphs", "kernels", "unusable"}
+    assert set(data) == {"device", "graphs", "kernels", "reuse", "unusable"}
     assert data["device"] == "h200"
     assert [set(graph) for graph in data["graphs"]] == [GRAPH_NAMES] * 2
     steps = [step for graph in data["graphs"] for step in graph["steps"]]
@@ -285,7 +285,8 @@ def test_keyword_arguments_reach_the_function() -> None:
 
 def test_a_function_without_tensors_has_no_graphs() -> None:
     report = on_h200(lambda: 3)
-    assert report.to_dict() == {"device": "h200", "graphs": [], "kernels": 0, "unusable": {}}
+    nothing = {"regions": 0, "distinct": 0, "exact": 0, "near": 0}
+    assert report.to_dict() == {"device": "h200", "graphs": [], "kernels": 0, "reuse": nothing, "unusable": {}}
     assert report.refusals == ()
     assert "nothing to compile" in str(report)
 
@@ -333,7 +334,7 @@ def test_the_page_of_documentation_names_every_field() -> None:
     data = on_h200(torch.sin, torch.randn(8)).to_dict()
     text = (Path(__file__).parents[1] / "docs" / "report.md").read_text(encoding="utf-8")
     (graph,) = data["graphs"]
-    for name in (*data, *graph, *graph["steps"][0], *graph["steps"][0]["prices"][0]):
+    for name in (*data, *data["reuse"], *graph, *graph["steps"][0], *graph["steps"][0]["prices"][0]):
         assert f"`{name}`" in text
 
 

@@ -70,6 +70,8 @@ def test_every_step_is_there_with_what_is_known_of_it() -> None:
     assert [[string(name), n] for name, n in moved["ops"]] == [["mul", 2], ["cast", 1]]
     assert string(moved["notes"][0]).startswith("not on nvFuser") and string(moved["fallback"][0]).startswith("nvfuser")
     assert forced["forced"] == "nvfuser" and forced["reused"]
+    assert string(moved["nearly"]) == "r0" and len(moved["apart"]) == 2 and "apart" not in first
+    assert "r1 differs from r0: op 2: mul with other 2.0 against k0" in page.text and "on 2 kernels; 1 (33 %)" in page.text
     assert sorted([*map(tuple, graph["far"]), *((e[0], e[1]) for e in graph["edges"])]) == [(0, 1), (0, 3), (1, 2), (1, 3)]
 
 

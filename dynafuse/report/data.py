@@ -10,7 +10,7 @@ Worked example, with the numbers of a softmax that two executors could run::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,18 @@ class Price:
     device_us: float
     host_us: float
     override: str = ""
+
+
+@dataclass(frozen=True)
+class Relative:
+    """The earlier step whose kernel is nearly that of a step, in which graph it is (from 1 on), and what keeps them apart.
+
+    The differences are those of ``dynafuse.cache.key.diff``; "the first" in them is the step itself.
+    """
+
+    step: str
+    graph: int
+    differences: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class ReportedStep:
     reads: tuple[str, ...] = ()  # earlier steps of the graph whose results it reads
     nodes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()  # the user's lines that it computes
+    relative: Relative | None = None  # where its kernel is new: the earlier step whose kernel nearly is the same
 
     @property
     def others(self) -> tuple[Price, ...]:
@@ -72,6 +85,36 @@ class ReportedStep:
     def to_dict(self) -> dict[str, Any]:
         """The step as data."""
         return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """How far regions share kernels: how many launch how many distinct ones, how many have an earlier region's kernel.
+
+    ``exact`` regions have that kernel itself, ``near`` ones nearly; regions of all earlier graphs count as earlier.
+    """
+
+    regions: int
+    distinct: int
+    exact: int
+    near: int
+
+    @property
+    def rate(self) -> float:
+        """Which part of the regions has an earlier one's kernel; 0 without regions."""
+        return self.exact / self.regions if self.regions else 0.0
+
+
+def is_near(step: ReportedStep) -> bool:
+    """Whether a step nearly has the kernel of an earlier one."""
+    return step.relative is not None
+
+
+def reuse_of(steps: Sequence[ReportedStep]) -> Reuse:
+    """How far some steps share kernels; eager ones do not count."""
+    fused = [step for step in steps if step.key is not None]
+    distinct = len({step.key for step in fused})
+    return Reuse(len(fused), distinct, sum(step.reused for step in fused), sum(map(is_near, fused)))
 
 
 @dataclass(frozen=True)
@@ -91,6 +134,11 @@ class ReportedGraph:
     def fused(self) -> tuple[ReportedStep, ...]:
         """The steps that are fused regions."""
         return tuple(step for step in self.steps if step.key is not None)
+
+    @property
+    def reuse(self) -> Reuse:
+        """How far its regions share kernels with each other and with those of earlier graphs."""
+        return reuse_of(self.steps)
 
     @property
     def device_us(self) -> float:
@@ -118,6 +166,7 @@ class ReportedGraph:
             "host_us": self.host_us,
             "bound_by": self.bound_by,
             "captured": self.captured,
+            "reuse": asdict(self.reuse),
             "steps": [step.to_dict() for step in self.steps],
             "refusals": [asdict(refusal) for refusal in self.refusals],
         }
@@ -144,12 +193,18 @@ class Report:
     @property
     def kernels(self) -> int:
         """How many different kernels the graphs need."""
-        return len({step.key for graph in self.graphs for step in graph.fused})
+        return self.reuse.distinct
+
+    @property
+    def reuse(self) -> Reuse:
+        """How far all regions share kernels."""
+        return reuse_of([step for graph in self.graphs for step in graph.steps])
 
     def to_dict(self) -> dict[str, Any]:
         """The report as data that ``json`` can write."""
         graphs = [graph.to_dict() for graph in self.graphs]
-        return {"device": self.device, "graphs": graphs, "kernels": self.kernels, "unusable": dict(self.unusable)}
+        return {"device": self.device, "graphs": graphs, "kernels": self.kernels, "reuse": asdict(self.reuse),
+                "unusable": dict(self.unusable)}
 
     def to_html(self) -> str:
         """The report as one page that needs nothing else: no network, no fonts, no other files."""

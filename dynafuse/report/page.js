@@ -343,6 +343,7 @@ function kernel(step) {
   const alike = graph.alike.get(step.key).filter(i => i !== step.id);
   const made = section("Kernel", element("code", {}, step.key));
   if (step.reused) made.push(element("p", {class: "soft"}, "Reused: an earlier step has made it."));
+  if (step.apart) made.push(...section(`Nearly the kernel of ${string(step.nearly)}, but`, list(step.apart.map(string), 12)));
   return alike.length ? [...made, ...section(`Same kernel in this graph (${alike.length})`, links(alike))] : made;
 }
 

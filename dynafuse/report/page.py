@@ -17,19 +17,21 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from dynafuse.report.data import Report, ReportedGraph, ReportedStep
 from dynafuse.report.layout import layout
-from dynafuse.report.text import extent, short, shorten, summary, text, total
+from dynafuse.report.text import extent, place, relatives, reused, short, shorten, summary, text, total
 
 MOST_REFUSALS = 5000  # of a graph that the page lists
 MOST_MERGES = 40  # of a step that the page lists
+MOST_DIFFERENCES = 12  # between a step's kernel and its relative's that the page lists
 MOST_TEXT = 400  # characters of anything that the user's code named
 
 
 def page(report: Report) -> str:
     """The page."""
     strings: dict[str, int] = {}
-    graphs = [_graph(graph, strings) for graph in report.graphs]
+    graphs = [_graph(graph, number, strings) for number, graph in enumerate(report.graphs, 1)]
     data = {"graphs": graphs, "strings": list(strings)}
     return _template().render(title=report.title, found=extent(report), unusable=list(report.unusable.values()), data=data,
+                              reuse=reused(report.reuse) if report.reuse.regions else "", relatives=relatives(report),
                               plain=text(report))
 
 
@@ -41,11 +43,11 @@ def _template() -> Template:
     return environment.get_template("page.html.jinja")
 
 
-def _graph(graph: ReportedGraph, strings: dict[str, int]) -> dict[str, Any]:
+def _graph(graph: ReportedGraph, number: int, strings: dict[str, int]) -> dict[str, Any]:
     """A graph for the script. Texts that repeat are numbers into ``strings``, steps are numbers in the order of the plan."""
     position = {step.name: i for i, step in enumerate(graph.steps)}
     places = layout([[position[name] for name in step.reads] for step in graph.steps])
-    steps = [_step(step, strings) for step in graph.steps]
+    steps = [_step(step, strings) | _relative(step, number, strings) for step in graph.steps]
     for step, row, x in zip(steps, places.rows, places.centres, strict=True):
         step.update(row=row, x=x)
     return {
@@ -88,6 +90,14 @@ def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
         "lines": [_held(line, strings) for line in step.lines],
     }
     return {name: value for name, value in found.items() if not (value is None or value is False or value in ("", [], {}))}
+
+
+def _relative(step: ReportedStep, graph: int, strings: dict[str, int]) -> dict[str, Any]:
+    """The step whose kernel is nearly this one's, and what keeps them apart."""
+    if step.relative is None:
+        return {}
+    listed = step.relative.differences[:MOST_DIFFERENCES]
+    return {"nearly": _held(place(step.relative, graph), strings), "apart": [_held(one, strings) for one in listed]}
 
 
 def _refusals(graph: ReportedGraph, strings: dict[str, int]) -> list[Any]:

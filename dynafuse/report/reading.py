@@ -19,6 +19,7 @@ from dynafuse.partition import device as devices
 from dynafuse.partition.calls import call_prediction
 from dynafuse.partition.force import user_line
 from dynafuse.report.data import Price, Report, ReportedGraph, ReportedStep
+from dynafuse.report.relatives import Kernels
 
 MOST_LINES = 8  # of the user's code that a step names
 
@@ -26,8 +27,8 @@ MOST_LINES = 8  # of the user's code that a step names
 def report_of(compiled: Sequence[Compiled], device: str | None, captured: bool) -> Report:
     """The report of graphs in the order in which they were compiled, planned for a described device if one is named."""
     named = devices.describe(device) if device else _planned_for(compiled)
-    keys: set[str] = set()
-    graphs = tuple(_graph(one, named is not None, captured, keys) for one in compiled)
+    kernels = Kernels()
+    graphs = tuple(_graph(one, number, named is not None, captured, kernels) for number, one in enumerate(compiled, 1))
     unusable = {name: reason for one in compiled for name, reason in one.unusable.items()}
     title = named.title if named else "CPU, where nothing is fused"
     return Report(named.name if named else "cpu", title, graphs, unusable)
@@ -39,16 +40,17 @@ def _planned_for(compiled: Sequence[Compiled]) -> devices.Device | None:
     return found[0] if found else None
 
 
-def _graph(compiled: Compiled, priced: bool, captured: bool, keys: set[str]) -> ReportedGraph:
-    """One graph's steps; ``keys`` are those of the graphs before, and grows. Without a device eager has no price."""
+def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernels: Kernels) -> ReportedGraph:
+    """One graph's steps; ``kernels`` are those of the graphs before, and grows. Without a device eager has no price."""
     plan = compiled.plan
     reads = _reads(plan)
     steps: list[ReportedStep] = []
     for step in plan.steps:
         if isinstance(step, Region):
-            key = compiled.bounds[step.name].key
-            steps.append(_fused_step(step, plan.annotated, key, key in keys, reads[step.name]))
-            keys.add(key)
+            bound = compiled.bounds[step.name]
+            reused, relative = kernels.add(bound, step.name, number)
+            made = _fused_step(step, plan.annotated, bound.key, reads[step.name])
+            steps.append(replace(made, reused=reused, relative=relative))
         elif _launches(step, plan.annotated):
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     fused = {node for region in plan.regions for node in _computing(region, plan.annotated)}
@@ -71,7 +73,7 @@ def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
 # ---------------------------------------------------------------------- one step
 
 
-def _fused_step(region: Region, annotated: Annotated, key: str, reused: bool, reads: tuple[str, ...]) -> ReportedStep:
+def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str, ...]) -> ReportedStep:
     nodes = _computing(region, annotated)
     forced, fallback = _forcing(nodes, annotated)
     prices = _prices(region)
@@ -79,7 +81,7 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reused: bool, re
     margin, notes = region.decision.margin, [r for r in region.reasons if " + " not in r]
     return ReportedStep(
         region.name, region.executor, tuple(str(node.target) for node in nodes), key, region.bytes,
-        own.device_us if own else region.predicted_us, reused,
+        own.device_us if own else region.predicted_us,
         host_us=own.host_us if own else None,
         prices=prices,
         margin=margin if margin != float("inf") else None,

@@ -19,13 +19,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dynafuse.report.data import Report, ReportedGraph, ReportedStep
+from dynafuse.report.data import Relative, Report, ReportedGraph, ReportedStep, Reuse, is_near
 
 WIDTH = 120  # columns of what is printed, whatever the terminal is
 STEP_WIDTH = 24  # columns for a step's name
 OPS_SHOWN = 6  # different ops that a step's line names
 STEPS_SHOWN = 6  # steps that a line below the table names
 LABEL_WIDTH = 12  # columns for what such a line is about
+RELATIVES_SHOWN = 10  # kernels that are nearly an earlier one's
+RELATIVES_INDENT = 2
+MOST_NARROW = 40  # columns that what keeps them apart has at least, whatever the steps are called
 
 Notes = Iterator[tuple[str, str]]  # what a line below the table is about, the line
 
@@ -35,6 +38,8 @@ def text(report: Report) -> str:
     lines = wrapped(f"plan for {report.title}: {extent(report)}")
     for reason in report.unusable.values():
         lines += wrapped(reason)
+    if report.reuse.regions:
+        lines += wrapped(reused(report.reuse))
     if not report.graphs:
         lines.append("nothing to compile: no tensor operations were captured")
     for number, graph in enumerate(report.graphs, 1):
@@ -44,12 +49,51 @@ def text(report: Report) -> str:
         if graph.steps:
             lines.append(_rendered(_table(graph)))
             lines += notes(graph)
-    return "\n".join(lines)
+    found = relatives(report)
+    return "\n".join([*lines, "", f"{NEARLY}:", *(" " * RELATIVES_INDENT + line for line in found)] if found else lines)
 
 
 def extent(report: Report) -> str:
     """How much a report covers: ``2 graphs, 14 distinct kernels``."""
     return f"{count(len(report.graphs), 'graph')}, {count(report.kernels, 'distinct kernel')}"
+
+
+def reused(reuse: Reuse) -> str:
+    """How far they are shared: ``reuse: 3 regions on 2 kernels; 1 (33 %) has an earlier region's, 1 (33 %) nearly``."""
+    def part(number: int) -> str:
+        return f"{number} ({100 * number / reuse.regions:.0f} %)"
+
+    launched = f"{count(reuse.regions, 'region')} on {count(reuse.distinct, 'kernel')}"
+    has = "has" if reuse.exact == 1 else "have"
+    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's, {part(reuse.near)} nearly"
+
+
+NEARLY = "nearly the same kernels"
+
+
+def relatives(report: Report) -> list[str]:
+    """What keeps kernels apart that are nearly the same, a line each, those with the fewest differences first."""
+    found = [(number, step) for number, graph in enumerate(report.graphs, 1) for step in graph.fused if is_near(step)]
+    found.sort(key=lambda pair: len(pair[1].relative.differences) if pair[1].relative else 0)
+    lines = [apart(step, number, len(report.graphs) > 1) for number, step in found[:RELATIVES_SHOWN]]
+    rest = len(found) - RELATIVES_SHOWN
+    return [*lines, f"… {rest} more"] if rest > 0 else lines
+
+
+def apart(step: ReportedStep, graph: int, named: bool) -> str:
+    """What keeps a step's kernel apart from its relative's, cut to a line; ``named``: with the number of the graph."""
+    assert step.relative is not None
+    said = list(step.relative.differences)
+    head = (f"graph {graph}: " if named else "") + f"{step.name} differs from {place(step.relative, graph)}: "
+    room = WIDTH - RELATIVES_INDENT - len(head) - len("; … 999 more")
+    shown = sum(length <= room for length in itertools.accumulate(len(one) + 2 for one in said)) or 1
+    cut = textwrap.shorten("; ".join(said[:shown]), max(room, MOST_NARROW), placeholder=" …")
+    return head + cut + (f"; … {len(said) - shown} more" if len(said) > shown else "")
+
+
+def place(relative: Relative, graph: int) -> str:
+    """A relative as it is called in a graph: ``r3``, or ``graph 1's r3``."""
+    return relative.step if relative.graph == graph else f"graph {relative.graph}'s {relative.step}"
 
 
 def summary(graph: ReportedGraph) -> str:
@@ -90,7 +134,7 @@ def _table(graph: ReportedGraph) -> Table:
 def _cells(step: ReportedStep) -> Sequence[str]:
     megabytes = "–" if step.bytes is None else f"{step.bytes / 1e6:.3f}"
     us = "–" if step.predicted_us is None else f"{step.predicted_us:.1f}"
-    reuse = "reused" if step.reused else ""
+    reuse = "reused" if step.reused else "nearly" if is_near(step) else ""
     return step.name, step.executor, shorten(step.ops), megabytes, us, next_best(step), (step.key or "–")[:8], reuse
 
 
