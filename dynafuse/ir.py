@@ -247,7 +247,7 @@ class Spec:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The floats that are not part of the spec, each a float32 argument of the kernel."""
+        """The numbers that are not part of the spec, each a float32 argument of the kernel."""
         return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, Number))
 
     def __str__(self) -> str:

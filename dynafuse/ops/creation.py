@@ -6,12 +6,14 @@ ones. Torch's ``replace_random`` pass turns rand, randn and dropout into these p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 
 from dynafuse.ops.indexing_math import as_expr, flatten
+from dynafuse.ops.literals import Number
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
 
@@ -83,7 +85,11 @@ def _randint(build: Builder, call: Call, index: Index) -> Value:
 
 
 def _lookup_seed(build: Builder, call: Call, index: Index) -> Value:
-    return build.operand(call["seeds"], (sympy.Integer(call["index"]),))
+    which = call["index"]
+    if not isinstance(which, Number):
+        return build.operand(call["seeds"], (sympy.Integer(which),))
+    place = build.expression(f"tl.full([], {which.name}, tl.float32).to(tl.int64)", torch.int64)  # interpreted, a bare float
+    return build.operand(call["seeds"], (build.indirect(place, build.shape(call["seeds"])[0]),))
 
 
 _CREATIONS = {
@@ -124,7 +130,7 @@ for _target in overloads("prims.inductor_random.default"):
 for _target in overloads("prims.inductor_randint.default"):
     register(rewrite(_target, Kind.RANDOM, _randint, flops=_RANDOM_FLOPS))
 for _target in overloads("prims.inductor_lookup_seed.default"):
-    register(rewrite(_target, Kind.RANDOM, _lookup_seed))
+    register(replace(rewrite(_target, Kind.RANDOM, _lookup_seed), lifts=(1,)))
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))

@@ -1,7 +1,8 @@
-"""Which floats of a call do not change its code, so that kernels take them as arguments.
+"""Which numbers of a call do not change its code, so that kernels take them as arguments: floats, and which seed it takes.
 
 Worked example: layers that add 1e-5 and 1e-6 to a variance have one kernel, which computes ``v3 + k0``. A layer that adds
-1.0 has another, and so has one that computes in float64, which a float32 argument would not serve.
+1.0 has another, and so has one that computes in float64, which a float32 argument would not serve. Layers that drop out
+draw from one seed after another of their graph: ``k0`` is the seed's number, as a float32 like all such arguments.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 
 from dynafuse.ops.literals import opmath
-from dynafuse.ops.table import Cast, Row
+from dynafuse.ops.table import Cast, Kind, Row
 
 _RANGE = torch.finfo(torch.float32)
+_MOST_EXACT = 2**24  # integers up to it are float32's own
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,17 @@ class Lifted:
 
 def lifted(row: Row | None, args: Mapping[str, Any], out: torch.dtype, operands: Sequence[torch.dtype]) -> dict[str, Lifted]:
     """Of a call's arguments by name, those that kernels are handed; ``operands`` are the dtypes of its tensors."""
-    if row is None or not (row.lifts or row.inverts) or not _in_float32(row, out, operands):
+    if row is None or not (row.lifts or row.inverts):
         return {}
-    return dict(_lifted(row, args))
+    if row.kind is Kind.RANDOM:
+        return dict(_seeds(row, args))
+    return dict(_lifted(row, args)) if _in_float32(row, out, operands) else {}
+
+
+def _seeds(row: Row, args: Mapping[str, Any]) -> Iterator[tuple[str, Lifted]]:
+    for position, (name, value) in enumerate(args.items()):
+        if position in row.lifts and isinstance(value, int) and 0 <= value <= _MOST_EXACT:
+            yield name, Lifted(float(value), False)
 
 
 def _in_float32(row: Row, out: torch.dtype, operands: Sequence[torch.dtype]) -> bool:

@@ -141,7 +141,7 @@ class Row:
     emit: Emit | None = None  # pointwise: the expression, a template or ``f(context, *arguments) -> str``
     cast: Cast = Cast.OUTPUT
     raw: tuple[int, ...] = ()  # pointwise: argument positions that are not cast (the condition of where)
-    lifts: tuple[int, ...] = ()  # pointwise: argument positions where a float does not change code (see numbers.py)
+    lifts: tuple[int, ...] = ()  # pointwise, random: argument positions where a number does not change code (see numbers.py)
     inverts: tuple[int, ...] = ()  # pointwise: those where its reciprocal does not
     lower: Lower | None = None  # view, index, gather, creation, random: the value at an index
     reduction: str | None = None  # reduction: the name of its recurrence in lowering/triton/reductions.py

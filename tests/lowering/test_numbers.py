@@ -102,3 +102,45 @@ def test_float64_has_every_bit_of_a_number() -> None:
     x = torch.randn(64, 64, dtype=torch.float64)
     found = torch.compile(lambda x: torch.sin(x) * 0.1, backend=backend.dynafuse)(x)
     assert torch.allclose(found, torch.sin(x) * 0.1, rtol=1e-15, atol=0)
+
+
+# Seeds ----------------------------------------------------------------------------------------------------------------
+
+
+class Dropouts(torch.nn.Module):
+    """Layers that drop out, each behind a product; all of their outputs."""
+
+    def __init__(self, *rates: float) -> None:
+        super().__init__()
+        self.rates = rates
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for rate in self.rates:
+            x = torch.nn.functional.dropout(torch.mm(x, weight), rate)
+            found.append(x)
+        return found
+
+
+@pytest.mark.usefixtures("fresh")
+def test_layers_that_draw_from_other_seeds_have_one_kernel() -> None:
+    rates = (0.1, 0.15, 0.3)
+    found = torch.compile(Dropouts(*rates), backend=backend.dynafuse)(torch.ones(64, 32), torch.eye(32))
+    assert len(STORE) == 1
+    kept = [64 * 32, *(int(x.count_nonzero()) for x in found)]  # with one mask for all, nothing would go after the first layer
+    for before, after, rate in zip(kept, kept[1:], rates, strict=False):
+        assert abs(1 - after / before - rate) < 0.04
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_number_of_a_seed_leads_to_it() -> None:
+    seen: list[backend.Compiled] = []
+    with backend.listening(seen.append, plan_only=True), torch.no_grad():
+        torch.compile(Dropouts(0.1, 0.15, 0.3), backend=backend.dynafuse, options={"device": "h200"})(X, W)
+    regions = list(seen[0].bounds.values())
+    assert [made.numbers[0] for made in regions] == [0.0, 1.0, 2.0] and len({made.key for made in regions}) == 1
+    seeds, x = torch.tensor([3, 5, 7]), torch.ones(16, 32)
+    found = [run(made.code, made, [seeds, x]) for made in regions]
+    for made, got in zip(regions, found, strict=True):
+        assert torch.equal(got, run(made.spec, made, [seeds, x]))
+    assert not torch.equal(found[0] != 0, found[1] != 0)

@@ -152,6 +152,7 @@ class Emitter(Choices):
         if row.kind is Kind.REDUCTION:
             return self._reduction(position, call, index)
         assert row.lower is not None, row
+        self.numbers |= {arg.name for arg in call.args.values() if isinstance(arg, Number)}
         made = row.lower(self, call, index)
         return made if row.kind is Kind.VIEW else self._round(Value(made.name, call.dtype, made.tiles))
 
