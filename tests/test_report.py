@@ -23,7 +23,7 @@ from dynafuse.report import Report, explain
 from dynafuse.report.reading import report_of
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
-GRAPH_NAMES = {"kind", "ops", "device_us", "host_us", "bound_by", "captured", "reuse", "steps", "refusals"}
+GRAPH_NAMES = {"kind", "called", "ops", "device_us", "host_us", "bound_by", "captured", "reuse", "steps", "refusals"}
 GOLDEN = Path(__file__).with_name("report.expected")
 
 

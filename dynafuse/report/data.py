@@ -121,7 +121,8 @@ def reuse_of(steps: Sequence[ReportedStep]) -> Reuse:
 class ReportedGraph:
     """One graph: ``forward``, ``backward`` or ``inference``. ``ops`` counts those that compute, each once.
 
-    ``captured`` says that the graph is replayed as a CUDA graph: its launches then cost the host nothing.
+    ``captured`` says that the graph is replayed as a CUDA graph: its launches then cost the host nothing. ``called`` is
+    how often a step calls it: once, but for layers that are compiled once (``reuse_layers``). All times are those of a call.
     """
 
     kind: str
@@ -129,6 +130,12 @@ class ReportedGraph:
     ops: int
     refusals: tuple[Refusal, ...]
     captured: bool = False
+    called: int = 1
+
+    @property
+    def title(self) -> str:
+        """Its kind, and how often it is called if that is more than once."""
+        return self.kind if self.called == 1 else f"{self.kind}, {self.called} times a step"
 
     @property
     def fused(self) -> tuple[ReportedStep, ...]:
@@ -161,6 +168,7 @@ class ReportedGraph:
         """The graph as data."""
         return {
             "kind": self.kind,
+            "called": self.called,
             "ops": self.ops,
             "device_us": self.device_us,
             "host_us": self.host_us,

@@ -51,7 +51,7 @@ def _graph(graph: ReportedGraph, number: int, strings: dict[str, int]) -> dict[s
     for step, row, x in zip(steps, places.rows, places.centres, strict=True):
         step.update(row=row, x=x)
     return {
-        "kind": graph.kind,
+        "kind": graph.title,
         "summary": summary(graph),
         "total": total(graph) if graph.bound_by else "",
         "width": places.width,

@@ -55,7 +55,7 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     fused = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
-    graph = ReportedGraph(compiled.kind, tuple(steps), len(fused) + calls, plan.refusals, captured)
+    graph = ReportedGraph(compiled.kind, tuple(steps), len(fused) + calls, plan.refusals, captured, compiled.calls)
     return replace(graph, steps=tuple(replace(step, prices=_ordered(step, graph.bound_by)) for step in steps))
 
 

@@ -43,7 +43,7 @@ def text(report: Report) -> str:
     if not report.graphs:
         lines.append("nothing to compile: no tensor operations were captured")
     for number, graph in enumerate(report.graphs, 1):
-        lines += ["", *wrapped(f"graph {number}, {graph.kind}: {summary(graph)}")]
+        lines += ["", *wrapped(f"graph {number}, {graph.title}: {summary(graph)}")]
         if graph.bound_by:
             lines.append(total(graph))
         if graph.steps:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from differential import recorded
 from torch import Tensor, nn
 
 import dynafuse
@@ -48,6 +48,14 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x.square().mean()
+
+
+@contextmanager
+def recorded() -> Iterator[list[backend.Compiled]]:
+    """The graphs that are compiled meanwhile."""
+    graphs: list[backend.Compiled] = []
+    with backend.listening(graphs.append, plan_only=False):
+        yield graphs
 
 
 def outcome(model: nn.Module, call: Callable[..., Any], *inputs: Tensor) -> dict[str, Tensor]:
@@ -350,3 +358,11 @@ def test_new_weights_need_no_new_code() -> None:
         for parameter in model.parameters():
             parameter.mul_(0.5)
     assert len(graphs) == 6
+
+
+def test_the_report_says_how_often_a_graph_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAFUSE_REUSE_LAYERS", "auto")
+    report = dynafuse.explain(Model([Layer() for _ in range(LAYERS)]), rows(), device="h200")
+    called = [graph["called"] for graph in report.to_dict()["graphs"]]
+    assert max(called) >= LAYERS - 1 and len(called) == 6
+    assert f"forward, {max(called)} times a step:" in str(report)
