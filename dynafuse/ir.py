@@ -27,6 +27,9 @@ from dynafuse.ops.table import Call, Row
 Size: TypeAlias = int | sympy.Expr
 """A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
 
+COUNT = "count"
+"""The argument of a kernel that says how many terms its fold has."""
+
 Dims: TypeAlias = tuple[tuple[int, ...], ...]
 """A tensor's dimensions in a region's axes: per dimension the axes that it runs over, outermost first."""
 
@@ -106,6 +109,22 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Near:
+    """Why a region runs on the kernel that its family shares: what that loses, and what it saves, microseconds a call.
+
+    The region has a fold of ``terms``, the kernel one of ``width``.
+    """
+
+    terms: int
+    width: int
+    loss_us: float
+    saved_us: float
+
+    def __str__(self) -> str:
+        return f"fold of {self.terms} in {self.width}"
+
+
+@dataclass(frozen=True)
 class Decision:
     """Why a region runs where it does: the executors that could, the winner first.
 
@@ -120,6 +139,7 @@ class Decision:
     kernel_class: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
     error: float = 0.0
+    near: Near | None = None  # on Triton
 
 
 @dataclass(frozen=True)
@@ -210,17 +230,20 @@ class Layout:
 class OpSpec:
     """One op of a spec: its overload's name, its arguments by schema name (tensors as ``Ref``), its output.
 
-    A float that does not change code may be there as a ``Number``: an argument of the kernel.
+    A float that does not change code may be there as a ``Number``: an argument of the kernel. An op with a ``guard`` is
+    computed only if the kernel's argument ``count`` is larger; otherwise it is its first operand.
     """
 
     target: str
     args: tuple[tuple[str, Any], ...]
     shape: tuple[Size, ...]
     dtype: torch.dtype
+    guard: int = 0
 
     def __str__(self) -> str:
         args = ", ".join(f"{name}={value}" for name, value in self.args)
-        return f"{self.target}({args}) : {str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
+        guard = f" if {COUNT} > {self.guard}" if self.guard else ""
+        return f"{self.target}({args}){guard} : {str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)
@@ -250,6 +273,11 @@ class Spec:
         """The numbers that are not part of the spec, each a float32 argument of the kernel."""
         return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, Number))
 
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """The kernel's integer arguments besides sizes: ``count``, if an op has a guard."""
+        return (COUNT,) if any(op.guard for op in self.ops) else ()
+
     def __str__(self) -> str:
         lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
         lines += [f"%{i} = {op}" for i, op in enumerate(self.ops)]
@@ -261,8 +289,8 @@ class Spec:
 class Launch:
     """One kernel launch of a lowered region.
 
-    ``arguments`` name, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces), size symbols
-    and numbers (``k0``).
+    ``arguments`` name, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces), size symbols,
+    numbers (``k0``) and ``count``.
     ``grid`` holds integer expressions over the size symbols.
     """
 

@@ -7,7 +7,7 @@ against dimension 1`` and in the axis that is reduced; a spec differs from itsel
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
@@ -88,7 +88,7 @@ class _Pair:
 
     def _renumbered(self, op: OpSpec) -> OpSpec:
         """An op of the second spec with the first's numbers in its arguments."""
-        return OpSpec(op.target, self._renamed(op.args), op.shape, op.dtype)
+        return replace(op, args=self._renamed(op.args))
 
     def _renamed(self, value: Any) -> Any:
         if isinstance(value, tuple):
@@ -111,6 +111,7 @@ def _op(where: str, a: OpSpec, b: OpSpec) -> Iterator[str]:
         yield from (f"{where}: {_name(a.target)} {_argument(name, *values)}" for name, values in changed.items())
     yield from _said(f"{where}: size", a.shape, b.shape)
     yield from _said(f"{where}: dtype", a.dtype, b.dtype)
+    yield from _said(f"{where}: guard", a.guard, b.guard)
 
 
 def _layout(where: str, a: Layout, b: Layout) -> Iterator[str]:

@@ -27,7 +27,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._sympy.printers import PythonPrinter
 
-from dynafuse.ir import Facts, Plan, Region, Size
+from dynafuse.ir import COUNT, Facts, Plan, Region, Size
 from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
@@ -49,6 +49,7 @@ class Step:
     outputs: tuple[Node, ...]
     symbols: tuple[sympy.Expr, ...]
     numbers: tuple[float, ...] = ()
+    count: int | None = None  # terms of the kernel's fold, if the kernel asks
 
 
 class Writer:
@@ -261,7 +262,7 @@ class Writer:
             found[f"out{i}"] = self.names[node if into is None else into]
         for i, symbol in enumerate(step.symbols):
             found[f"s{i}"] = self.size(symbol)
-        found |= {f"k{i}": repr(number) for i, number in enumerate(step.numbers)}
+        found |= {f"k{i}": repr(number) for i, number in enumerate(step.numbers)} | {COUNT: str(step.count)}
         where = torch.device("cpu") if device is None else torch.device("cuda", device)
         for number, space in enumerate(kernel.workspaces):
             name = f"ws{number}"

@@ -17,9 +17,10 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Dims, Layout, Ref, Spec
+from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.triton.choices import Choices
+from dynafuse.lowering.triton.guards import guarded_inputs
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
@@ -58,6 +59,7 @@ class Emitter(Choices):
         self.single = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: one point
         self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.calls = list(map(row_and_call, spec.ops))
+        self.guards = guarded_inputs(spec)
 
     # ------------------------------------------------------------------ indices
 
@@ -77,8 +79,21 @@ class Emitter(Choices):
         """The value of an input or op at an index."""
         assert isinstance(arg, Ref), arg
         if arg.kind == "in":
-            return self.load(f"in{arg.position}", self.spec.inputs[arg.position], index)
+            return self._input(arg.position, index)
         return self.value(arg.position, index)
+
+    def _input(self, position: int, index: Index) -> Value:
+        """An input, where it belongs to a term of a fold only if the fold has that term."""
+        outer, guard = self.masks, self.guards.get(position)
+        self.masks = outer if guard is None else (*outer, self._counted(guard))
+        made = self.load(f"in{position}", self.spec.inputs[position], index)
+        self.masks = outer
+        return made
+
+    def _counted(self, guard: int) -> Value:
+        """Whether the fold has a term, alike everywhere."""
+        self.numbers.add(COUNT)
+        return self.define(f"{COUNT} > {guard}", torch.bool, frozenset())
 
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
         """The sizes of a tensor argument."""
@@ -182,7 +197,11 @@ class Emitter(Choices):
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
         text = _format(row, context, operands)
-        return self.define(escape(text), call.dtype, tiles, comment=f"%{position} {call.target}")
+        made = self.define(escape(text), call.dtype, tiles, comment=f"%{position} {call.target}")
+        guard = self.spec.ops[position].guard
+        if not guard:
+            return made
+        return self.define(f"tl.where({self._counted(guard)}, {made}, {operands[0]})", call.dtype, tiles)
 
     def broadcast(self, arg: Ref, index: Index, dtype: torch.dtype | None) -> Value:
         """The value of an operand at an index of a shape that it broadcasts to."""

@@ -151,11 +151,13 @@ def add_launch(parts: Parts, emit: Emitter, tiles: list[Tile], grid: tuple[Size,
     name = parts.name + suffix
     pointers = _pointers(parts, emit)
     numbers = [number for number in parts.spec.numbers if number in emit.numbers]
-    parameters = [*(n for n, _ in pointers), *parts.spec.symbols, *numbers]
+    counts = [count for count in parts.spec.counts if count in emit.numbers]
+    parameters = [*(n for n, _ in pointers), *parts.spec.symbols, *numbers, *counts]
     constants = {f"{t.upper()}BLOCK": size for t, size in block.items()}
     source = render(emit, tiles, name, parameters, list(constants), _docstring(parts, suffix))
     parts.sources.append(source)
-    signature = (*pointers, *((s, "i64") for s in parts.spec.symbols), *((n, "fp32") for n in numbers))
+    signature = (*pointers, *((s, "i64") for s in parts.spec.symbols), *((n, "fp32") for n in numbers),
+                 *((n, "i32") for n in counts))
     parts.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps or parts.tiles.warps))
 
 
