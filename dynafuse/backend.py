@@ -34,6 +34,7 @@ from dynafuse.ir import Plan
 from dynafuse.layers import Pieces, take_apart
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.compiler import interpreting
+from dynafuse.near import LENGTHS, near
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.decompositions import decompositions
@@ -131,6 +132,7 @@ def reset() -> None:
     global _launch_sites
     STORE.clear()
     TURNED_DOWN.clear()
+    LENGTHS.clear()
     VERDICTS.clear()
     TRAFFIC.clear()
     _launch_sites = 0
@@ -207,6 +209,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         if plan.unplaced:
             demoted = demoted.without_executor(plan.unplaced)
             continue
+        plan, bounds = near(plan, bounds, config, device)
         if _plan_only:
             break
         plan, bounds = tuned(plan, bounds, config, device, target)
@@ -218,7 +221,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if _plan_only:
         return interpreter(module)
     _count_sites(len(bounds) * calls)
-    steps = {name: Step(b.region, kernels[name], b.inputs, b.outputs, b.symbols, b.numbers) for name, b in bounds.items()}
+    steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, b.symbols, b.numbers, b.count)
+             for name, b in bounds.items()}
     call = write(plan, module, steps, static_inputs(kind))
     log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]
     return call if captured is None or not config.cudagraphs else capture(

@@ -299,6 +299,13 @@ OPTIONS: tuple[Option, ...] = (
         "most seconds that one graph may spend on such measurements",
     ),
     Option(
+        "near_match",
+        True,
+        BOOL,
+        "DYNAFUSE_NEAR_MATCH",
+        "let folds of several lengths run on one kernel where compiling less is worth more than the kernel loses",
+    ),
+    Option(
         "cache",
         True,
         BOOL,
@@ -342,6 +349,7 @@ class Config:
     force: Mapping[str, str] = field(hash=False)
     tune: str
     tune_budget_s: float
+    near_match: bool
     cache: bool
     cache_size_mb: int
     cost: Mapping[str, float] = field(hash=False)

@@ -52,6 +52,7 @@ def test_defaults() -> None:
         force={},
         tune="unsure",
         tune_budget_s=20.0,
+        near_match=True,
         cache=True,
         cache_size_mb=1024,
         cost={},

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "build": None,
     "persist": None,
     "choice": None,
+    "near": None,
     "backend": None,
     "report": None,
     "demo": None,

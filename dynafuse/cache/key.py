@@ -23,6 +23,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dynafuse.cache.difference import differences
+from dynafuse.cache.families import Member, member
 from dynafuse.cache.numbers import lifted
 from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
 from dynafuse.ops import Kind
@@ -46,6 +47,22 @@ class Bound:
     numbers: tuple[float, ...]  # what the numbers of the code are
     key: str
     target: str  # what its kernel runs on: a device's capability or a library
+    member: Member | None = None  # the family whose kernel serves it on Triton, where that is not its own
+
+    @property
+    def near(self) -> Member | None:
+        """The family whose kernel it runs on, if it does."""
+        return self.member if self.region.executor == "triton" else None
+
+    @property
+    def arguments(self) -> tuple[Node, ...]:
+        """What the inputs of its kernel are, in order."""
+        return self.inputs if self.near is None else tuple(self.inputs[i] for i in self.near.inputs)
+
+    @property
+    def count(self) -> int | None:
+        """How many terms the kernel's fold has here, if the kernel asks."""
+        return None if self.near is None else self.near.terms
 
 
 @cache
@@ -63,13 +80,21 @@ def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, An
 
 def rekeyed(bound: Bound, region: Region, target: str) -> Bound:
     """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
-    code, numbers = _code(bound.spec, region.executor)
+    code, numbers = _code(bound.spec, region.executor, bound.member)
     return replace(bound, region=region, code=code, numbers=numbers, key=key_of(code, target), target=target)
 
 
-def _code(spec: Spec, executor: str) -> tuple[Spec, tuple[float, ...]]:
+def family(bound: Bound, least: int) -> Bound | None:
+    """A region with its family's kernel, if it is on Triton and has a fold of at least ``least`` terms."""
+    found = member(bound.code, bound.numbers, least) if bound.region.executor == "triton" else None
+    return None if found is None else rekeyed(replace(bound, member=found), bound.region, bound.target)
+
+
+def _code(spec: Spec, executor: str, found: Member | None = None) -> tuple[Spec, tuple[float, ...]]:
     """What an executor's kernel is made from, and the floats that it takes as arguments."""
-    return lifted(spec) if executor == "triton" else (spec, ())
+    if executor != "triton":
+        return spec, ()
+    return (found.code, found.numbers) if found else lifted(spec)
 
 
 class _Canonical:

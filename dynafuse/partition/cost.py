@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from dynafuse.partition.device import LENGTHS, REFERENCE_WIDTH, Device
 
+FLOPS_OF_TERM = 8.0  # of a fold: instructions for a load that is off, the op, a selection; loads are issued at a lower rate
 LEAST = 1e-9  # constants may be overridden with 0: whatever needs that rate then takes practically forever
 
 
@@ -163,6 +164,21 @@ def choose(
     close = tuple(name for name in order if margins[name] <= error)
     margin = margins[order[1]] if len(order) > 1 else float("inf")
     return Choice(order[0], margin, close if len(close) > 1 else (), error)
+
+
+def family_loss_us(arguments: int, terms: int, points: int, device: Device, captured: bool = False) -> float:
+    """What a call loses at most on a kernel that takes ``arguments`` and has ``terms`` beyond those that are needed.
+
+    Terms that are not there move nothing, and cost ``FLOPS_OF_TERM`` at each of a number of points.
+    """
+    host = 0.0 if captured else arguments * device.argument_us
+    return host + FLOPS_OF_TERM * terms * points / max(device.flops_tflops * 1e6, LEAST)
+
+
+def family_gain_us(lengths: int, sites: int, device: Device) -> float:
+    """A call's share of the compile time saved if one kernel serves several lengths, each with ``sites`` in its graph."""
+    share = (lengths - 1) / lengths
+    return share * device.constants["compile_s_triton"] * 1e6 / max(device.expected_runs * sites, LEAST)
 
 
 def efficiency_to_match(work: Work, device: Device, executor: str, us: float) -> float | None:

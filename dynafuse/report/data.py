@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynafuse.ir import Refusal
+from dynafuse.ir import Near, Refusal
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class ReportedStep:
     nodes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()  # the user's lines that it computes
     relative: Relative | None = None  # where its kernel is new: the earlier step whose kernel nearly is the same
+    near: Near | None = None  # the kernel is one that other lengths of its fold share
 
     @property
     def others(self) -> tuple[Price, ...]:

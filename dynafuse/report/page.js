@@ -339,11 +339,16 @@ function prices(step) {
   return made;
 }
 
+function reuse(step) {
+  return step.near ? `near: ${step.near}` : step.reused ? "reused" : undefined;
+}
+
 function kernel(step) {
   const alike = graph.alike.get(step.key).filter(i => i !== step.id);
   const made = section("Kernel", element("code", {}, step.key));
   if (step.reused) made.push(element("p", {class: "soft"}, "Reused: an earlier step has made it."));
   if (step.apart) made.push(...section(`Nearly the kernel of ${string(step.nearly)}, but`, list(step.apart.map(string), 12)));
+  if (step.near) made.push(element("p", {class: "soft"}, `Not its own, but one that other lengths share: ${step.near}.`));
   return alike.length ? [...made, ...section(`Same kernel in this graph (${alike.length})`, links(alike))] : made;
 }
 
@@ -429,13 +434,13 @@ const steps = virtual("steps", [
   {title: "next best", width: "120px", key: s => others(s)[0]?.[0]},
   {title: "margin", width: "70px", number: true, key: s => s.margin},
   {title: "kernel", width: "84px", key: s => s.key},
-  {title: "reuse", width: "68px", key: s => s.reused ? "reused" : undefined},
+  {title: "reuse", width: "140px", key: reuse},
 ], step => {
   const executor = element("span", {style: "display:flex;gap:6px;align-items:center"}, badge(step.executor), step.executor);
   const made = element("tr", {"data-step": step.id}, cell(String(step.id + 1), "number"), cell(stepButton(step.id)), cell(executor),
     cell(string(step.label)), cell(megabytes(step.bytes), "number"), cell(fixed(step.us), "number"), cell(fixed(step.host), "number"),
     cell(nextBest(step).replace(/ [+×][^ ]+( %)?$/, "")), cell(step.margin === undefined ? "" : percent(step.margin), "number"),
-    cell(element("code", {}, step.key ? step.key.slice(0, 8) : "–")), cell(step.reused ? "reused" : ""));
+    cell(element("code", {}, step.key ? step.key.slice(0, 8) : "–")), cell(reuse(step) ?? ""));
   made.children[3].title = string(step.label);
   if (step.id === shown) made.classList.add("shown");
   made.addEventListener("click", () => { pin(step.id); reveal(step.id); });

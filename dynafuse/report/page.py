@@ -77,6 +77,7 @@ def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
         "us": _rounded(step.predicted_us),
         "host": _rounded(step.host_us),
         "reused": step.reused,
+        "near": str(step.near) if step.near else None,
         "kernel_class": step.kernel_class,
         "prices": [[p.executor, _rounded(p.device_us), _rounded(p.host_us), p.override] for p in step.prices],
         "margin": None if step.margin is None else _rounded(step.margin),

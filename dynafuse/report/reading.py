@@ -49,13 +49,14 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
         if isinstance(step, Region):
             bound = compiled.bounds[step.name]
             reused, relative = kernels.add(bound, step.name, number)
-            made = _fused_step(step, plan.annotated, bound.key, reads[step.name])
-            steps.append(replace(made, reused=reused, relative=relative))
+            fused = _fused_step(step, plan.annotated, bound.key, reads[step.name])
+            found = step.decision.near if bound.near else None
+            steps.append(replace(fused, reused=reused, relative=relative, near=found))
         elif _launches(step, plan.annotated):
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
-    fused = {node for region in plan.regions for node in _computing(region, plan.annotated)}
+    computed = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
-    graph = ReportedGraph(compiled.kind, tuple(steps), len(fused) + calls, plan.refusals, captured, compiled.calls)
+    graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured, compiled.calls)
     return replace(graph, steps=tuple(replace(step, prices=_ordered(step, graph.bound_by)) for step in steps))
 
 

@@ -134,8 +134,12 @@ def _table(graph: ReportedGraph) -> Table:
 def _cells(step: ReportedStep) -> Sequence[str]:
     megabytes = "–" if step.bytes is None else f"{step.bytes / 1e6:.3f}"
     us = "–" if step.predicted_us is None else f"{step.predicted_us:.1f}"
-    reuse = "reused" if step.reused else "nearly" if is_near(step) else ""
-    return step.name, step.executor, shorten(step.ops), megabytes, us, next_best(step), (step.key or "–")[:8], reuse
+    return step.name, step.executor, shorten(step.ops), megabytes, us, next_best(step), (step.key or "–")[:8], reuse(step)
+
+
+def reuse(step: ReportedStep) -> str:
+    """Whether the kernel was there before, or is one of another length of the fold: ``near: fold of 5 in 8``."""
+    return f"near: {step.near}" if step.near else "reused" if step.reused else ""
 
 
 def next_best(step: ReportedStep) -> str:
@@ -216,6 +220,14 @@ def _measured(steps: Sequence[ReportedStep]) -> Notes:
             yield "measured", f"{step.name}: {times_} µs"
 
 
+def _near(steps: Sequence[ReportedStep]) -> Notes:
+    for width, group in _grouped((str(step.near.width), step) for step in steps if step.near):
+        lost = max(step.near.loss_us for step in group if step.near)
+        saved = min(step.near.saved_us for step in group if step.near)
+        told = f"a call loses {lost:.2f} µs at most, and saves {saved:.2f} of compile time at least"
+        yield "near", f"{_names(group)} in kernels of {width} terms: {told}"
+
+
 def _forced(steps: Sequence[ReportedStep]) -> Notes:
     for executor, group in _grouped((step.forced or "", step) for step in steps if step.forced):
         yield "forced", f"{_names(group)} to {executor}"
@@ -232,7 +244,7 @@ def _noted(steps: Sequence[ReportedStep]) -> Notes:
 
 
 NOTES: tuple[Callable[[Sequence[ReportedStep]], Notes], ...] = (
-    _eager, _forced, _fallback, _unsure, _overrides, _measured, _noted,
+    _eager, _forced, _fallback, _unsure, _overrides, _measured, _near, _noted,
 )
 """What is said below a table, in order."""
 

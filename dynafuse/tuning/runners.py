@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from dynafuse.cache.families import Member
 from dynafuse.cache.numbers import lifted
 from dynafuse.ir import Launch, Spec
 from dynafuse.runtime.launch import Kernel, Launcher
@@ -33,22 +34,27 @@ class Foreign(Protocol):
         """The stored tensors."""
 
 
-def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.device) -> Runner:
-    """A kernel as a function. One that is not of ``runtime`` is called with the inputs as a list."""
+def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.device, member: Member | None = None) -> Runner:
+    """A kernel as a function of the spec's inputs. One that is not of ``runtime`` is called with them as a list.
+
+    On Triton the kernel is that of the spec's family, if it is a ``member`` of one.
+    """
     index = device.index or 0 if device.type == "cuda" else None
     if isinstance(kernel, Kernel):
-        return _triton(kernel, spec, hints, device, index)
+        return _triton(kernel, spec, hints, device, index, member)
     if isinstance(kernel, Foreign):
         sizes = [hints[spec.symbols[position]] for position in kernel.scalars]
         return lambda inputs: kernel.run([*inputs, *sizes], index)
     return lambda inputs: kernel(list(inputs))
 
 
-def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.device, index: int | None) -> Runner:
+def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.device, index: int | None,
+            member: Member | None) -> Runner:
     made = [_allocation(s.layout.dtype, numbers(s.layout.shape, hints), numbers(s.layout.stride, hints), device)
             for s in spec.stores if s.into is None]
     spaces = [_allocation(w.dtype, (number(w.size, hints),), (1,), device) for w in kernel.workspaces]
-    code, values = lifted(spec)
+    code, values = (member.code, (*member.numbers, member.terms)) if member else lifted(spec)
+    pick = _picker(member.inputs) if member else tuple
     places = _places(kernel, code)
     calls = [_call(launcher, launch, places, hints)
              for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
@@ -57,7 +63,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        held = [*inputs, *constant, *[allocate() for allocate in made], *[allocate() for allocate in spaces]]
+        held = [*pick(inputs), *constant, *[allocate() for allocate in made], *[allocate() for allocate in spaces]]
         stream = None if index is None else stream_of(index)
         for call in calls:
             call(stream, held)
@@ -67,9 +73,9 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
 
 
 def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
-    """Where each of a kernel's arguments is: inputs, size symbols, numbers, new tensors and workspaces, in that order."""
+    """Where each of a kernel's arguments is: inputs, sizes, numbers, a count, new tensors and workspaces, in that order."""
     places = {f"in{i}": i for i in range(len(code.inputs))}
-    for name in (*code.symbols, *code.numbers):
+    for name in (*code.symbols, *code.numbers, *code.counts):
         places[name] = len(places)
     free = len(places)
     for i, store in enumerate(code.stores):

@@ -165,10 +165,10 @@ class Tuner:
         if reason:
             return Verdict("", {}, names, reason)
         hints = hints_of(bound) if hints is None else hints
-        key = verdict_key(bound.spec, hints, device)
+        key = verdict_key(bound.member.code if bound.member else bound.spec, hints, device)  # one for a family
         missing = {name: build for name, build in candidates.items() if name not in self.store.get(key)}
         if missing:
-            reason, seconds = self._measure(key, bound.spec, missing, hints, device)
+            reason, seconds = self._measure(key, bound, missing, hints, device)
         else:
             self.reused += 1
         held = self.store.get(key)
@@ -177,7 +177,7 @@ class Tuner:
             log.info("tuned %s: %s, %.2f s", bound.region.name, found, seconds)
         return found
 
-    def _measure(self, key: str, spec: Spec, missing: Mapping[str, Build], hints: Mapping[str, int],
+    def _measure(self, key: str, bound: Bound, missing: Mapping[str, Build], hints: Mapping[str, int],
                  device: torch.device) -> tuple[str, float]:
         """Measure what is missing; why some still is, and the seconds that it took."""
         if self.spent_s >= self.budget_s:
@@ -185,14 +185,14 @@ class Tuner:
         with _measuring, _apart(device):
             began = self.now()
             try:
-                return self._measured(key, spec, missing, hints, device, began), self.now() - began
+                return self._measured(key, bound, missing, hints, device, began), self.now() - began
             finally:
                 self.spent_s += self.now() - began
 
-    def _measured(self, key: str, spec: Spec, missing: Mapping[str, Build], hints: Mapping[str, int],
+    def _measured(self, key: str, bound: Bound, missing: Mapping[str, Build], hints: Mapping[str, int],
                   device: torch.device, began: float) -> str:
         try:
-            sets = self._sets(spec, hints, device)
+            sets = self._sets(bound.spec, hints, device)
         except (data.NoData, RuntimeError, KeyError) as error:  # RuntimeError: what CUDA and torch raise
             return f"not measured: {_text(error)}"
         self.regions += 1
@@ -201,7 +201,7 @@ class Tuner:
                 return EXHAUSTED
             if self.unusable:
                 return self.unusable
-            self.store.put(key, name, self._one(name, build, spec, hints, device, sets))
+            self.store.put(key, name, self._one(name, build, bound, hints, device, sets))
         return ""
 
     def _sets(self, spec: Spec, hints: Mapping[str, int], device: torch.device) -> list[list[torch.Tensor]]:
@@ -213,14 +213,14 @@ class Tuner:
         first = data.inputs_for(spec, hints, device)
         return [first, *(data.copied(first) for _ in range(1, count))]
 
-    def _one(self, name: str, build: Build, spec: Spec, hints: Mapping[str, int], device: torch.device,
+    def _one(self, name: str, build: Build, bound: Bound, hints: Mapping[str, int], device: torch.device,
              sets: Sequence[Sequence[torch.Tensor]]) -> Measured:
         """One candidate's times, or why there are none."""
         try:
             kernel = build()
             if isinstance(kernel, Kernel) and kernel.interpreted and device.type == "cuda":
                 return Measured(reason="not measured: Triton runs in its interpreter")
-            rotation = Rotation(runner(kernel, spec, hints, device), sets)
+            rotation = Rotation(runner(kernel, bound.spec, hints, device, bound.member), sets)
             rotation()
             _synchronize(device)
             return self._timed(rotation)

@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python native.py goldens|llama|numbers`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python native.py goldens|llama|numbers|folds`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import graphs
 import numbered
 import representative
 import torch
 import triton
+from torch.fx import Node
 
 from dynafuse import backend
-from dynafuse.cache.key import Bound
+from dynafuse.cache.key import Bound, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.lower import lower
 
@@ -33,6 +35,22 @@ SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 def goldens() -> Iterator[Bound]:
     for name in representative.CASES:
         yield from representative.bounds(name)
+
+
+def folds() -> Iterator[Bound]:
+    """A fold of every width that a region's tensors allow, in 16-bit floats."""
+    for terms in (4, 8, 16, 32, 39):
+        plan = graphs.planned(graphs.built(total, *(torch.empty(4096, 512, dtype=torch.bfloat16) for _ in range(terms))))
+        (region,) = plan.regions
+        found = family(canonical(plan.annotated, region, (), "sm90"), 3)
+        assert found is not None
+        yield found
+
+
+def total(build: graphs.Builder, x: Node, *rest: Node) -> Node:
+    for other in rest:
+        x = build.op("aten.add.Tensor", x, other)
+    return build.op("aten.tanh.default", x)
 
 
 def llama() -> Iterator[Bound]:
@@ -77,4 +95,4 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled({"goldens": goldens, "llama": llama, "numbers": numbered.regions}[sys.argv[1]]())))
+    print(json.dumps(compiled({"goldens": goldens, "llama": llama, "numbers": numbered.regions, "folds": folds}[sys.argv[1]]())))

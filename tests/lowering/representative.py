@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.cache.key import Bound, canonical
+from dynafuse.cache.key import Bound, canonical, family
 from dynafuse.config import resolve
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.partition.decompositions import decompositions
@@ -31,6 +31,7 @@ class Case:
     function: Callable[..., Any]
     arguments: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     dynamic: bool = False
+    family: bool = False  # as its regions run on the kernels that other lengths of their folds share
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -60,6 +61,12 @@ def running_mean(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     return mean
 
 
+def residual_sum(x: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
+    for branch in branches:
+        x = x + branch.relu()
+    return torch.tanh(x)
+
+
 CASES: dict[str, Case] = {
     "pointwise_flat": Case(
         lambda x, y, b: F.gelu(x + b) * y, (((4096, 512), BF16), ((4096, 512), BF16), ((512,), BF16))),
@@ -85,6 +92,7 @@ CASES: dict[str, Case] = {
     "pointwise_dynamic": Case(lambda x, y: x.relu() * y, (((48, 130), F32), ((130,), F32)), dynamic=True),
     "reduction_unrolled": Case(lambda x: x.view(-1, 4, 64).mean(1) + 1, (((4096, 64), BF16),)),
     "overwritten_input": Case(running_mean, (((16, 64, 14, 14), F32), ((64,), F32))),
+    "fold_family": Case(residual_sum, (((4096, 512), BF16),) * 6, family=True),
 }
 
 
@@ -98,7 +106,8 @@ def traced(case: Case) -> GraphModule:
 def bounds(name: str) -> list[Bound]:
     """The regions of a case, for a described H200."""
     plan = graphs.planned(traced(CASES[name]))
-    return [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90") for region in plan.regions]
+    found = [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90") for region in plan.regions]
+    return [shared for one in found if (shared := family(one, 3))] if CASES[name].family else found
 
 
 def text(name: str) -> str:
