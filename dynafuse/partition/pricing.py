@@ -81,14 +81,14 @@ class Pricing:
         A refusal where no executor has one.
         """
         outputs = self.outputs(nodes)
-        found = members(self.spaces, nodes, inlined, outputs)
-        shape = classify(self.spaces, found)
-        if isinstance(shape, Refusal):
-            return shape
         sources = {read.source for read in reads} - set(nodes)
         tensors = len(sources) + len(outputs)
         if tensors > MAX_TENSORS and len(nodes) > 1:
             return Refusal("too many tensors", nodes[0].name, nodes[-1].name, f"{tensors}, at most {MAX_TENSORS}")
+        found = members(self.spaces, nodes, inlined, outputs)
+        shape = classify(self.spaces, found)
+        if isinstance(shape, Refusal):
+            return shape
         if shape.kind == "rowcol" and (held := self._held(shape, found, sources)) > REGISTERS:
             return Refusal("rows too long for one pass", nodes[0].name, nodes[-1].name,
                            f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")

@@ -167,6 +167,8 @@ class _Growth:
         elsewhere = self._read_elsewhere(nodes, inlined)
         if elsewhere is not None:
             return Refusal("known at one place, read at another", a, b, elsewhere.name)
+        if self.dependencies.would_cycle(first, second):  # looked at before the price, which takes much longer
+            return Refusal("a path outside runs from one to the other", a, b)
         apart = first.prediction + second.prediction
         priced = self.pricing.price(nodes, reads, inlined, instead_of=apart)
         if isinstance(priced, Refusal):
@@ -174,8 +176,6 @@ class _Growth:
         us = self.pricing.adds(apart, self.pricing.total.less(apart))
         if priced.us >= us and first.priced and second.priced:
             return Refusal("does not pay", a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
-        if self.dependencies.would_cycle(first, second):
-            return Refusal("a path outside runs from one to the other", a, b)
         return Group(nodes, reads, inlined, [*first.reasons, *second.reasons, f"{a} + {b}"], priced)
 
     def _aligned(self, candidate: Candidate, first: Group, second: Group) -> frozenset[Node] | Refusal:

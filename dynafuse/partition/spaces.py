@@ -68,6 +68,7 @@ class Spaces:
         self.unifier = Unifier()
         self._recompute = recompute
         self.dims: dict[Node, AxisDims] = {}
+        self._reductions: dict[Node, bool] = {}  # asked for again whenever a region is priced
         for node in self.graph.nodes:
             if self.is_unit(node):
                 self.dims[node] = fresh(self._iterated_shape(node))
@@ -187,7 +188,9 @@ class Spaces:
 
     def is_reduction(self, node: Node) -> bool:
         """Whether ``node`` is a reduction that its kernel must loop or combine for."""
-        return self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node)
+        if node not in self._reductions:
+            self._reductions[node] = self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node)
+        return self._reductions[node]
 
     def _kind(self, node: Node) -> Kind:
         row = self.facts[node].row
