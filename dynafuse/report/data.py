@@ -92,30 +92,28 @@ class ReportedStep:
 class Reuse:
     """How far regions share kernels: how many launch how many distinct ones, how many have an earlier region's kernel.
 
-    ``exact`` regions have that kernel itself, ``near`` ones nearly; regions of all earlier graphs count as earlier.
+    ``exact`` regions have one that was made for both, ``near`` ones share one that was made for several lengths of a fold;
+    ``apart`` are those whose kernel is new though an earlier one nearly does. Regions of all earlier graphs count as earlier.
     """
 
     regions: int
     distinct: int
     exact: int
     near: int
+    apart: int
 
     @property
     def rate(self) -> float:
         """Which part of the regions has an earlier one's kernel; 0 without regions."""
-        return self.exact / self.regions if self.regions else 0.0
-
-
-def is_near(step: ReportedStep) -> bool:
-    """Whether a step nearly has the kernel of an earlier one."""
-    return step.relative is not None
+        return (self.exact + self.near) / self.regions if self.regions else 0.0
 
 
 def reuse_of(steps: Sequence[ReportedStep]) -> Reuse:
     """How far some steps share kernels; eager ones do not count."""
     fused = [step for step in steps if step.key is not None]
-    distinct = len({step.key for step in fused})
-    return Reuse(len(fused), distinct, sum(step.reused for step in fused), sum(map(is_near, fused)))
+    shared = [step.near is not None for step in fused if step.reused]
+    apart = sum(step.relative is not None for step in fused)
+    return Reuse(len(fused), len({step.key for step in fused}), shared.count(False), shared.count(True), apart)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dynafuse.report.data import Relative, Report, ReportedGraph, ReportedStep, Reuse, is_near
+from dynafuse.report.data import Relative, Report, ReportedGraph, ReportedStep, Reuse
 
 WIDTH = 120  # columns of what is printed, whatever the terminal is
 STEP_WIDTH = 24  # columns for a step's name
@@ -59,13 +59,14 @@ def extent(report: Report) -> str:
 
 
 def reused(reuse: Reuse) -> str:
-    """How far they are shared: ``reuse: 3 regions on 2 kernels; 1 (33 %) has an earlier region's, 1 (33 %) nearly``."""
+    """How far they are shared: ``reuse: 9 regions on 5 kernels; 3 (33 %) have an earlier region's, 1 (11 %) shares one``."""
     def part(number: int) -> str:
         return f"{number} ({100 * number / reuse.regions:.0f} %)"
 
     launched = f"{count(reuse.regions, 'region')} on {count(reuse.distinct, 'kernel')}"
     has = "has" if reuse.exact == 1 else "have"
-    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's, {part(reuse.near)} nearly"
+    near = f", {part(reuse.near)} one for folds of several lengths" if reuse.near else ""
+    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's{near}, {part(reuse.apart)} miss one by little"
 
 
 NEARLY = "nearly the same kernels"
@@ -73,7 +74,7 @@ NEARLY = "nearly the same kernels"
 
 def relatives(report: Report) -> list[str]:
     """What keeps kernels apart that are nearly the same, a line each, those with the fewest differences first."""
-    found = [(number, step) for number, graph in enumerate(report.graphs, 1) for step in graph.fused if is_near(step)]
+    found = [(number, step) for number, graph in enumerate(report.graphs, 1) for step in graph.fused if step.relative]
     found.sort(key=lambda pair: len(pair[1].relative.differences) if pair[1].relative else 0)
     lines = [apart(step, number, len(report.graphs) > 1) for number, step in found[:RELATIVES_SHOWN]]
     rest = len(found) - RELATIVES_SHOWN

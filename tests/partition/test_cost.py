@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynafuse.partition import cost
-from dynafuse.partition.cost import Prediction, Work, choose, objective, predict, region_us
+from dynafuse.partition.cost import (
+    Prediction,
+    Work,
+    choose,
+    family_gain_us,
+    family_loss_us,
+    objective,
+    predict,
+    region_us,
+)
 from dynafuse.partition.device import CLASSES, EXECUTORS, describe
 
 # The shipped description, with prices of rows that these tests tell apart whatever is measured next.
@@ -321,3 +330,16 @@ def test_predicted_rates_are_near_measured_ones(
     work = Work(bytes_, 0.0, rows, kind, width=width, length=length)
     predicted = bytes_ / region_us(work, H200, executor) / 1e6
     assert predicted == pytest.approx(measured, rel=H200.model_error)
+
+
+# ---------------------------------------------------------------------- kernels of several lengths
+
+
+def test_what_a_family_loses_and_saves() -> None:
+    device = H200.overridden({"argument_us": 0.05, "flops_tflops": 40.0, "compile_s_triton": 0.3, "expected_runs": 30_000.0})
+    assert family_loss_us(4, 0, 1 << 20, device) == pytest.approx(0.2)
+    assert family_loss_us(4, 3, 10_000_000, device) == pytest.approx(0.2 + 8 * 3 * 10_000_000 / 40e6)
+    assert family_loss_us(4, 3, 10_000_000, device, captured=True) == pytest.approx(6.0)
+    assert family_gain_us(1, 1, device) == 0.0
+    assert family_gain_us(4, 1, device) == pytest.approx(7.5)
+    assert family_gain_us(4, 25, device) == pytest.approx(0.3)
