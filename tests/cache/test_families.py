@@ -349,6 +349,17 @@ def test_a_fold_that_runs_often_keeps_its_kernel() -> None:
     assert lengths(report) == ["fold of 5 in 8"]
 
 
+@pytest.mark.parametrize(("terms", "found"), [(3, []), (5, ["fold of 5 in 8", "fold of 6 in 8"])])
+def test_rows_that_would_be_scheduled_otherwise_keep_their_kernels(terms: int, found: list[str]) -> None:
+    """Three tensors along a row are held by other warps than four, so that the row would be summed up in another order."""
+    def two(w: torch.Tensor, *xs: torch.Tensor) -> torch.Tensor:
+        first = torch.softmax(sum(xs[1:], xs[0]), -1) @ w
+        return torch.softmax(sum(xs, first), -1) @ w
+
+    inputs = [torch.empty(64, 64), *(torch.empty(8192, 64) for _ in range(terms))]
+    assert lengths(dynafuse.explain(two, *inputs, device="h200")) == found
+
+
 def test_graphs_run_with_the_same_bits() -> None:
     found = []
     for near in (True, False):
