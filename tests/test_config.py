@@ -48,6 +48,7 @@ def test_defaults() -> None:
         repro_dir=None,
         recompute=True,
         max_region_ops=200,
+        reuse_layers="never",
         cudagraphs=False,
         force={},
         tune="unsure",

@@ -93,7 +93,7 @@ class Reuse:
     """How far regions share kernels: how many launch how many distinct ones, how many have an earlier region's kernel.
 
     ``exact`` regions have one that was made for both, ``near`` ones share one that was made for several lengths of a fold;
-    ``apart`` are those whose kernel is new though an earlier one nearly does. Regions of all earlier graphs count as earlier.
+    ``apart`` are those whose kernel is new though an earlier one nearly does. Regions of earlier graphs count as earlier.
     """
 
     regions: int

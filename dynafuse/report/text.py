@@ -59,14 +59,15 @@ def extent(report: Report) -> str:
 
 
 def reused(reuse: Reuse) -> str:
-    """How far they are shared: ``reuse: 9 regions on 5 kernels; 3 (33 %) have an earlier region's, 1 (11 %) shares one``."""
+    """How far they are shared: ``reuse: 9 regions on 5 kernels; 4 (44 %) have an earlier region's; 1 of the others …``."""
     def part(number: int) -> str:
         return f"{number} ({100 * number / reuse.regions:.0f} %)"
 
     launched = f"{count(reuse.regions, 'region')} on {count(reuse.distinct, 'kernel')}"
     has = "has" if reuse.exact == 1 else "have"
     near = f", {part(reuse.near)} one for folds of several lengths" if reuse.near else ""
-    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's{near}, {part(reuse.apart)} miss one by little"
+    apart = f"; {reuse.apart} of the others nearly {'does' if reuse.apart == 1 else 'do'}" if reuse.apart else ""
+    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's{near}{apart}"
 
 
 NEARLY = "nearly the same kernels"
