@@ -14,12 +14,15 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
@@ -123,7 +126,9 @@ def compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config
         partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing),
         decompositions=decompositions(config.fallback_random), keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
+    # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
+        compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
     return compiled
 
 
@@ -186,7 +191,10 @@ def without_garbage_collection(function: Callable[P, R]) -> Callable[P, R]:
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
                   captured: dict[str, bool] | None = None, forcing: Forcing | None = None,
                   calls: int = 1) -> Callable[..., Any]:
-    """One ATen graph, from FX to a function: the whole pipeline, in order. A step calls it ``calls`` times."""
+    """One ATen graph, from FX to a function: the whole pipeline, in order. A step calls it ``calls`` times.
+
+    Nobody waits here for kernels that worker processes compile: the function's first call does.
+    """
     forcing = forcing or Forcing.of(config.force, config.executors or ())
     compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
@@ -197,36 +205,104 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     device = device_of(module, config)
     kind_of_device = device_type(node.meta.get("val") for node in module.graph.nodes)
     enabled, unusable = usable(config, kind_of_device, _plan_only and config.device is not None)
-    forcing = replace(forcing, enabled=enabled)
-    target = None if interpreting() else device.capability
-    demoted = Demoted()
-    while True:
-        annotated = annotate(module, fused_device(kind_of_device, enabled), demoted.to_eager, forcing)
-        executors = Executors(annotated.facts, enabled, demoted.denied)
-        planned = partition(annotated, device, executors, captured=config.cudagraphs, recompute=config.recompute,
-                            max_ops=config.max_region_ops)
-        plan, bounds = bind(planned, config, target)
-        if plan.unplaced:
-            demoted = demoted.without_executor(plan.unplaced)
-            continue
-        plan, bounds = near(plan, bounds, config, device)
-        if _plan_only:
-            break
-        plan, bounds = tuned(plan, bounds, config, device, target)
-        kernels, errors = outcome({name: request(bound, target, config) for name, bound in bounds.items()})
-        if not errors:
-            break
-        demoted = demote(plan, failures(bounds, errors), config, demoted)
-    report(Compiled(kind, plan, bounds, device, unusable, calls))
+    graph = Graph(kind, module, config, replace(forcing, enabled=enabled), device, fused_device(kind_of_device, enabled),
+                  unusable, None if interpreting() else device.capability, calls, static_inputs(kind))
+    planned = graph.planned(Demoted())
     if _plan_only:
+        report(graph.compiled(planned))
         return interpreter(module)
-    _count_sites(len(bounds) * calls)
-    steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, b.symbols, b.numbers, b.count)
-             for name, b in bounds.items()}
-    call = write(plan, module, steps, static_inputs(kind))
-    log.debug("%s graph:\n%s\n%s", kind, plan, call.source)  # type: ignore[attr-defined]
+    requests = graph.requests(planned)
+    waits = any(not future.done() for future in requests.values()) and not any(map(has_failed, requests.values()))
+    call = deferred(lambda: graph.finished(planned, requests)) if waits else graph.finished(planned, requests)
     return call if captured is None or not config.cudagraphs else capture(
-        call, module, kind, sorted(static_inputs(kind)), captured)
+        call, module, kind, sorted(graph.static_inputs), captured)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with the canonical forms of its regions, and what was demoted on the way to it."""
+
+    plan: Plan
+    bounds: Mapping[str, Bound]
+    demoted: Demoted
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A normalized graph with all that its plan depends on; its steps are those of the pipeline."""
+
+    kind: str
+    module: GraphModule
+    config: Config
+    forcing: Forcing
+    device: devices.Device
+    fused_device: str | None
+    unusable: Mapping[str, str]
+    target: int | None
+    calls: int
+    static_inputs: frozenset[int]
+
+    def planned(self, demoted: Demoted) -> Planned:
+        """Annotate, partition and bind until every region has an executor; then decide what is near or unsure."""
+        config, enabled = self.config, self.forcing.enabled
+        while True:
+            annotated = annotate(self.module, self.fused_device, demoted.to_eager, self.forcing)
+            executors = Executors(annotated.facts, enabled, demoted.denied)
+            planned = partition(annotated, self.device, executors, captured=config.cudagraphs, recompute=config.recompute,
+                                max_ops=config.max_region_ops)
+            plan, bounds = bind(planned, config, self.target)
+            if not plan.unplaced:
+                break
+            demoted = demoted.without_executor(plan.unplaced)
+        plan, bounds = near(plan, bounds, config, self.device)
+        if not _plan_only:
+            plan, bounds = tuned(plan, bounds, config, self.device, self.target)
+        return Planned(plan, bounds, demoted)
+
+    def requests(self, planned: Planned) -> dict[str, Future[Any]]:
+        """The kernel of every region."""
+        return {name: request(bound, self.target, self.config) for name, bound in planned.bounds.items()}
+
+    @without_garbage_collection
+    def finished(self, planned: Planned, requests: Mapping[str, Future[Any]]) -> Callable[..., Any]:
+        """The function of a plan, or of one without the regions whose kernels fail."""
+        kernels, errors = outcome(requests)
+        while errors:
+            demoted = demote(planned.plan, failures(planned.bounds, errors), self.config, planned.demoted)
+            planned = self.planned(demoted)
+            kernels, errors = outcome(self.requests(planned))
+        report(self.compiled(planned))
+        _count_sites(len(planned.bounds) * self.calls)
+        steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, b.symbols, b.numbers, b.count)
+                 for name, b in planned.bounds.items()}
+        call = write(planned.plan, self.module, steps, self.static_inputs)
+        log.debug("%s graph:\n%s\n%s", self.kind, planned.plan, call.source)  # type: ignore[attr-defined]
+        return call
+
+    def compiled(self, planned: Planned) -> Compiled:
+        """What listeners are told."""
+        return Compiled(self.kind, planned.plan, planned.bounds, self.device, self.unusable, self.calls)
+
+
+def has_failed(future: Future[Any]) -> bool:
+    """Whether a kernel is known to have failed by now."""
+    return future.done() and future.exception() is not None
+
+
+def deferred(finish: Callable[[], Callable[..., Any]]) -> Callable[[list[Any]], Any]:
+    """A function that is made when it is called for the first time, once whoever calls."""
+    made: list[Callable[..., Any]] = []
+    lock = threading.Lock()
+
+    def run(args: list[Any]) -> Any:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(finish())
+        return made[0](args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def compile_regions_inside(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> None:

@@ -1,0 +1,110 @@
+"""Kernels that worker processes are still compiling when a graph has been planned: only its first call waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from differential import compiled, recorded
+
+from dynafuse import backend
+from dynafuse.errors import CompileError, DynafuseWarning
+
+
+class Late:
+    """Hands out futures of kernels that are there, or have failed, only when somebody waits for some of them."""
+
+    def __init__(self) -> None:
+        self.request, self.outcome = backend.request, backend.outcome
+        self.waiting: list[tuple[Future[Any], Future[Any]]] = []
+        self.asked: list[int] = []  # how many kernels had been asked for whenever somebody waited
+        self.failure: Exception | None = None
+
+    def hand_out(self, *args: Any) -> Future[Any]:
+        later: Future[Any] = Future()
+        self.waiting.append((later, self.request(*args)))
+        return later
+
+    def wait(self, futures: Any) -> Any:
+        self.asked.append(len(self.waiting))
+        for later, real in self.waiting:
+            if self.failure is not None:
+                later.set_exception(self.failure)
+            else:
+                later.set_result(real.result())
+        self.waiting.clear()
+        return self.outcome(futures)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Late:
+    torch._dynamo.reset()
+    backend.reset()
+    found = Late()
+    monkeypatch.setattr(backend, "request", found.hand_out)
+    monkeypatch.setattr(backend, "outcome", found.wait)
+    return found
+
+
+def step(x: torch.Tensor) -> torch.Tensor:
+    return (torch.sin(x) * x).softmax(-1).sum()
+
+
+def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+    x = torch.linspace(-2, 2, 24).reshape(4, 6).requires_grad_()
+    return torch.autograd.grad(call(x), x)[0]
+
+
+def test_both_graphs_are_planned_before_anybody_waits(late: Late) -> None:
+    with recorded() as graphs:
+        torch.testing.assert_close(gradient(compiled(step)), gradient(step))
+    assert [graph.kind for graph in graphs] == ["forward", "backward"]
+    assert late.asked == [sum(len(graph.plan.regions) for graph in graphs), 0]
+
+
+def test_a_late_failure_raises_when_strict(late: Late) -> None:
+    late.failure = ValueError("no such instruction")
+    with pytest.raises(CompileError, match="no such instruction"):
+        gradient(compiled(step))
+
+
+def test_a_late_failure_runs_eager(late: Late, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late.failure = ValueError("no such instruction")
+    monkeypatch.setenv("DYNAFUSE_STRICT", "0")
+    with pytest.warns(DynafuseWarning, match="no such instruction"):
+        found = gradient(compiled(step, repro_dir=str(tmp_path)))
+    torch.testing.assert_close(found, gradient(step))
+
+
+def test_threads_finish_a_function_once() -> None:
+    made: list[int] = []
+
+    def finish() -> Callable[[list[int]], int]:
+        time.sleep(0.05)
+        made.append(1)
+        return lambda args: args[0] + 1
+
+    call = backend.deferred(finish)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda i=i: found.append(call([i]))) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(1, 9)) and made == [1]
+
+
+def test_a_function_that_failed_to_finish_fails_again() -> None:
+    def finish() -> Callable[[list[int]], int]:
+        raise ValueError("never")
+
+    call = backend.deferred(finish)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="never"):
+            call([1])
