@@ -1,6 +1,6 @@
 """The backend: ``torch.compile(model, backend="dynafuse")``.
 
-The way of a graph is :func:`compile_graph`, one flat function; between any two steps stands a value that prints.
+The way of a graph is :func:`compile_graph` and the steps of its :class:`Graph`; every value between two of them prints.
 
 Worked example::
 
