@@ -10,7 +10,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 CANDIDATES = 8
-"""Periods that are tried: the commonest distances between equal letters."""
+"""Periods that are tried: the commonest distances between equal words."""
+
+WORDS = (1, 3, 9)
+"""How long these words are. In a period that has every letter twice, longer words stand once."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +41,40 @@ def runs(letters: Sequence[Hashable], least: int = 1) -> list[Run]:
     The run that saves most is taken, then what lies before and after it is looked through; of two that save alike, the one
     of the shorter period.
     """
+    known: dict[Hashable, int] = {}
+    numbers = [known.setdefault(letter, len(known)) for letter in letters]  # quick to compare
     found: list[Run] = []
     open_stretches = [(0, len(letters))]
     while open_stretches:
         low, high = open_stretches.pop()
-        best = _best(letters, low, high)
+        best = _best(numbers, low, high)
         if best is not None and best.saved >= least:
             found.append(best)
             open_stretches += [(low, best.start), (best.end, high)]
     return sorted(found, key=lambda run: run.start)
 
 
-def _best(letters: Sequence[Hashable], low: int, high: int) -> Run | None:
+def _best(letters: Sequence[int], low: int, high: int) -> Run | None:
     """The run of ``letters[low:high]`` that saves most."""
     periods = [period for period, _ in _distances(letters, low, high).most_common(CANDIDATES)]
     found = [run for period in periods if (run := _longest(letters, low, high, period)) is not None]
     return max(found, key=lambda run: (run.saved, -run.period), default=None)
 
 
-def _distances(letters: Sequence[Hashable], low: int, high: int) -> Counter[int]:
-    """How often a letter comes back after how many letters."""
-    last: dict[Hashable, int] = {}
+def _distances(letters: Sequence[int], low: int, high: int) -> Counter[int]:
+    """How often a word comes back after how many letters."""
     distances: Counter[int] = Counter()
-    for position in range(low, high):
-        letter = letters[position]
-        if letter in last:
-            distances[position - last[letter]] += 1
-        last[letter] = position
+    for length in WORDS:
+        last: dict[tuple[int, ...], int] = {}
+        for position in range(low, high - length + 1):
+            word = tuple(letters[position:position + length])
+            if word in last:
+                distances[position - last[word]] += 1
+            last[word] = position
     return distances
 
 
-def _longest(letters: Sequence[Hashable], low: int, high: int, period: int) -> Run | None:
+def _longest(letters: Sequence[int], low: int, high: int, period: int) -> Run | None:
     """The longest run of one period; None if nothing stands there twice."""
     best = begin = low
     length = 0

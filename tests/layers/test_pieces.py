@@ -16,7 +16,7 @@ import dynafuse
 from dynafuse import backend
 
 WIDTH = 8
-LAYERS = 12
+LAYERS = 8
 
 
 class Layer(nn.Module):
@@ -77,6 +77,7 @@ def outcome(model: nn.Module, call: Callable[..., Any], *inputs: Tensor) -> dict
 def check(model: nn.Module, *inputs: Tensor, steps: int = 2, **options: Any) -> list[backend.Compiled]:
     """Compare steps with eager's; the graphs that were compiled. Ops run one by one: how graphs are taken apart is looked at."""
     options = {"reuse_layers": "auto", "fallback_random": True, "executors": "eager", **options}
+    model, inputs = model.double(), tuple(x.detach().double().requires_grad_(x.requires_grad) for x in inputs)
     twin = copy.deepcopy(model)
     torch._dynamo.reset()
     backend.reset()
@@ -86,7 +87,7 @@ def check(model: nn.Module, *inputs: Tensor, steps: int = 2, **options: Any) -> 
             ours, eager = outcome(model, compiled, *inputs), outcome(twin, twin, *inputs)
             assert ours.keys() == eager.keys()
             for name, value in eager.items():
-                torch.testing.assert_close(ours[name], value, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+                torch.testing.assert_close(ours[name], value, rtol=1e-7, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
             for module in (model, twin):
                 module.zero_grad()
     return graphs
@@ -109,7 +110,7 @@ def test_equal_layers_are_compiled_once() -> None:
 
 
 def test_the_number_of_graphs_does_not_grow() -> None:
-    few, many = (len(check(Model([Layer() for _ in range(n)]), rows(), steps=1)) for n in (10, 20))
+    few, many = (len(check(Model([Layer() for _ in range(n)]), rows(), steps=1)) for n in (8, 14))
     assert few == many == 6
 
 
@@ -140,9 +141,9 @@ def test_two_kinds_of_layers_in_a_row() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x - torch.tanh(self.down(torch.relu(self.up(self.norm(x)))))
 
-    layers = [Layer() for _ in range(LAYERS)] + [Other() for _ in range(LAYERS)]
+    layers = [Layer() for _ in range(LAYERS)] + [Other() for _ in range(LAYERS + 2)]
     found = sorted(calls(check(Model(layers), rows(), steps=1)))
-    assert found[-2] >= LAYERS - 2 and found[-1] <= LAYERS
+    assert LAYERS - 2 <= found[-2] <= LAYERS <= found[-1] <= LAYERS + 2
 
 
 def test_a_different_layer_in_the_middle_is_compiled_apart() -> None:
@@ -159,7 +160,7 @@ def test_dropout_draws_what_eager_draws() -> None:
 def test_dropout_of_our_own_is_the_same_in_the_backward() -> None:
     class Drop(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            for _ in range(LAYERS):
+            for _ in range(12):
                 x = F.dropout(x * 1.0 + 0.0, 0.1)
                 x = x + 0.0
             return x
@@ -170,11 +171,11 @@ def test_dropout_of_our_own_is_the_same_in_the_backward() -> None:
     with recorded() as graphs:
         out = compiled(x)
         out.sum().backward()
-    assert max(calls(graphs)) >= LAYERS - 1
+    assert max(calls(graphs)) >= 11
     assert x.grad is not None
     torch.testing.assert_close(x.grad, out.detach())  # the function is linear, so its gradient at ones is its value
     kept = (out != 0).double().mean()
-    assert abs(kept - 0.9 ** LAYERS) < 0.03, "the layers draw masks of their own"
+    assert abs(kept - 0.9 ** 12) < 0.03, "the layers draw masks of their own"
 
 
 def test_buffers_are_updated() -> None:
@@ -301,7 +302,7 @@ def test_autocast(where: str) -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=where == "around"):
                 for layer in self.layers:
                     with torch.autocast("cpu", enabled=False):
-                        x = layer(x.float())
+                        x = layer(x.double())
             return x.sum()
 
     check(Cast([Layer() for _ in range(LAYERS)]), rows())

@@ -20,6 +20,7 @@ from dynafuse.layers.repeats import Run, runs
     ("", []),
     ("xdddddyefefefefz", [Run(1, 6, 1), Run(7, 15, 2)]),
     ("aabaabaabaab", [Run(0, 12, 3)]),  # not the pairs of a
+    ("acabcbacabcb", [Run(0, 12, 6)]),  # no letter stands once in it
 ])
 def test_runs(text: str, expected: list[Run]) -> None:
     assert runs(text, least=2) == expected
