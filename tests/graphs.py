@@ -9,7 +9,8 @@ Worked example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,14 @@ class Builder:
             known = tree_map(lambda a: a.meta["val"] if isinstance(a, Node) else a, (args, kwargs))
             node.meta["val"] = function(*known[0], **known[1])
         return node
+
+
+@contextmanager
+def recorded() -> Iterator[list[backend.Compiled]]:
+    """The graphs that are compiled meanwhile."""
+    graphs: list[backend.Compiled] = []
+    with backend.listening(graphs.append, plan_only=False):
+        yield graphs
 
 
 def built(write: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> GraphModule:

@@ -13,26 +13,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from graphs import recorded
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dynafuse import backend
 
 ROUNDING = {torch.float64: 64.0, torch.float32: 8.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """How many units in the last place (of the largest magnitudes) are no error, by dtype."""
-
-
-@contextmanager
-def recorded() -> Iterator[list[backend.Compiled]]:
-    """The graphs that are compiled meanwhile."""
-    graphs: list[backend.Compiled] = []
-    with backend.listening(graphs.append, plan_only=False):
-        yield graphs
 
 
 def regions(graphs: Sequence[backend.Compiled], kind: str | None = None) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from differential import compiled, recorded
+from differential import compiled
+from graphs import recorded
 
 from dynafuse import backend
 from dynafuse.errors import CompileError, DynafuseWarning

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import rotate_half
-from differential import compare, compiled, copies, recorded, regions, run
+from differential import compare, compiled, copies, regions, run
+from graphs import recorded
 from torch._dynamo.utils import counters
 
 Build = Callable[[int], tuple[Any, ...]]

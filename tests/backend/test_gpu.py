@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, Case, Maker
-from differential import check, compiled, recorded, regions
+from differential import check, compiled, regions
+from graphs import recorded
 from test_models import MODELS, check_model
 from test_numerics import masks_agree, parameters
 

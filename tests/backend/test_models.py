@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from differential import _rms, compiled, recorded, regions
+from differential import _rms, compiled, regions
+from graphs import recorded
 from torch import nn
 
 VOCABULARY, TOKENS, BATCH = 96, 17, 2

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, Case, Maker
-from differential import check, compare, compiled, copies, recorded, regions, run
+from differential import check, compare, compiled, copies, regions, run
+from graphs import recorded
 
 
 def parameters(*dtypes: torch.dtype) -> list[Any]:

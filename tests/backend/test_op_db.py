@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from differential import Outcome, compare, compiled, copies, recorded, regions, run
+from differential import Outcome, compare, compiled, copies, regions, run
+from graphs import recorded
 from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from graphs import recorded
 from torch import Tensor, nn
 
 import dynafuse
@@ -48,14 +48,6 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x.square().mean()
-
-
-@contextmanager
-def recorded() -> Iterator[list[backend.Compiled]]:
-    """The graphs that are compiled meanwhile."""
-    graphs: list[backend.Compiled] = []
-    with backend.listening(graphs.append, plan_only=False):
-        yield graphs
 
 
 def outcome(model: nn.Module, call: Callable[..., Any], *inputs: Tensor) -> dict[str, Tensor]:
