@@ -42,12 +42,11 @@ def save_before_overwriting(forward: GraphModule, results: int) -> None:
     overwritten = {node.args[0] for node in forward.graph.nodes if node.target is aten.copy_.default}
     output = next(node for node in forward.graph.nodes if node.op == "output")
     values = list(output.args[0])
-    for i in range(results, len(values)):
-        chain = _views(values[i])
-        if chain and chain[-1].op == "placeholder" and chain[-1] in overwritten:
-            values[i] = _copied(forward, chain)
-    output.args = (tuple(values),)
-    forward.recompile()
+    chains = {i: _views(values[i]) for i in range(results, len(values))}
+    lost = {i: chain for i, chain in chains.items() if chain and chain[-1].op == "placeholder" and chain[-1] in overwritten}
+    if lost:
+        output.args = (tuple(_copied(forward, lost[i]) if i in lost else value for i, value in enumerate(values)),)
+        forward.recompile()
 
 
 def _views(node: Any) -> list[Node]:
