@@ -109,19 +109,22 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Near:
-    """Why a region runs on the kernel that its family shares: what that loses, and what it saves, microseconds a call.
-
-    The region has a fold of ``terms``, the kernel one of ``width``.
-    """
+class Fitted:
+    """A region with a fold of ``terms`` and a kernel with one of ``width``."""
 
     terms: int
     width: int
-    loss_us: float
-    saved_us: float
 
     def __str__(self) -> str:
         return f"fold of {self.terms} in {self.width}"
+
+
+@dataclass(frozen=True)
+class Near(Fitted):
+    """Why a region runs on the kernel that its family shares: what that loses, and what it saves, microseconds a call."""
+
+    loss_us: float
+    saved_us: float
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dynafuse.ir import OpSpec, Ref, Spec, references
+from dynafuse.ir import Fitted, OpSpec, Ref, Spec, references
 from dynafuse.ops import Cast, Kind, lookup
 from dynafuse.ops.algebra import commutes
 from dynafuse.ops.literals import Number
@@ -31,17 +31,12 @@ WIDTHS = (4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Member:
-    """A spec in its family's form. The other fields are what the code's arguments are in this spec."""
+class Member(Fitted):
+    """A spec in its family's form. ``inputs`` and ``numbers`` are what the code's arguments are in this spec."""
 
     code: Spec
     inputs: tuple[int, ...]  # of the spec, per input of the code; those of terms that are not there repeat others
     numbers: tuple[float, ...]
-    terms: int
-    width: int
-
-    def __str__(self) -> str:
-        return f"fold of {self.terms} in {self.width}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +209,7 @@ class _Widened:
         reductions = sorted((self.placed[Ref("op", op)].position, dims) for op, dims in self.code.reductions)
         code = replace(self.code, inputs=tuple(self.code.inputs[i] for i in self.inputs), ops=tuple(self.ops),
                        reductions=tuple(reductions), stores=stores)
-        return Member(code, tuple(self.inputs), tuple(self.numbers), len(self.fold.links) + 1, self.width)
+        return Member(len(self.fold.links) + 1, self.width, code, tuple(self.inputs), tuple(self.numbers))
 
     # ------------------------------------------------------------------ order
 
