@@ -19,9 +19,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
-from dynafuse.layers.cuts import GRAD_MODE, Cut, Program, crosses, cuts, described, value_of
+from dynafuse.layers.cuts import GRAD_MODE, Cut, Program, crosses, cuts, value_of
 from dynafuse.layers.repeats import Run, runs
 
 CUTS = 4
@@ -198,20 +197,18 @@ def _form(program: Program, start: int, end: int) -> tuple[Hashable, dict[Node, 
     taken: dict[Node, int] = {}
     inside = {node: i for i, node in enumerate(program.calls[start:end])}
 
-    def operand(value: Any) -> Hashable:
-        if not isinstance(value, Node):
-            return (type(value).__name__, repr(value))
-        if value in inside:
-            return ("inside", inside[value])
-        if value_of(value) is None:
-            return ("submodule", value.name)
-        return ("outside", taken.setdefault(value, len(taken)), described(value_of(value)))
+    def place(operand: Node) -> Hashable:
+        if operand in inside:
+            return ("inside", inside[operand])
+        if value_of(operand) is None:
+            return ("submodule", operand.name)
+        return ("outside", taken.setdefault(operand, len(taken)))
 
     form = []
-    for position in range(start, end):
-        node = program.calls[position]
-        operands, tree = pytree.tree_flatten((node.args, node.kwargs))
-        form.append((program.letters[position], tree, tuple(map(operand, operands))))
+    for position in range(start, end):  # letters have everything but which values the operands are
+        node, operands = program.calls[position], list[Node]()
+        map_arg((node.args, node.kwargs), operands.append)  # slices may have some
+        form.append((program.letters[position], *map(place, operands)))
     return tuple(form), taken
 
 
