@@ -34,7 +34,7 @@ from dynafuse.choice import tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
 from dynafuse.ir import Plan
-from dynafuse.layers import Pieces, take_apart
+from dynafuse.layers import take_apart
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.near import LENGTHS, near
@@ -90,27 +90,24 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
         config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
     forcing = Forcing.of(config.force, config.executors or ())
     gm = rewrite(gm)
-    pieces = repeated_layers(gm, config, forcing)
-    if pieces is None:
-        return compile_joint(gm, example_inputs, config, forcing)
-    fake_mode = TracingContext.get().fake_mode
-    assert fake_mode is not None
-    functions = {}
-    for piece in pieces.distinct:
-        inputs = piece.inputs(gm, example_inputs, fake_mode)
-        functions[piece] = compile_joint(piece.module(gm), inputs, config, forcing, len(piece.sites))
-    return pieces.assemble(functions)
+    return compile_layers(gm, example_inputs, config, forcing) or compile_joint(gm, example_inputs, config, forcing)
 
 
-def repeated_layers(gm: GraphModule, config: Config, forcing: Forcing) -> Pieces | None:
-    """A Dynamo graph in pieces, if it repeats itself and the options let that be used; captured graphs stay whole."""
+def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Config,
+                   forcing: Forcing) -> Callable[..., Any] | None:
+    """A Dynamo graph piece by piece, if it repeats itself and the options let that be used; captured graphs stay whole."""
     context = TracingContext.try_get()
     if config.reuse_layers == "never" or config.cudagraphs or context is None or context.fake_mode is None:
         return None
-    found = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED)
-    if found is not None:
-        log.info("repeated layers: %s", found)
-    return found
+    pieces = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED)
+    if pieces is None:
+        return None
+    log.info("repeated layers: %s", pieces)
+    functions = {}
+    for piece in pieces.distinct:
+        inputs = piece.inputs(gm, example_inputs, context.fake_mode)
+        functions[piece] = compile_joint(piece.module(gm), inputs, config, forcing, len(piece.sites))
+    return pieces.assemble(functions)
 
 
 def compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,
