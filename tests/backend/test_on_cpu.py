@@ -51,6 +51,7 @@ torch.testing.assert_close(gradient, (out != 0) * 2.0)
 def test_inductor_runs_the_regions_of_cpu_tensors() -> None:
     here = Path(__file__).parent
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parents[1]), environment.get("PYTHONPATH", "")])
+    paths = map(str, (here, here.parent, here.parents[1], environment.get("PYTHONPATH", "")))
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -53,7 +53,7 @@ INEXACT: dict[str, tuple[float, str]] = {
 """Test id to the absolute tolerance, and the reason, where it is eager that is inexact."""
 
 
-def tests() -> list[Any]:
+def sampled_cases() -> list[Any]:
     """One test per op and dtype: float32, and perhaps one other dtype picked by the op's name."""
     found = []
     for info in op_db:
@@ -78,7 +78,7 @@ def _samples_are_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common_utils, "extract_test_fn", lambda: None)
 
 
-@pytest.mark.parametrize(("info", "dtype"), tests())
+@pytest.mark.parametrize(("info", "dtype"), sampled_cases())
 def test_op(info: OpInfo, dtype: torch.dtype) -> None:
     if info.formatted_name in UNTRACEABLE:
         pytest.skip(UNTRACEABLE[info.formatted_name])
