@@ -25,7 +25,7 @@ import torch
 import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from dynafuse.build import STORE, TURNED_DOWN, bind, failures, request
 from dynafuse.cache.key import Bound
@@ -40,6 +40,7 @@ from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.near import LENGTHS, near
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
+from dynafuse.partition.cut import Sides, kept
 from dynafuse.partition.decompositions import decompositions
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.force import Forcing
@@ -118,15 +119,24 @@ def compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config
     def compiler(kind: str) -> Callable[..., Any]:
         return functools.partial(compile_graph, kind, config, captured=captured, forcing=forcing, calls=calls)
 
+    own_cut = functools.partial(cut, config, forcing) if config.rematerialize == "cost" else None
     compile_aot: Any = aot_autograd(  # a new object per graph: it keeps state
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-        partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing),
+        partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing, cut=own_cut),
         decompositions=decompositions(config.fallback_random), keep_inference_input_mutations=True,
     )
     # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
         compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
     return compiled
+
+
+def cut(config: Config, forcing: Forcing, joint: GraphModule, sides: Sides) -> list[Node]:
+    """What the backward of a joint graph keeps of the forward, by the cost model."""
+    kind = device_type(node.meta.get("val") for node in joint.graph.nodes)
+    enabled, _ = usable(config, kind, _plan_only and config.device is not None)
+    annotated = annotate(joint, fused_device(kind, enabled), forcing=replace(forcing, enabled=enabled))
+    return kept(annotated, sides, device_of(joint, config))
 
 
 def reset() -> None:

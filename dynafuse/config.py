@@ -255,6 +255,14 @@ OPTIONS: tuple[Option, ...] = (
         "let several regions recompute a cheap value rather than store and load it",
     ),
     Option(
+        "rematerialize",
+        "min_cut",
+        TEXT,
+        "DYNAFUSE_REMATERIALIZE",
+        "who says what the backward computes again: min_cut, torch's partitioner, or cost, the cost model",
+        choices=("min_cut", "cost"),
+    ),
+    Option(
         "max_region_ops",
         200,
         POSITIVE,
@@ -343,6 +351,7 @@ class Config:
     workers: int | None
     repro_dir: Path | None
     recompute: bool
+    rematerialize: str
     max_region_ops: int
     reuse_layers: str
     cudagraphs: bool

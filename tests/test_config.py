@@ -47,6 +47,7 @@ def test_defaults() -> None:
         workers=None,
         repro_dir=None,
         recompute=True,
+        rematerialize="min_cut",
         max_region_ops=200,
         reuse_layers="never",
         cudagraphs=False,

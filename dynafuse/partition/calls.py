@@ -57,13 +57,13 @@ def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
     """What all ops of a graph cost that run eager."""
     total = Prediction()
     for node, found in facts.items():
-        if found.role == "eager" and _launches(node):
+        if found.role == "eager" and launches(node):
             tensors = [facts[n].tensor for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
             total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), device)
     return total
 
 
-def _launches(node: Node) -> bool:
+def launches(node: Node) -> bool:
     """Whether a call does something: views and picking one of several outputs do not."""
     view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
     return node.target is not operator.getitem and not view

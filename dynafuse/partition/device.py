@@ -58,6 +58,8 @@ def _documented() -> dict[str, str]:
         "argument_us": "host time of an argument of a kernel of Triton, microseconds",
         "near_least_terms": "terms from which a fold may run on a kernel that serves several lengths (`near_match`)",
         "hidden_share": "share of the shorter of host and device time that is waited for all the same",
+        "kept_share": "what keeping a byte for the backward costs, as a share of the time in which it is written "
+                      "(`rematerialize`)",
         "model_error": "relative difference of two predictions below which a measurement has to decide",
         "model_error_long": f"the same for rows of more than {LENGTHS[-1]} elements, longer than any that are measured",
         "measured_gain": "share of a plan's predicted time that a measurement has to be able to gain to be made",

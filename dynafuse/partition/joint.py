@@ -1,37 +1,58 @@
 """Splits a joint graph into forward and backward.
 
 Random ops become seeds and counters first (torch's own pass), so that the backward draws a mask again instead of
-keeping it. What is kept and what is computed again is torch's min-cut.
+keeping it. What is kept and what is computed again is for torch's min-cut to say, or for the cost model (``cut.py``).
 
 Worked example: the backward of ``dropout(relu(x))`` receives ``x`` and a seed, no mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from dynafuse.partition.cut import Sides
 from dynafuse.partition.force import NOTHING, Forcing
 
 aten = torch.ops.aten
+Cut = Callable[[GraphModule, Sides], list[Node]]
 
 
 def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool, forcing: Forcing = NOTHING,
-                **kwargs: Any) -> Any:
-    """The forward and the backward graph of a joint graph."""
+                cut: Cut | None = None, **kwargs: Any) -> Any:
+    """The forward and the backward graph of a joint graph. ``cut`` says what the backward keeps, if not torch's min-cut."""
     if not fallback_random:
         replace_random(joint, forcing)
     kwargs["compiler"] = "inductor"
-    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
+    with _cutting(joint, cut) if cut else nullcontext():
+        forward, backward = partitioners.min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
     save_before_overwriting(forward, kwargs["num_fwd_outputs"])
     return forward, backward
+
+
+@contextmanager
+def _cutting(joint: GraphModule, cut: Cut) -> Iterator[None]:
+    """Have torch's partitioner ask ``cut`` what is kept; all else it does stays in force, a memory budget too.
+
+    It has no argument for that.
+    """
+    torchs = partitioners.choose_saved_values_set
+
+    def chosen(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
+        return cut(joint, node_info) if memory_budget == 1 else torchs(joint_graph, node_info, memory_budget)
+
+    partitioners.choose_saved_values_set = chosen
+    try:
+        yield
+    finally:
+        partitioners.choose_saved_values_set = torchs
 
 
 def save_before_overwriting(forward: GraphModule, results: int) -> None:
