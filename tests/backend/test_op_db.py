@@ -1,7 +1,7 @@
 """torch's own operator samples (OpInfo's ``op_db``) through the backend, forward and backward, against eager.
 
-Every op that has a row in the op table runs in float32 and in another dtype, picked by its name. Of the rest every second op runs,
-of the families that libraries compute every third, and half of those in another dtype too. One whose graph holds a fused
+Every op that has a row in the op table runs in float32 and in another dtype, picked by its name. Of the rest every third op runs,
+of the families that libraries compute every sixth, and half of those in another dtype too. One whose graph holds a fused
 region goes on with another sample. ``OP_DB=all pytest tests/backend/test_op_db.py`` runs up to twenty samples in every dtype.
 """
 
@@ -62,9 +62,9 @@ def sampled_cases() -> list[Any]:
         others = [dtype for dtype in OTHERS if dtype in dtypes]
         number = zlib.crc32(name.encode())
         known = info.aten_name in ROWS
-        if not (ALL or known) and number % (3 if name.startswith(FAMILIES) else 2):
+        if not (ALL or known) and number % (6 if name.startswith(FAMILIES) else 3):
             continue
-        wanted = others and (known or number % 4 == 0)
+        wanted = others and (known or number // 6 % 2 == 0)
         picked = others if ALL else [others[number // 4 % len(others)]] if wanted else []
         for dtype in (torch.float32, *picked):
             if dtype in dtypes:
