@@ -23,7 +23,7 @@ from dynafuse.report import Report, explain
 from dynafuse.report.reading import report_of
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
-GRAPH_NAMES = {"kind", "called", "ops", "device_us", "host_us", "bound_by", "captured", "reuse", "steps", "refusals"}
+GRAPH_NAMES = {"kind", "called", "ops", "device_us", "host_us", "bound_by", "captured", "kept", "reuse", "steps", "refusals"}
 GOLDEN = Path(__file__).with_name("report.expected")
 
 
@@ -239,6 +239,17 @@ def test_backward_is_covered_where_an_output_requires_grad() -> None:
 def test_backward_starts_from_tensors_anywhere_in_the_output(nest: Any) -> None:
     report = on_h200(lambda x: nest(torch.sin(x)), torch.randn(8, requires_grad=True))
     assert kinds(report) == ["forward", "backward"]
+
+
+def test_what_is_kept_for_the_backward_is_counted_once_and_without_inputs() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x @ w.t()) @ w).sum()  # keeps the tanh, for itself and transposed for the product
+
+    report = explain(fn, *(torch.randn(64, 64, requires_grad=True) for _ in range(2)), device="h200")
+    forward, backward = report.graphs
+    assert forward.kept is not None and (forward.kept.tensors, forward.kept.bytes) == (1, 64 * 64 * 4)
+    assert backward.kept is None
+    assert "; keeps 1 tensor, 0.016 MB for the backward" in str(report)
 
 
 def test_repeated_layers_reuse_kernels() -> None:

@@ -117,11 +117,20 @@ def reuse_of(steps: Sequence[ReportedStep]) -> Reuse:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a forward leaves in memory for its backward: how many tensors, and their bytes. Inputs are there anyway."""
+
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class ReportedGraph:
     """One graph: ``forward``, ``backward`` or ``inference``. ``ops`` counts those that compute, each once.
 
     ``captured`` says that the graph is replayed as a CUDA graph: its launches then cost the host nothing. ``called`` is
     how often a step calls it: once, but for layers that are compiled once (``reuse_layers``). All times are those of a call.
+    ``kept`` is None but for a forward.
     """
 
     kind: str
@@ -130,6 +139,7 @@ class ReportedGraph:
     refusals: tuple[Refusal, ...]
     captured: bool = False
     called: int = 1
+    kept: Kept | None = None
 
     @property
     def title(self) -> str:
@@ -173,6 +183,7 @@ class ReportedGraph:
             "host_us": self.host_us,
             "bound_by": self.bound_by,
             "captured": self.captured,
+            "kept": asdict(self.kept) if self.kept else None,
             "reuse": asdict(self.reuse),
             "steps": [step.to_dict() for step in self.steps],
             "refusals": [asdict(refusal) for refusal in self.refusals],

@@ -18,9 +18,10 @@ from dynafuse.ir import Annotated, Option, Plan, Region
 from dynafuse.partition import device as devices
 from dynafuse.partition.calls import call_prediction
 from dynafuse.partition.force import user_line
-from dynafuse.report.data import Price, Report, ReportedGraph, ReportedStep
+from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
 
+SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
 MOST_LINES = 8  # of the user's code that a step names
 
 
@@ -56,8 +57,26 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     computed = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
-    graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured, compiled.calls)
+    kept = _kept(plan.annotated) if compiled.kind == "forward" else None
+    graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured, compiled.calls, kept)
     return replace(graph, steps=tuple(replace(step, prices=_ordered(step, graph.bound_by)) for step in steps))
+
+
+def _kept(annotated: Annotated) -> Kept:
+    """What a forward returns for its backward, each tensor once however it is looked at."""
+    output = annotated.graph.output_node()
+    pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+    saved = (value for value, said in pairs if isinstance(value, Node) and type(said).__name__.startswith(SAVED))
+    tensors = {base: found for base in map(_base, saved)
+               if base.op != "placeholder" and (found := annotated.facts[base].tensor) is not None}
+    return Kept(len(tensors), sum(tensor.bytes for tensor in tensors.values()))
+
+
+def _base(node: Node) -> Node:
+    """What a value is a view of."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
