@@ -130,7 +130,11 @@ def in_rounds(runner: Runner, label: str, workers: dict[str, Worker], request: d
 
 def prepare(runner: Runner, worker: Worker, name: str, request: dict[str, Any]) -> dict[str, Any]:
     """Build, compile and check."""
-    return runner.ask(worker, runner.request(do="prepare", system=name, **request))
+    asked = runner.request(do="prepare", system=name, **request)
+    if systems.find(name).second and isinstance(worker, Process):
+        runner.ask(worker, asked)
+        worker.again(runner.deadline.left)
+    return runner.ask(worker, asked)
 
 
 def each(runner: Runner, label: str, workers: dict[str, Worker], do: Callable[[str], dict[str, Any]]) -> None:

@@ -20,12 +20,16 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """One way to run a model: eager when `backend` is None, otherwise `torch.compile(backend=..., mode=...)`."""
+    """One way to run a model: eager when `backend` is None, otherwise `torch.compile(backend=..., mode=...)`.
+
+    With `second` it is measured in a process that finds the caches of one before it.
+    """
 
     name: str
     backend: str | None = None
     mode: str | None = None
     env: dict[str, str] = dataclasses.field(default_factory=dict)
+    second: bool = False
 
     def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` as this system runs it; an unknown backend raises here or at the first call, as torch does."""
@@ -62,6 +66,7 @@ SYSTEMS: dict[str, System] = {
         System("inductor", backend="inductor"),
         System("inductor-reduce-overhead", backend="inductor", mode="reduce-overhead"),
         System("dynafuse", backend="dynafuse"),
+        System("dynafuse-second", backend="dynafuse", second=True),
         System("dynafuse-reduce-overhead", backend="dynafuse", mode="reduce-overhead"),
         System("dynafuse-all", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "triton,nvfuser"}),
         # One executor each, and eager for what it cannot do: what dynafuse's own choice is compared with.

@@ -72,19 +72,29 @@ class Process:
     """Answers in a child process with its own environment and empty caches."""
 
     def __init__(self, system: systems.System, case: str | None = None) -> None:
+        self.system, self.case = system, case
         self.caches = systems.fresh_cache_env()
         self.log = tempfile.NamedTemporaryFile(prefix="bench-worker-", suffix=".log")  # noqa: SIM115
+        self._start()
+
+    def _start(self) -> None:
         mine, its = socket.socketpair()
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.worker", str(its.fileno())],
-            env={**os.environ, **self.caches, **system.env, "PYTHONPATH": path},
+            env={**os.environ, **self.caches, **self.system.env, "PYTHONPATH": path},
             pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
             start_new_session=True,  # so that compile workers end with it
         )
         its.close()
         self.channel, self.pending, self.greeted = mine, b"", False
-        self._send({"do": "hello", "case": case})
+        self._send({"do": "hello", "case": self.case})
+
+    def again(self, timeout: float) -> None:
+        """A new child process in the place of this one, which finds its caches."""
+        self._end()
+        self._start()
+        self.ready(timeout)
 
     def ready(self, timeout: float) -> dict[str, Any]:
         """Nothing, once it has imported what its case needs."""
@@ -127,11 +137,14 @@ class Process:
 
     def close(self) -> None:
         """End the child and its compile workers, and remove its caches."""
+        self._end()
+        shutil.rmtree(self.caches["BENCH_CACHE_ROOT"], ignore_errors=True)
+
+    def _end(self) -> None:
         self.channel.close()
         with contextlib.suppress(ProcessLookupError):  # it and its children are gone already
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        shutil.rmtree(self.caches["BENCH_CACHE_ROOT"], ignore_errors=True)
 
 
 def _unwrap(reply: dict[str, Any]) -> dict[str, Any]:

@@ -110,8 +110,10 @@ def summary(graph: ReportedGraph) -> str:
 def total(graph: ReportedGraph) -> str:
     """The plan's predicted time in one line, and what it keeps in memory."""
     bound = "as a CUDA graph, the device bounds it" if graph.captured else f"the {graph.bound_by} bounds it"
-    kept = f"; keeps {count(graph.kept.tensors, 'tensor')}, {graph.kept.bytes / 1e6:.3f} MB for the backward" if graph.kept else ""
-    return f"predicted: device {graph.device_us:.1f} µs, host {graph.host_us:.1f} µs; {bound}{kept}"
+    line = f"predicted: device {graph.device_us:.1f} µs, host {graph.host_us:.1f} µs; {bound}"
+    if graph.kept is None:
+        return line
+    return f"{line}; keeps {count(graph.kept.tensors, 'tensor')}, {graph.kept.bytes / 1e6:.3f} MB for the backward"
 
 
 # ---------------------------------------------------------------------- the table

@@ -104,6 +104,15 @@ def test_a_worker_measures_and_one_that_dies_leaves_its_error(tmp_path: Path) ->
     assert bad.keys() == {"error"} and "the process ended" in bad["error"]
 
 
+def test_a_second_process_finds_the_caches_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    out = tmp_path / "out.json"
+    system = "dynafuse-second@DYNAFUSE_CACHE=1"
+    assert run.main(small("residual", "residual/1", "--rounds", "1", "--systems", system, "--out", str(out))) == 0
+    (row,) = rows(out).values()
+    assert row["compiled"] == 0 and row["disk_hits"] == row["kernels"] > 0
+
+
 def test_a_worker_that_does_not_answer_is_ended() -> None:
     worker = Process(systems.find("eager"))
     with pytest.raises(Failed, match="no answer to 'hello'"):
