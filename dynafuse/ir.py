@@ -14,7 +14,7 @@ Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import sympy
@@ -29,6 +29,9 @@ Size: TypeAlias = int | sympy.Expr
 
 COUNT = "count"
 """The argument of a kernel that says how many terms its fold has."""
+
+INT32_LIMIT = 2**31 - 1 - 2**16
+"""What offsets in 32 bits stay below, with room for a block beyond the end."""
 
 Dims: TypeAlias = tuple[tuple[int, ...], ...]
 """A tensor's dimensions in a region's axes: per dimension the axes that it runs over, outermost first."""
@@ -281,11 +284,69 @@ class Spec:
         """The kernel's integer arguments besides sizes: ``count``, if an op has a guard."""
         return (COUNT,) if any(op.guard for op in self.ops) else ()
 
+    @property
+    def typical(self) -> Spec:
+        """The spec whose sizes tell how it is scheduled: for a class of sizes that of its smallest, for others itself."""
+        return self
+
+    @property
+    def wide(self) -> bool:
+        """Whether some offset does not provably fit in 32 bits."""
+        for layout in (*self.inputs, *(s.layout for s in self.stores)):
+            last: Size = 1
+            for size, stride in zip(layout.shape, layout.stride, strict=True):
+                last = last + (size - 1) * stride
+            if not isinstance(last, int) or last > INT32_LIMIT:
+                return True
+        points: Size = 1
+        for axis in self.axes:
+            points = points * axis.size
+        return not isinstance(points, int) or points > INT32_LIMIT
+
     def __str__(self) -> str:
         lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
         lines += [f"%{i} = {op}" for i, op in enumerate(self.ops)]
         lines += [f"store %{s.op} {s.layout}" + ("" if s.into is None else f" into in{s.into}") for s in self.stores]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Classed(Spec):
+    """A spec of a class of sizes: its only size symbol is at least ``least`` and below twice that."""
+
+    least: int = 1
+
+    @property
+    def most(self) -> int:
+        """The largest value of the symbol."""
+        return 2 * self.least - 1
+
+    @property
+    def typical(self) -> Spec:
+        """The spec of the smallest size: a power of two, as most sizes are."""
+        return self.at(self.least)
+
+    @property
+    def wide(self) -> bool:
+        """Whether some offset does not provably fit in 32 bits, whatever the size."""
+        return self.at(self.most).wide
+
+    def at(self, size: int) -> Spec:
+        """The spec of one size."""
+        known = {sympy.Symbol(name, integer=True, positive=True): sympy.Integer(size) for name in self.symbols}
+        return Spec(**{one.name: _valued(getattr(self, one.name), known) for one in fields(Spec)} | {"symbols": ()})
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.symbols)}: {self.least} to {self.most}\n{super().__str__()}"
+
+
+def _valued(value: Any, known: Mapping[sympy.Symbol, sympy.Integer]) -> Any:
+    """A part of a spec with ints for its sizes."""
+    if isinstance(value, tuple):
+        return tuple(_valued(one, known) for one in value)
+    if isinstance(value, (Layout, OpSpec, Axis, Store)):
+        return replace(value, **{one.name: _valued(getattr(value, one.name), known) for one in fields(value)})
+    return int(value.xreplace(known)) if isinstance(value, sympy.Expr) else value
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dynafuse.ir import Launch, Size, Spec, Store, Workspace
+from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.schedule import Tiles, reduced_axes
@@ -27,7 +27,6 @@ POINTER_TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.bool: "*i1",
     torch.int8: "*i8", torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
 }
-INT32_LIMIT = 2**31 - 1
 
 
 @dataclass
@@ -58,6 +57,8 @@ class Parts:
     def exact(self, tile: str, block: int) -> bool:
         """Whether blocks of a tile dimension never reach beyond its end."""
         total = self.numel(tile)
+        if isinstance(self.spec, Classed) and not isinstance(total, int):
+            total = int(total.as_coeff_Mul()[0])  # divides the number of points of every size
         return isinstance(total, int) and total % block == 0
 
     def grains(self) -> Iterator[tuple[int, int]]:
@@ -73,20 +74,6 @@ class Parts:
                 if not isinstance(size, int):
                     break
                 inner *= size
-
-
-def wide(spec: Spec) -> bool:
-    """Whether some offset does not provably fit in 32 bits."""
-    for layout in (*spec.inputs, *(s.layout for s in spec.stores)):
-        last: Size = 1
-        for size, stride in zip(layout.shape, layout.stride, strict=True):
-            last = last + (size - 1) * stride
-        if not isinstance(last, int) or last > INT32_LIMIT - 2**16:
-            return True
-    points: Size = 1
-    for axis in spec.axes:
-        points = points * axis.size
-    return not isinstance(points, int) or points > INT32_LIMIT - 2**16
 
 
 def emitter(parts: Parts, loop: str | None = None, tile_of: list[str] | None = None) -> Emitter:
@@ -110,7 +97,7 @@ def tile(parts: Parts, name: str, start: str, spread: str, total: Size, axes: tu
 
 def program(parts: Parts, dimension: int) -> str:
     """The program's number along a grid dimension, wide enough for offsets."""
-    return f"tl.program_id({dimension})" + (".to(tl.int64)" if wide(parts.spec) else "")
+    return f"tl.program_id({dimension})" + (".to(tl.int64)" if parts.spec.wide else "")
 
 
 def blocks(total: Size, block: int) -> Size:
@@ -156,9 +143,14 @@ def add_launch(parts: Parts, emit: Emitter, tiles: list[Tile], grid: tuple[Size,
     constants = {f"{t.upper()}BLOCK": size for t, size in block.items()}
     source = render(emit, tiles, name, parameters, list(constants), _docstring(parts, suffix))
     parts.sources.append(source)
-    signature = (*pointers, *((s, "i64") for s in parts.spec.symbols), *((n, "fp32") for n in numbers),
+    signature = (*pointers, *((s, _size_type(parts.spec)) for s in parts.spec.symbols), *((n, "fp32") for n in numbers),
                  *((n, "i32") for n in counts))
     parts.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps or parts.tiles.warps))
+
+
+def _size_type(spec: Spec) -> str:
+    """The type of size symbols: as wide as the offsets that are compared with them."""
+    return "i32" if isinstance(spec, Classed) and not spec.wide else "i64"
 
 
 def _docstring(parts: Parts, suffix: str) -> str:

@@ -111,7 +111,8 @@ def _surviving(spec: Spec, op: int, dims: tuple[tuple[int, ...], ...]) -> list[i
 
 
 def schedule(spec: Spec) -> Tiles:
-    """The schedule of a spec."""
+    """The schedule of a spec: for a class of sizes the one of its typical size."""
+    spec = spec.typical
     probed = probe(spec)
     accesses = sorted(probed.accesses, key=lambda a: -_weight(a))
     sets = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.reductions))

@@ -86,9 +86,9 @@ def combine(parts: Parts, axes: tuple[int, ...], done: set[int]) -> None:
     """The second kernel: combines partial states, then computes and stores what depends on them."""
     spec = parts.spec
     emit = emitter(parts, tile_of=["x" if k in axes else "r" for k in range(len(spec.axes))])
-    splits, total = parts.tiles.splits, _total(spec, axes)
+    splits, total, typical = parts.tiles.splits, _total(spec, axes), estimate(_total(spec.typical, axes))
     spaces = _spaces_of(parts)
-    block = {"x": min(_combine_width(splits), power_of_two(estimate(total))), "r": power_of_two(splits)}
+    block = {"x": min(_combine_width(splits), power_of_two(typical)), "r": power_of_two(splits)}
     warps = 8 if block["x"] * block["r"] >= 4096 else 4
 
     def reduce(op: int) -> Value:
