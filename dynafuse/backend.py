@@ -280,7 +280,7 @@ class Graph:
             kernels, errors = outcome(self.requests(planned))
         report(self.compiled(planned))
         _count_sites(len(planned.bounds) * self.calls)
-        steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, b.symbols, b.numbers, b.count)
+        steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, (*b.symbols, *b.sizes), b.numbers, b.count)
                  for name, b in planned.bounds.items()}
         call = write(planned.plan, self.module, steps, self.static_inputs)
         log.debug("%s graph:\n%s\n%s", self.kind, planned.plan, call.source)  # type: ignore[attr-defined]

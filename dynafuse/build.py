@@ -66,7 +66,7 @@ def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict
     bounds: dict[str, Bound] = {}
     unplaced: dict[Node, str] = {}
     for region in plan.regions:
-        bound = canonical(plan.annotated, region, config.key(), _target(region, capability))
+        bound = canonical(plan.annotated, region, config.key(), _target(region, capability), config.size_classes)
         options = region.decision.options
         reasons = {o.executor: reason for o in options if (reason := _obstacle(bound, o.executor, capability))}
         left = [option for option in options if option.executor not in reasons]

@@ -314,6 +314,13 @@ OPTIONS: tuple[Option, ...] = (
         "let folds of several lengths run on one kernel where compiling less is worth more than the kernel loses",
     ),
     Option(
+        "size_classes",
+        False,
+        BOOL,
+        "DYNAFUSE_SIZE_CLASSES",
+        "let one Triton kernel serve a class of sizes of an outermost dimension, such as the batch, instead of one size",
+    ),
+    Option(
         "cache",
         True,
         BOOL,
@@ -359,6 +366,7 @@ class Config:
     tune: str
     tune_budget_s: float
     near_match: bool
+    size_classes: bool
     cache: bool
     cache_size_mb: int
     cost: Mapping[str, float] = field(hash=False)

@@ -55,6 +55,7 @@ def test_defaults() -> None:
         tune="unsure",
         tune_budget_s=20.0,
         near_match=True,
+        size_classes=False,
         cache=True,
         cache_size_mb=1024,
         cost={},

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dynafuse.ir import Layout, OpSpec, Ref, Spec, Store, references
+from dynafuse.ir import Classed, Layout, OpSpec, Ref, Spec, Store, references
 from dynafuse.ops.algebra import DIMENSIONS
 
 
@@ -80,6 +80,8 @@ class _Pair:
 
     def symbols(self) -> Iterator[str]:
         yield from _said("size symbols", self.first.symbols, self.second.symbols)
+        if isinstance(self.first, Classed) and isinstance(self.second, Classed):
+            yield from _said("size s0 from", *(f"{one.least} to {one.most}" for one in (self.first, self.second)))
 
     def options(self) -> Iterator[str]:
         known, others = dict(self.first.options), dict(self.second.options)

@@ -2,7 +2,7 @@
 
 A ``Spec`` holds everything that a region computes and nothing else: names, node order and layer numbers do not enter.
 Lowering sees only a spec, so two regions with one key cannot need different kernels: for Triton, the spec without the floats
-that do not change code, which are arguments of its kernels.
+that do not change code and, as an option, for a class of sizes; both are arguments of its kernels.
 
 Worked example: the residual adds of layers 3 and 17 both become ``%0 = aten.add.Tensor(in0, in1)`` over the same
 layouts, hence one key and one kernel; so do norms that add 1e-5 and 1e-6. Where there are two, ``diff`` says why.
@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from dynafuse.cache.difference import differences
 from dynafuse.cache.families import Member, member
 from dynafuse.cache.numbers import lifted
+from dynafuse.cache.sizes import SIZES, any_size, classed
 from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
@@ -40,7 +41,7 @@ class Bound:
 
     region: Region
     spec: Spec
-    code: Spec  # what its kernel is made from and keyed by: the spec, on Triton without the floats that are its arguments
+    code: Spec  # what its kernel is made from and keyed by: the spec, on Triton without what is among its arguments
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     symbols: tuple[sympy.Expr, ...]  # what the spec's size symbols are in the graph
@@ -48,6 +49,8 @@ class Bound:
     key: str
     target: str  # what its kernel runs on: a device's capability or a library
     member: Member | None = None  # the family whose kernel serves it on Triton, where that is not its own
+    classes: bool = False  # whether its kernel on Triton may be one for a class of sizes
+    sizes: tuple[int, ...] = ()  # what the size symbols are that only the code has
 
     @property
     def near(self) -> Member | None:
@@ -73,15 +76,20 @@ def versions() -> tuple[str, ...]:
     return dynafuse.__version__, torch.__version__, version("triton")
 
 
-def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str) -> Bound:
-    """The spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter)."""
-    return _Canonical(annotated, region).bound(options, target)
+def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str,
+              classes: bool = False) -> Bound:
+    """The spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter).
+
+    With ``classes`` a kernel of Triton is one for a class of sizes, where the region has one.
+    """
+    return _Canonical(annotated, region, classes).bound(options, target)
 
 
 def rekeyed(bound: Bound, region: Region, target: str) -> Bound:
     """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
-    code, numbers = _code(bound.spec, region.executor, bound.member)
-    return replace(bound, region=region, code=code, numbers=numbers, key=key_of(code, target), target=target)
+    code = _code(bound.spec, region.executor, bound.classes, bound.member)
+    return replace(bound, region=region, code=code.spec, sizes=code.sizes, numbers=code.numbers,
+                   key=key_of(code.spec, target), target=target)
 
 
 def family(bound: Bound, least: int) -> Bound | None:
@@ -90,26 +98,40 @@ def family(bound: Bound, least: int) -> Bound | None:
     return None if found is None else rekeyed(replace(bound, member=found), bound.region, bound.target)
 
 
-def _code(spec: Spec, executor: str, found: Member | None = None) -> tuple[Spec, tuple[float, ...]]:
-    """What an executor's kernel is made from, and the floats that it takes as arguments."""
-    if executor != "triton":
-        return spec, ()
-    return (found.code, found.numbers) if found else lifted(spec)
+@dataclass(frozen=True)
+class Code:
+    """What a kernel is made from, and what it takes as arguments beside tensors and the sizes of the graph."""
+
+    spec: Spec
+    sizes: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+
+def code_of(spec: Spec, classes: bool, found: Member | None = None) -> Code:
+    """What Triton's kernel of a spec is made from, or that of the family which it was ``found`` to be in."""
+    made, sizes = classed(spec) if classes else (spec, ())
+    code, numbers = (found.code, found.numbers) if found else lifted(made)
+    return Code(code, sizes, numbers)
+
+
+def _code(spec: Spec, executor: str, classes: bool, found: Member | None = None) -> Code:
+    return code_of(spec, classes, found) if executor == "triton" else Code(spec)
 
 
 class _Canonical:
     """Numbers a region's inputs, ops and size symbols in the order in which its outputs need them."""
 
-    def __init__(self, annotated: Annotated, region: Region) -> None:
+    def __init__(self, annotated: Annotated, region: Region, classes: bool = False) -> None:
         self.facts = annotated.facts
         self.region = region
+        self.classes = classes
         self.inside = set(region.nodes)
         self.inputs: dict[Node, int] = {}
         self.ops: dict[Node, int] = {}
         self.specs: list[OpSpec] = []
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         self.calls = {node: self._call(node) for node in region.nodes}
-        self.digests: dict[Node, tuple[str, str]] = {}
+        self.digests: dict[Node, tuple[str, ...]] = {}
         for node in region.nodes:  # operands come first
             self.calls[node] = self._ordered(node, self.calls[node])
             self.digests[node] = self._digest(node)
@@ -125,9 +147,9 @@ class _Canonical:
             and self._is_looped_reduction(node)
         )
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, self.symbols.values())), options)
-        code, numbers = _code(spec, self.region.executor)
-        return Bound(self.region, spec, code, tuple(self.inputs), self.region.outputs, tuple(self.symbols), numbers,
-                     key_of(code, target), target)
+        code = _code(spec, self.region.executor, self.classes)
+        return Bound(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.symbols),
+                     code.numbers, key_of(code.spec, target), target, classes=self.classes, sizes=code.sizes)
 
     def _is_looped_reduction(self, node: Node) -> bool:
         return node in self.region.reductions
@@ -152,13 +174,26 @@ class _Canonical:
             return args
         return args | dict(zip(names, sorted(operands, key=self._digest_of), strict=True))
 
-    def _digest_of(self, node: Node) -> tuple[str, str]:
-        return self.digests[node] if node in self.digests else (f"~{self.facts[node].tensor}",) * 2
+    def _digest_of(self, node: Node) -> tuple[str, ...]:
+        if node in self.digests:
+            return self.digests[node]
+        exact = f"~{self.facts[node].tensor}"
+        return f"~{self._any_size(node)}", exact, exact
 
-    def _digest(self, node: Node) -> tuple[str, str]:
-        """What a node computes, whatever its inputs are called: without floats that do not change code, and with them."""
-        args = self.calls[node]
-        return self._hashed(node, args | dict.fromkeys(self._lifted(node), "number"), 0), self._hashed(node, args, 1)
+    def _digest(self, node: Node) -> tuple[str, ...]:
+        """What a node computes, whatever its inputs are called: without what does not change code, and with it.
+
+        First what has a class is left out, then floats are, then nothing is.
+        """
+        args, exact = self.calls[node], str(self.facts[node].tensor)
+        plain = args | dict.fromkeys(self._lifted(node), "number")
+        unsized = plain | dict.fromkeys(SIZES & plain.keys(), "") if self.classes else plain
+        forms = (unsized, self._any_size(node)), (plain, exact), (args, exact)
+        return tuple(self._hashed(node, one, tensor, which) for which, (one, tensor) in enumerate(forms))
+
+    def _any_size(self, node: Node) -> str:
+        tensor = self.facts[node].tensor
+        return any_size(tensor) if self.classes and tensor is not None else str(tensor)
 
     def _lifted(self, node: Node) -> Mapping[str, Any]:
         facts = self.facts[node]
@@ -166,9 +201,9 @@ class _Canonical:
         operands = [t.dtype for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None]
         return lifted_arguments(facts.row, self.calls[node], facts.tensor.dtype, operands)
 
-    def _hashed(self, node: Node, args: Mapping[str, Any], which: int) -> str:
+    def _hashed(self, node: Node, args: Mapping[str, Any], tensor: str, which: int) -> str:
         named = pytree.tree_map(lambda a: self._digest_of(a)[which] if isinstance(a, Node) else str(a), dict(args))
-        return hashlib.sha256(f"{node.target} {named} {self.facts[node].tensor}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{node.target} {named} {tensor}".encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ numbering
 

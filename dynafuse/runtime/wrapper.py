@@ -47,7 +47,7 @@ class Step:
     kernel: Kernel | FusionKernel | DelegateKernel
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
-    symbols: tuple[sympy.Expr, ...]
+    symbols: tuple[Size, ...]  # of the kernel, as sizes of the graph
     numbers: tuple[float, ...] = ()
     count: int | None = None  # terms of the kernel's fold, if the kernel asks
 
@@ -278,7 +278,7 @@ class Writer:
         """A size over a spec's symbols as one over the graph's."""
         if isinstance(size, int):
             return size
-        real = {s: step.symbols[int(str(s)[1:])] for s in size.free_symbols}
+        real = {s: sympy.sympify(step.symbols[int(str(s)[1:])]) for s in size.free_symbols}
         return size.xreplace(real)
 
     def _node(self, node: Node) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from dynafuse.cache.families import Member
-from dynafuse.cache.numbers import lifted
+from dynafuse.cache.key import code_of
 from dynafuse.ir import Launch, Spec
 from dynafuse.runtime.launch import Kernel, Launcher
 from dynafuse.runtime.wrapper import stream_of
@@ -34,14 +34,15 @@ class Foreign(Protocol):
         """The stored tensors."""
 
 
-def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.device, member: Member | None = None) -> Runner:
+def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.device, member: Member | None = None,
+           classes: bool = False) -> Runner:
     """A kernel as a function of the spec's inputs. One that is not of ``runtime`` is called with them as a list.
 
-    On Triton the kernel is that of the spec's family, if it is a ``member`` of one.
+    On Triton the kernel is that of the spec's family, if it is a ``member`` of one, and of its class, with ``classes``.
     """
     index = device.index or 0 if device.type == "cuda" else None
     if isinstance(kernel, Kernel):
-        return _triton(kernel, spec, hints, device, index, member)
+        return _triton(kernel, spec, hints, device, index, member, classes)
     if isinstance(kernel, Foreign):
         sizes = [hints[spec.symbols[position]] for position in kernel.scalars]
         return lambda inputs: kernel.run([*inputs, *sizes], index)
@@ -49,17 +50,18 @@ def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.devi
 
 
 def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.device, index: int | None,
-            member: Member | None) -> Runner:
+            member: Member | None, classes: bool) -> Runner:
+    code = code_of(spec, classes, member)
+    hints = {**hints, **dict(zip(code.spec.symbols[len(spec.symbols):], code.sizes, strict=True))}
     made = [_allocation(s.layout.dtype, numbers(s.layout.shape, hints), numbers(s.layout.stride, hints), device)
             for s in spec.stores if s.into is None]
     spaces = [_allocation(w.dtype, (number(w.size, hints),), (1,), device) for w in kernel.workspaces]
-    code, values = (member.code, (*member.numbers, member.terms)) if member else lifted(spec)
     pick = _picker(member.inputs) if member else tuple
-    places = _places(kernel, code)
+    places = _places(kernel, code.spec)
     calls = [_call(launcher, launch, places, hints)
              for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
     calls = [call for call in calls if call is not None]
-    constant = [*(hints[name] for name in spec.symbols), *values]
+    constant = [*(hints[name] for name in code.spec.symbols), *code.numbers, *([member.terms] if member else [])]
     stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -220,7 +220,7 @@ class Tuner:
             kernel = build()
             if isinstance(kernel, Kernel) and kernel.interpreted and device.type == "cuda":
                 return Measured(reason="not measured: Triton runs in its interpreter")
-            rotation = Rotation(runner(kernel, bound.spec, hints, device, bound.member), sets)
+            rotation = Rotation(runner(kernel, bound.spec, hints, device, bound.member, bound.classes), sets)
             rotation()
             _synchronize(device)
             return self._timed(rotation)

@@ -1,0 +1,299 @@
+"""Specs for a class of sizes: where a region's outermost extent only bounds the grid, its kernel takes it as an argument.
+
+A class is a factor of two, and whether 16 divides the size: ``s0``, or ``16*s0``, with ``s0`` from a power of two to below
+the next. Strides, reduced extents and all that enters the arithmetic of indices stay numbers. Whichever sizes are written
+with ``s0``, at its value the spec is the region's own (``Classed.at``): regions of one class differ in that value alone.
+
+Worked example: of ``relu`` over ``float32[48, 100]`` there remains ``relu`` over ``float32[16*s0, 100]``, with ``s0`` 2
+or 3, and ``(3,)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
+
+import sympy
+
+from dynafuse.ir import Classed, Dims, Layout, OpSpec, Ref, Size, Spec, Store, Tensor, references
+from dynafuse.ops import Kind, lookup
+from dynafuse.ops.overloads import overload
+from dynafuse.ops.reductions import keepdim, reduced_dims
+from dynafuse.ops.views import dim_of, dims_of
+
+ALIGNED = 16  # what compilers ask to divide a size
+SIZES = frozenset({"size", "shape", "length"})
+"""Arguments that repeat the sizes of an op's result."""
+
+Reads: TypeAlias = Iterator[tuple[Ref, "bool | None"]]
+"""Tensors, and whether each runs along the axis; None where that cannot be said, or not as its outermost."""
+
+
+def classed(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
+    """The spec of a region's class, with the value of its size symbol; the spec as it is if it has no class."""
+    if spec.symbols or any(axis.size < 2 for axis in spec.axes):
+        return spec, ()
+    axis = _outermost(spec)
+    made = None if axis is None else _Class(spec, axis).made()
+    return made or (spec, ())
+
+
+def _flat(dims: Dims) -> list[int]:
+    return [axis for dim in dims for axis in dim]
+
+
+def _outermost(spec: Spec) -> int | None:
+    """The axis that the outputs along all parallel axes begin with, if it is one of these."""
+    parallel = {k for k, one in enumerate(spec.axes) if not one.reduced}
+    firsts = (axes[0] for store in spec.stores if parallel and parallel <= set(axes := _flat(store.dims)))
+    return next((axis for axis in firsts if axis in parallel), None)
+
+
+def leading(shape: Sequence[Size]) -> int | None:
+    """The outermost dimension of a shape that has more than one element."""
+    return next((dim for dim, size in enumerate(shape) if size != 1), None)
+
+
+def any_size(tensor: Tensor) -> str:
+    """A tensor as text, whatever the size of its outermost dimension."""
+    lead = leading(tensor.shape)
+    return str(replace(tensor, shape=tuple(0 if dim == lead else size for dim, size in enumerate(tensor.shape))))
+
+
+def _apart(layout: Layout) -> bool:
+    """Whether the rows of a tensor's outermost dimension lie apart in memory: no stride is as large as theirs."""
+    lead = leading(layout.shape)
+    assert lead is not None
+    reach = [(size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True)]
+    return bool(layout.stride[lead] > sum(reach) - reach[lead])
+
+
+class _Class:
+    """Follows an axis from a spec's outputs to its inputs."""
+
+    def __init__(self, spec: Spec, axis: int) -> None:
+        self.spec = spec
+        self.axis = axis
+        self.extent = int(spec.axes[axis].size)
+        self.runs: dict[Ref, bool] = {}  # whether an input or op runs along the axis
+        symbol = sympy.Symbol("s0", integer=True, positive=True)
+        self.factor = ALIGNED if self.extent % ALIGNED == 0 else 1
+        self.size = self.factor * symbol
+
+    def made(self) -> tuple[Classed, tuple[int, ...]] | None:
+        """The spec with a symbol for the axis, and the value of that; None if the axis has to stay a number."""
+        if not all(self._agrees(ref, runs) for ref, runs in self._reads()):
+            return None
+        value = self.extent // self.factor
+        made = self._written(1 << (value.bit_length() - 1))
+        return (made, (value,)) if made.wide == self.spec.wide else None
+
+    # ------------------------------------------------------------------ what runs along the axis
+
+    def _agrees(self, ref: Ref, runs: bool | None) -> bool:
+        """Whether all that reads a tensor takes it to run along the axis, or all not to; and whether it can."""
+        if runs is None or self.runs.setdefault(ref, runs) != runs:
+            return False
+        return not runs or self._begins(self._tensor(ref))
+
+    def _tensor(self, ref: Ref) -> Layout | OpSpec:
+        return self.spec.inputs[ref.position] if ref.kind == "in" else self.spec.ops[ref.position]
+
+    def _begins(self, tensor: Layout | OpSpec) -> bool:
+        """Whether the axis can be the outermost part of a tensor's outermost dimension, and of its memory."""
+        lead = leading(tensor.shape)
+        if lead is None or tensor.shape[lead] % self.extent:
+            return False
+        return isinstance(tensor, OpSpec) or _apart(tensor)
+
+    def _reads(self) -> Reads:
+        """What is said of every tensor: by outputs and reductions, then by what reads it, the last op first."""
+        for store in self.spec.stores:
+            yield from self._stored(store)
+        for position, dims in self.spec.reductions:
+            yield next(references(self.spec.ops[position].args)), self._along(dims)
+        for position in reversed(range(len(self.spec.ops))):
+            op = self.spec.ops[position]
+            if self.runs.get(Ref("op", position)):
+                yield from _rule(op)(Reading(self.spec, op))
+            else:
+                yield from ((ref, False) for ref in references(op.args))
+
+    def _along(self, dims: Dims) -> bool | None:
+        """Whether a tensor over ``dims`` runs along the axis."""
+        axes = _flat(dims)
+        if self.axis not in axes:
+            return False
+        return True if axes[0] == self.axis and axes.count(self.axis) == 1 else None
+
+    def _stored(self, store: Store) -> Reads:
+        runs = self._along(store.dims)
+        if runs and not self._begins(store.layout):
+            runs = None
+        ref = Ref("op", store.op)
+        yield ref, runs and aligned(store.layout.shape, self._tensor(ref).shape)
+        if store.into is not None:
+            yield Ref("in", store.into), runs
+
+    # ------------------------------------------------------------------ the spec with the symbol
+
+    def _written(self, least: int) -> Classed:
+        spec = self.spec
+        axis = replace(spec.axes[self.axis], size=self.size)
+        made = {one.name: getattr(spec, one.name) for one in fields(Spec)} | {
+            "inputs": tuple(self._sized(one) if self.runs.get(Ref("in", i)) else one for i, one in enumerate(spec.inputs)),
+            "ops": tuple(self._op(op) if self.runs.get(Ref("op", i)) else op for i, op in enumerate(spec.ops)),
+            "axes": (*spec.axes[:self.axis], axis, *spec.axes[self.axis + 1:]),
+            "stores": tuple(replace(s, layout=self._sized(s.layout)) if self._along(s.dims) else s for s in spec.stores),
+            "symbols": (str(next(iter(self.size.free_symbols))),),
+        }
+        return Classed(**made, least=least)
+
+    def _sized(self, layout: Layout) -> Layout:
+        return replace(layout, shape=self._shape(layout.shape))
+
+    def _shape(self, shape: tuple[Size, ...]) -> tuple[Size, ...]:
+        lead = leading(shape)
+        assert lead is not None
+        return (*shape[:lead], shape[lead] // self.extent * self.size, *shape[lead + 1:])
+
+    def _op(self, op: OpSpec) -> OpSpec:
+        shape = self._shape(op.shape)
+        again = {op.shape: shape, op.shape[0]: shape[0]}
+        args = tuple((name, again.get(value, value) if name in SIZES else value) for name, value in op.args)
+        return replace(op, args=args, shape=shape)
+
+
+# What ops that run along the axis read ------------------------------------------------------------------------------------
+
+
+def aligned(shape: Sequence[Size], operand: Sequence[Size]) -> bool | None:
+    """Whether an operand runs along the outermost dimension of what it is broadcast to."""
+    lead = leading(shape)
+    assert lead is not None
+    at = lead - (len(shape) - len(operand))
+    if at < 0 or operand[at] == 1:
+        return False
+    return True if operand[at] == shape[lead] else None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An op that runs along the axis with its outermost dimension."""
+
+    spec: Spec
+    op: OpSpec
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Its arguments by name."""
+        return dict(self.op.args)
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """Its tensors."""
+        return tuple(references(self.op.args))
+
+    @property
+    def lead(self) -> int:
+        """The dimension of its result that runs along the axis."""
+        lead = leading(self.op.shape)
+        assert lead is not None
+        return lead
+
+    def shape(self, ref: Ref) -> tuple[Size, ...]:
+        """The sizes of a tensor."""
+        return (self.spec.inputs if ref.kind == "in" else self.spec.ops)[ref.position].shape
+
+    def at(self, ref: Ref, dim: int | None) -> tuple[Ref, bool | None]:
+        """A tensor that is read along the axis with its dimension ``dim``: that has to be its outermost, and as large."""
+        shape = self.shape(ref)
+        same = dim is not None and leading(shape) == dim and shape[dim] == self.op.shape[self.lead]
+        return ref, True if same else None
+
+    def dim(self, name: str = "dim", more: int = 0) -> int:
+        """An argument that is a dimension, counted from the front, of tensors with ``more`` dimensions than the result."""
+        return dim_of(self.args[name], len(self.op.shape) + more)
+
+
+Rule: TypeAlias = Callable[[Reading], Reads]
+
+
+def _rule(op: OpSpec) -> Rule:
+    row = lookup(overload(op.target))
+    by_kind = {Kind.POINTWISE: _broadcast, Kind.REDUCTION: _reduced}
+    return _RULES.get(op.target) or (by_kind.get(row.kind) if row is not None else None) or _unknown
+
+
+def _unknown(reading: Reading) -> Reads:
+    yield Ref("op", -1), None
+
+
+def _broadcast(reading: Reading) -> Reads:
+    return ((ref, aligned(reading.op.shape, reading.shape(ref))) for ref in reading.refs)
+
+
+def _made(reading: Reading) -> Reads:
+    return ((ref, False) for ref in reading.refs)  # of random numbers the seed
+
+
+def _reshaped(reading: Reading) -> Reads:
+    """The same elements in the same order: what is outermost stays it."""
+    return ((ref, True) for ref in reading.refs)
+
+
+def _reduced(reading: Reading) -> Reads:
+    (ref,), target = reading.refs, overload(reading.op.target)
+    assert target is not None
+    rank = len(reading.shape(ref))
+    gone = reduced_dims(target, reading.args, rank)
+    kept = range(rank) if keepdim(target, reading.args) else [dim for dim in range(rank) if dim not in gone]
+    yield reading.at(ref, kept[reading.lead])
+
+
+def _permuted(reading: Reading) -> Reads:
+    (ref,) = reading.refs
+    yield reading.at(ref, dims_of(reading.args["dims"], len(reading.op.shape))[reading.lead])
+
+
+def _transposed(reading: Reading) -> Reads:
+    (ref,) = reading.refs
+    first, second = reading.dim("dim0"), reading.dim("dim1")
+    yield reading.at(ref, {first: second, second: first}.get(reading.lead, reading.lead))
+
+
+def _beside(reading: Reading) -> Reads:
+    """Of what is read along one dimension in another way: along all others as it is."""
+    return (reading.at(ref, None if reading.dim() == reading.lead else reading.lead) for ref in reading.refs)
+
+
+def _selected(reading: Reading) -> Reads:
+    (ref,) = reading.refs
+    yield reading.at(ref, reading.lead + (reading.lead >= reading.dim(more=1)))
+
+
+def _stacked(reading: Reading) -> Reads:
+    dim, lead = reading.dim(), reading.lead
+    return (reading.at(ref, None if dim == lead else lead - (dim < lead)) for ref in reading.refs)
+
+
+def _embedded(reading: Reading) -> Reads:
+    yield reading.args["weight"], False
+    yield reading.at(reading.args["indices"], reading.lead)
+
+
+_RULES: Mapping[str, Rule] = {target: rule for targets, rule in {
+    "aten.view.default aten._unsafe_view.default aten.reshape.default aten.unsqueeze.default aten.squeeze.default "
+    "aten.squeeze.dim aten.squeeze.dims aten.alias.default aten.detach.default": _reshaped,
+    "aten.expand.default aten.full_like.default aten.zeros_like.default aten.ones_like.default": _broadcast,
+    "aten.full.default aten.zeros.default aten.ones.default prims.iota.default prims.inductor_random.default "
+    "prims.inductor_randint.default": _made,
+    "aten.permute.default": _permuted,
+    "aten.transpose.int": _transposed,
+    "aten.slice.Tensor aten.cat.default aten.slice_scatter.default aten.glu.default aten.gather.default aten.scatter.src "
+    "aten.scatter.value": _beside,
+    "aten.select.int": _selected,
+    "aten.stack.default": _stacked,
+    "aten.embedding.default": _embedded,
+}.items() for target in targets.split()}
