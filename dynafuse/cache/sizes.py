@@ -151,7 +151,9 @@ class _Class:
         return Classed(**made, least=least)
 
     def _sized(self, layout: Layout) -> Layout:
-        return replace(layout, shape=self._shape(layout.shape))
+        """A layout with the symbol. The stride of a single element leads nowhere, and may be as large as the axis."""
+        stride = tuple(0 if size == 1 else step for size, step in zip(layout.shape, layout.stride, strict=True))
+        return replace(layout, shape=self._shape(layout.shape), stride=stride)
 
     def _shape(self, shape: tuple[Size, ...]) -> tuple[Size, ...]:
         lead = leading(shape)

@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python native.py goldens|llama|numbers|folds`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python native.py goldens|classes|llama|numbers|folds`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -35,6 +35,12 @@ SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 def goldens() -> Iterator[Bound]:
     for name in representative.CASES:
         yield from representative.bounds(name)
+
+
+def classes() -> Iterator[Bound]:
+    """The same as kernels for classes of sizes, where they are."""
+    for name in representative.CASES:
+        yield from (bound for bound in representative.bounds(name, classes=True) if bound.sizes)
 
 
 def folds() -> Iterator[Bound]:
@@ -95,4 +101,5 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled({"goldens": goldens, "llama": llama, "numbers": numbered.regions, "folds": folds}[sys.argv[1]]())))
+    groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds}
+    print(json.dumps(compiled(groups[sys.argv[1]]())))

@@ -103,10 +103,10 @@ def traced(case: Case) -> GraphModule:
     return make_fx(case.function, decomposition_table=decompositions(), tracing_mode=mode)(*made)
 
 
-def bounds(name: str) -> list[Bound]:
-    """The regions of a case, for a described H200."""
+def bounds(name: str, classes: bool = False) -> list[Bound]:
+    """The regions of a case, for a described H200; with ``classes`` as their sizes share kernels."""
     plan = graphs.planned(traced(CASES[name]))
-    found = [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90") for region in plan.regions]
+    found = [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90", classes) for region in plan.regions]
     return [shared for one in found if (shared := family(one, 3))] if CASES[name].family else found
 
 
