@@ -151,9 +151,9 @@ class _Class:
         return Classed(**made, least=least)
 
     def _sized(self, layout: Layout) -> Layout:
-        """A layout with the symbol. The stride of a single element leads nowhere, and may be as large as the axis."""
-        stride = tuple(0 if size == 1 else step for size, step in zip(layout.shape, layout.stride, strict=True))
-        return replace(layout, shape=self._shape(layout.shape), stride=stride)
+        """A layout with the symbol. Strides before it, which lead nowhere and may hold the size, are 0."""
+        lead = leading(layout.shape) or 0
+        return replace(layout, shape=self._shape(layout.shape), stride=(0,) * lead + layout.stride[lead:])
 
     def _shape(self, shape: tuple[Size, ...]) -> tuple[Size, ...]:
         lead = leading(shape)

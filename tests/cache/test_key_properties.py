@@ -17,7 +17,9 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cache import key
 from dynafuse.cache.key import Bound
+from dynafuse.cache.numbers import lifted
 from dynafuse.config import OPTIONS, resolve
+from dynafuse.ir import Classed
 
 ONE = ("aten.exp.default", "aten.sin.default", "aten.neg.default")
 SWAPPED = ("aten.add.Tensor", "aten.mul.Tensor", "aten.maximum.default")
@@ -45,11 +47,19 @@ class Program:
     dtype: torch.dtype = torch.float32
     transposed: bool = False  # the first input lies in memory column by column
     into: bool = False  # the result overwrites the first input
+    rows: int = 6  # of the inputs that have some
 
     @property
     def meaning(self) -> str:
         """What it computes of which tensors, and where that goes."""
-        return f"{values(self.steps)[-1]} {self.dim} {self.dtype} {self.transposed} {self.into}"
+        return f"{values(self.steps)[-1]} {self.dim} {self.dtype} {self.transposed} {self.into} {self.rows}"
+
+    @property
+    def of_any_rows(self) -> str:
+        """The same with the class of its number of rows, where kernels serve one."""
+        exact = self.transposed or self.dim == 0 or self.rows < 2
+        rows = self.rows if exact else (self.rows % 16 == 0, self.rows.bit_length())
+        return f"{replace(self, rows=0).meaning} {rows}"
 
 
 def values(steps: tuple[Step, ...]) -> list[str]:
@@ -77,7 +87,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def bound(program: Program, swap: bool = False, order: tuple[int, ...] = (), prefix: str = "", target: str = "sm90",
-          **options: Any) -> Bound:
+          classes: bool = False, **options: Any) -> Bound:
     """The region of a program: its steps in some order, with operands in the other order where that is the same."""
     def write(build: graphs.Builder, *inputs: Node) -> Node:
         known = dict(enumerate(inputs))
@@ -90,11 +100,15 @@ def bound(program: Program, swap: bool = False, order: tuple[int, ...] = (), pre
             result = build.op("aten.sum.dim_IntList", result, [program.dim])
         return build.op("aten.copy_.default", inputs[0], result) if program.into else result
 
-    first, *others = (value.to(program.dtype) for value in INPUTS)
+    first, *others = (_with_rows(value, program.rows).to(program.dtype) for value in INPUTS)
     module = graphs.built(write, first.t().contiguous().t() if program.transposed else first, *others)
     plan = graphs.planned(_named(module, prefix))
     (region,) = plan.regions
-    return key.canonical(plan.annotated, region, resolve(options=options, environ={}).key(), target)
+    return key.canonical(plan.annotated, region, resolve(options=options, environ={}).key(), target, classes)
+
+
+def _with_rows(value: torch.Tensor, rows: int) -> torch.Tensor:
+    return value[:1].expand(rows, -1).contiguous() if value.dim() > 1 else value
 
 
 def _named(module: GraphModule, prefix: str) -> GraphModule:
@@ -192,3 +206,43 @@ def test_options_in_the_key_matter(program: Program, option: str) -> None:
 def test_executors_matter(program: Program, executor: str) -> None:
     first = bound(program)
     assert not same(first, key.rekeyed(first, replace(first.region, executor=executor), executor))
+
+
+# Classes of sizes -----------------------------------------------------------------------------------------------------
+
+rows = st.one_of(st.integers(2, 200).filter(lambda n: n != 8), st.sampled_from([16, 32, 48, 64, 80, 4096, 4112]))
+variants = st.sampled_from([{}, {"dim": 0}, {"dim": 1}, {"transposed": True}, {"into": True}])
+
+
+@few
+@given(programs(), variants, rows, rows)
+def test_sizes_share_a_key_exactly_if_they_share_a_class(program: Program, variant: dict[str, Any], first: int,
+                                                          second: int) -> None:
+    one, other = (replace(program, rows=n, **variant) for n in (first, second))
+    assert same(bound(one, classes=True), bound(other, classes=True)) == (one.of_any_rows == other.of_any_rows)
+    assert same(bound(one), bound(other)) == (first == second)
+
+
+@few
+@given(programs(), programs(), rows, rows)
+def test_a_class_tells_programs_apart(program: Program, other: Program, first: int, second: int) -> None:
+    one, another = replace(program, rows=first), replace(other, rows=second)
+    assert same(bound(one, classes=True), bound(another, classes=True)) == (one.of_any_rows == another.of_any_rows)
+
+
+@few
+@given(programs(), variants, rows)
+def test_a_class_has_the_region_for_one_of_its_sizes(program: Program, variant: dict[str, Any], size: int) -> None:
+    made = bound(replace(program, rows=size, **variant), classes=True)
+    if isinstance(made.code, Classed):
+        assert made.code.at(*made.sizes) == lifted(made.spec)[0]
+        assert made.code.least <= made.sizes[0] <= made.code.most
+    else:
+        assert made.code == lifted(made.spec)[0] and made.sizes == ()
+
+
+@few
+@given(programs(), rows)
+def test_the_order_of_operands_does_not_matter_to_a_class(program: Program, size: int) -> None:
+    made = replace(program, rows=size)
+    assert same(bound(made, classes=True), bound(made, swap=True, classes=True))
