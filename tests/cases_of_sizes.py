@@ -86,6 +86,7 @@ CASES: dict[str, Case] = {
     "vector": Case(lambda x, y: torch.where(x > y, x, 2.5), lambda n: ((n,), (n,))),
     "broadcast": Case(lambda x, y, z: x * y + z, lambda n: ((n, 1, 24), (5, 1), (1, 5, 24))),
     "flattened": Case(flattened, lambda n: ((n, 6, 40), (6 * n, 40))),
+    "sizes_left_open": Case(lambda x, y: x.view(x.shape[0], 6, -1) * y, lambda n: ((n, 24), (6, 1))),
     "layer_norm": Case(lambda x, w, b: F.layer_norm(x, (40,), w, b), lambda n: ((n, 40), (40,), (40,))),
     "gradient_of_norm": Case(gradient_of_norm, lambda n: ((n, 40), (40,), (n, 40))),
     "gradients_of_norm": Case(gradients_of_norm, lambda n: ((n, 40), (40,), (40,), (n, 40)), shares=False),

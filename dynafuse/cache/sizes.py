@@ -161,10 +161,16 @@ class _Class:
         return (*shape[:lead], shape[lead] // self.extent * self.size, *shape[lead + 1:])
 
     def _op(self, op: OpSpec) -> OpSpec:
-        shape = self._shape(op.shape)
-        again = {op.shape: shape, op.shape[0]: shape[0]}
-        args = tuple((name, again.get(value, value) if name in SIZES else value) for name, value in op.args)
-        return replace(op, args=args, shape=shape)
+        sizes = list(zip(op.shape, self._shape(op.shape), strict=True))
+        args = tuple((name, _again(value, sizes) if name in SIZES else value) for name, value in op.args)
+        return replace(op, args=args, shape=tuple(after for _, after in sizes))
+
+
+def _again(value: Any, sizes: Sequence[tuple[Size, Size]]) -> Any:
+    """An argument that repeats sizes, as they were and are now: one of them, or all, of which one may be -1."""
+    if not isinstance(value, tuple) or len(value) != len(sizes):
+        return dict(sizes).get(value, value)
+    return tuple(after if one == before else one for one, (before, after) in zip(value, sizes, strict=True))
 
 
 # What ops that run along the axis read ------------------------------------------------------------------------------------

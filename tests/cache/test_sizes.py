@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import graphs
@@ -281,6 +282,19 @@ def test_the_second_batch_compiles_no_kernel() -> None:
             torch.testing.assert_close(call(x), block(x), rtol=1e-4, atol=1e-5)
             counts.append(backend.stats()["compiled"])
     assert counts[0] == counts[1] < counts[2]
+    backend.reset()
+
+
+def test_kernels_on_disk_serve_their_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DYNAFUSE_CACHE", "1")
+    monkeypatch.setenv("DYNAFUSE_CACHE_DIR", str(tmp_path))
+    found = []
+    for size in (17, 30, 40):
+        backend.reset()
+        x, y = torch.randn(size, 40), torch.randn(40)
+        torch.testing.assert_close(compiled(lambda x, y: (x * y).softmax(-1))(x, y), (x * y).softmax(-1))
+        found.append((backend.stats()["disk_hits"], backend.stats()["compiled"]))
+    assert found == [(0, 1), (1, 0), (0, 1)]
     backend.reset()
 
 
