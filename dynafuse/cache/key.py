@@ -175,25 +175,25 @@ class _Canonical:
         return args | dict(zip(names, sorted(operands, key=self._digest_of), strict=True))
 
     def _digest_of(self, node: Node) -> tuple[str, ...]:
-        if node in self.digests:
-            return self.digests[node]
-        exact = f"~{self.facts[node].tensor}"
-        return f"~{self._any_size(node)}", exact, exact
+        return self.digests[node] if node in self.digests else tuple(f"~{tensor}" for tensor in self._tensors(node))
 
     def _digest(self, node: Node) -> tuple[str, ...]:
-        """What a node computes, whatever its inputs are called: without what does not change code, and with it.
+        """What a node computes, whatever its inputs are called: without floats that do not change code, and with them.
 
-        First what has a class is left out, then floats are, then nothing is.
+        Where sizes may have classes, before that without what has one.
         """
-        args, exact = self.calls[node], str(self.facts[node].tensor)
-        plain = args | dict.fromkeys(self._lifted(node), "number")
-        unsized = plain | dict.fromkeys(SIZES & plain.keys(), "") if self.classes else plain
-        forms = (unsized, self._any_size(node)), (plain, exact), (args, exact)
-        return tuple(self._hashed(node, one, tensor, which) for which, (one, tensor) in enumerate(forms))
+        args = self.calls[node]
+        forms = [args | dict.fromkeys(self._lifted(node), "number"), args]
+        if self.classes:
+            forms.insert(0, forms[0] | dict.fromkeys(SIZES & args.keys(), "size"))
+        pairs = zip(forms, self._tensors(node), strict=True)
+        return tuple(self._hashed(node, form, tensor, which) for which, (form, tensor) in enumerate(pairs))
 
-    def _any_size(self, node: Node) -> str:
+    def _tensors(self, node: Node) -> tuple[str, ...]:
+        """A node's tensor as text, for each of its digests."""
         tensor = self.facts[node].tensor
-        return any_size(tensor) if self.classes and tensor is not None else str(tensor)
+        exact = str(tensor)
+        return (exact if tensor is None else any_size(tensor), exact, exact) if self.classes else (exact, exact)
 
     def _lifted(self, node: Node) -> Mapping[str, Any]:
         facts = self.facts[node]
