@@ -132,6 +132,21 @@ def test_source_that_does_not_parse_is_demoted_too(tmp_path: Path) -> None:
     torch.testing.assert_close(run.call([X, W])[0], (X.relu() @ W).sin() + 1)
 
 
+def test_a_copy_that_runs_eager_overwrites_the_input_itself(tmp_path: Path) -> None:
+    """A kernel reads a copy of a misaligned input."""
+    def overwrite(build: graphs.Builder, x: Node, w: Node) -> Node:
+        product = build.op("aten.mm.default", build.op("aten.relu.default", x), w)
+        return build.op("aten.copy_.default", x, build.op("aten.sin.default", product))
+
+    x = torch.randn(65)[1:].view(8, 8)
+    expected = (x.relu() @ W).sin()
+    with pytest.warns(DynafuseWarning, match="sin is broken today"):
+        run = graphs.compiled(graphs.built(overwrite, x, W), [x, W], config(tmp_path, strict=False))
+    (found,) = run.call([x, W])
+    assert x.data_ptr() % 16 and found.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(x, expected)
+
+
 # ---------------------------------------------------------------------- what nvFuser turns down
 
 ASSERTION = (" INTERNAL ASSERT FAILED at /csrc/fusion_segmenter.cpp:4612, please report a bug with repro script to NVFuser at "

@@ -33,6 +33,7 @@ from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 
+COPIES_INTO = torch.ops.aten.copy_.default
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 guards: Any = torch._C._dynamo.guards
 stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
@@ -62,6 +63,7 @@ class Writer:
         self.steps = steps
         self.static = static
         self.names: dict[Node, str] = {}
+        self.given: dict[Node, str] = {}  # inputs that an eager copy overwrites, where kernels may read an aligned copy
         self.symbols: dict[sympy.Symbol, str] = {}
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {}
@@ -103,10 +105,13 @@ class Writer:
         self._align(placeholders)
 
     def _align(self, placeholders: Sequence[Node]) -> None:
-        """Kernels assume 16-byte alignment: a misaligned input of a kernel is copied (never one that is written to)."""
+        """Kernels assume 16-byte alignment: a misaligned input of a kernel is copied (never one that a kernel writes to)."""
         written = {i for step in self.steps.values() for i in step.region.copies.values()}
         for number, node in enumerate(placeholders):
             if node in self.read and node not in written and number not in self.static:
+                if any(user.target is COPIES_INTO and user.args[0] is node for user in node.users):  # an eager copy
+                    self.given[node] = f"given{number}"
+                    self.lines.append(f"{self.given[node]} = {self.names[node]}")
                 self._align_one(node)
 
     def _align_one(self, node: Node) -> None:
@@ -291,6 +296,8 @@ class Writer:
             return
         target = self.constant(_called(node.target), _identifier(getattr(node.target, "__name__", "op")))
         arguments = [self._argument(a) for a in node.args]
+        if node.target is COPIES_INTO:
+            arguments[0] = self.given.get(node.args[0], arguments[0])  # type: ignore[arg-type]
         arguments += [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.lines.append(f"{self.names[node]} = {target}({', '.join(arguments)})")
         self._bind_symbols(node)
