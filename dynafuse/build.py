@@ -156,6 +156,14 @@ def request(bound: Bound, capability: int | None, config: Config) -> Future[Buil
         bound, capability, config, make, lambda recipe: _fusion(bound, recipe)))
 
 
+def is_there(bound: Bound, capability: int | None, config: Config) -> bool:
+    """Whether a region's kernel need not be compiled: this process has it, or it is on disk."""
+    asked = STORE.asked(bound.key)
+    if asked is None:
+        return persist.has(bound, capability, config)
+    return asked.done() and asked.exception() is None
+
+
 def _kernel(bound: Bound, capability: int | None, config: Config) -> Future[Built]:
     """A Triton kernel, compiled in a worker process if there are some."""
     lowered = lower(bound.code)

@@ -108,6 +108,12 @@ def kernel(bound: Bound, capability: int | None, config: Config, make: Callable[
     return once(kept, key_of(bound, capability), codec, _counted(make), TRAFFIC)
 
 
+def has(bound: Bound, capability: int | None, config: Config) -> bool:
+    """Whether a region's kernel is on disk, as far as can be told without reading it."""
+    kept = disk(config) if _describable(bound) else None
+    return kept is not None and kept.has(key_of(bound, capability))
+
+
 def _describable(bound: Bound) -> bool:
     """Whether the key and the sources say all that the kernel depends on."""
     return bound.region.executor != "inductor" and all(shipped(op.target) for op in bound.spec.ops)

@@ -94,6 +94,10 @@ class Disk:
         self.seen(key, packed)
         return entry
 
+    def has(self, key: str) -> bool:
+        """Whether there is an entry under a key; whether it is sound, only reading it can tell."""
+        return self.path(key).is_file()
+
     def write(self, entry: Entry) -> bool:
         """Keep an entry; whether it is kept."""
         return self.put(entry.key, pack(entry))

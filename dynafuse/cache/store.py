@@ -50,6 +50,11 @@ class Store(Generic[K]):
             future.set_exception(error)
         return future
 
+    def asked(self, key: str) -> Future[K] | None:
+        """The kernel under ``key`` if it has been asked for; nobody is counted as asking for it now."""
+        with self._lock:
+            return self._held.get(key)
+
     def clear(self) -> None:
         """Forget every kernel."""
         with self._lock:

@@ -105,6 +105,13 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert left == {key(n) for n in (0, 3, 4, 5, 6, 7, 8, 9, 10)}
 
 
+def test_looking_for_an_entry_does_not_use_it(disk: Disk) -> None:
+    assert not disk.has(key(1))
+    disk.write(entry())
+    os.utime(disk.path(key(1)), (5, 5))
+    assert disk.has(key(1)) and not disk.has(key(2)) and disk.held()[0].used == 5
+
+
 def test_looking_at_all_entries_uses_none(disk: Disk) -> None:
     disk.write(entry())
     os.utime(disk.path(key(1)), (5, 5))

@@ -95,6 +95,13 @@ def test_clear_forgets_kernels_and_counters() -> None:
     assert (store.counters.hits, store.counters.misses) == (0, 1)
 
 
+def test_looking_is_no_request() -> None:
+    store: Store[str] = Store()
+    assert store.asked("a") is None
+    made = store.request("a", lambda: done("kernel"))
+    assert store.asked("a") is made and (store.counters.hits, store.counters.misses) == (0, 1)
+
+
 def test_clear_while_compiling_leaves_the_waiter_its_kernel() -> None:
     store: Store[str] = Store()
     slow: Future[str] = Future()
