@@ -44,6 +44,7 @@ class Bound:
     code: Spec  # what its kernel is made from and keyed by: the spec, on Triton without what is among its arguments
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    ops: tuple[Node, ...]  # what the spec's ops are in the graph
     symbols: tuple[sympy.Expr, ...]  # what the spec's size symbols are in the graph
     numbers: tuple[float, ...]  # what the numbers of the code are
     key: str
@@ -148,8 +149,9 @@ class _Canonical:
         )
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, self.symbols.values())), options)
         code = _code(spec, self.region.executor, self.classes)
-        return Bound(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.symbols),
-                     code.numbers, key_of(code.spec, target), target, classes=self.classes, sizes=code.sizes)
+        return Bound(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
+                     tuple(self.symbols), code.numbers, key_of(code.spec, target), target, classes=self.classes,
+                     sizes=code.sizes)
 
     def _is_looped_reduction(self, node: Node) -> bool:
         return node in self.region.reductions
