@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from dynafuse.ir import Facts
+from dynafuse.ir import Facts, Plan
 from dynafuse.partition.annotate import hint
 from dynafuse.partition.cost import LEAST, Prediction, Work, predict
 from dynafuse.partition.device import Device
@@ -61,6 +61,12 @@ def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
             tensors = [facts[n].tensor for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
             total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), device)
     return total
+
+
+def plan_prediction(plan: Plan, device: Device) -> Prediction:
+    """What a call of a planned graph costs, its kernels compiled."""
+    chosen = (o for region in plan.regions for o in region.decision.options if o.executor == region.executor)
+    return sum((Prediction(o.device_us, o.host_us) for o in chosen), calls_prediction(plan.annotated.facts, device))
 
 
 def launches(node: Node) -> bool:

@@ -21,6 +21,13 @@ A kernel that serves folds of n lengths in the places of kernels of their own lo
     loss  = further arguments × argument_us + 8 × absent terms × points / flops_tflops
     saved = (n - 1) / n × compile_s[triton] / (expected_runs × places in the graph)
 
+A graph that runs on stand-ins while n of its kernels are compiled loses and saves, in all::
+
+    saved = n × compile_s[triton]
+    loss  = calls × (a call on stand-ins - a call), calls = saved / a call on stand-ins, at least 1, at most expected_runs
+
+so that it pays unless the first call on stand-ins ends later than one that waits for the compiler.
+
 Worked example, on an H200: adding two ``bfloat16[8192, 4096]`` moves 201 MB; at 0.96 × 4.28 TB/s that is 49 µs, and 2 µs
 for the launch. nvFuser's host time of 11 µs does not show beside that; for ``[8, 4096]`` it is what decides.
 """
@@ -184,6 +191,30 @@ def family_gain_us(lengths: int, sites: int, device: Device) -> float:
     """A call's share of the compile time saved if one kernel serves several lengths, each with ``sites`` in its graph."""
     share = (lengths - 1) / lengths
     return share * device.constants["compile_s_triton"] * 1e6 / max(device.expected_runs * sites, LEAST)
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """Calls while kernels are compiled, what each loses on stand-ins, and the waiting that they save all together, in µs."""
+
+    calls: float
+    loss_us: float
+    saved_us: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether all calls together lose less than is saved."""
+        return self.calls * self.loss_us < self.saved_us
+
+    def __str__(self) -> str:
+        return f"{self.calls:.0f} calls lose {self.loss_us:.1f} µs each, {self.saved_us / 1e6:.2f} s of waiting are saved"
+
+
+def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Device) -> Meanwhile:
+    """What calls of a graph that costs ``exact`` lose if they cost ``instead`` while its ``kernels`` are compiled."""
+    saved, us = kernels * device.constants["compile_s_triton"] * 1e6, objective(instead, device)
+    calls = min(max(saved / max(us, LEAST), 1.0), device.expected_runs)
+    return Meanwhile(calls, us - objective(exact, device), saved)
 
 
 def efficiency_to_match(work: Work, device: Device, executor: str, us: float) -> float | None:

@@ -16,6 +16,7 @@ from dynafuse.partition.cost import (
     choose,
     family_gain_us,
     family_loss_us,
+    meanwhile,
     objective,
     predict,
     region_us,
@@ -343,3 +344,18 @@ def test_what_a_family_loses_and_saves() -> None:
     assert family_gain_us(1, 1, device) == 0.0
     assert family_gain_us(4, 1, device) == pytest.approx(7.5)
     assert family_gain_us(4, 25, device) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("us", "calls", "pays"), [(40.0, 25_000, True), (5e5, 2, True), (9e5, 10 / 9, True), (2e6, 1, False)])
+def test_what_stand_ins_lose_and_save(us: float, calls: float, pays: bool) -> None:
+    """A call that takes longer than the compiler is one call: it ends after one that waited."""
+    device = H200.overridden({"compile_s_triton": 0.5, "hidden_share": 0.0, "expected_runs": 30_000})
+    found = meanwhile(Prediction(device_us=10.0), Prediction(device_us=us), 2, device)
+    assert found.calls == pytest.approx(calls) and found.pays == pays
+    assert found.loss_us == pytest.approx(us - 10.0) and found.saved_us == pytest.approx(1e6)
+
+
+def test_no_more_calls_run_on_stand_ins_than_are_expected() -> None:
+    found = meanwhile(Prediction(device_us=10.0), Prediction(device_us=20.0), 1, H200.overridden({"expected_runs": 100}))
+    assert found.calls == 100
+    assert str(found).startswith("100 calls lose 10.0 µs each, 0.22 s")
