@@ -66,7 +66,7 @@ def bind(plan: Plan, config: Config, capability: int | None) -> tuple[Plan, dict
     bounds: dict[str, Bound] = {}
     unplaced: dict[Node, str] = {}
     for region in plan.regions:
-        bound = canonical(plan.annotated, region, config.key(), _target(region, capability), config.size_classes)
+        bound = canonical(plan.annotated, region, config.key(), target_of(region, capability), config.size_classes)
         options = region.decision.options
         reasons = {o.executor: reason for o in options if (reason := _obstacle(bound, o.executor, capability))}
         left = [option for option in options if option.executor not in reasons]
@@ -122,10 +122,10 @@ def failures(bounds: Mapping[str, Bound], errors: Mapping[str, BaseException]) -
 def moved(bound: Bound, executor: str, capability: int | None) -> Bound:
     """A region on another executor: what it computes is the same, its kernel is not."""
     region = replace(bound.region, executor=executor)
-    return rekeyed(bound, region, _target(region, capability))
+    return rekeyed(bound, region, target_of(region, capability))
 
 
-def _target(region: Region, capability: int | None) -> str:
+def target_of(region: Region, capability: int | None) -> str:
     """What a region's kernel runs on, as part of its key."""
     if region.executor == "triton":
         return f"sm{capability}"
