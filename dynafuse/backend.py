@@ -15,7 +15,7 @@ import functools
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +40,7 @@ from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.near import LENGTHS, near
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
+from dynafuse.partition.cost import Meanwhile
 from dynafuse.partition.cut import Sides, kept
 from dynafuse.partition.decompositions import decompositions
 from dynafuse.partition.executors import Executors
@@ -53,6 +54,7 @@ from dynafuse.persist import TRAFFIC
 from dynafuse.runtime import capture as cuda_graphs
 from dynafuse.runtime.capture import capture
 from dynafuse.runtime.wrapper import Step, write
+from dynafuse.standin import stand_in
 from dynafuse.tuning import VERDICTS
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Compiled:
     device: devices.Device
     unusable: Mapping[str, str]  # executors that the options name and that cannot be used, with the reason
     calls: int = 1  # how often a step calls it: more than once for layers that are compiled once
+    meanwhile: Meanwhile | None = None  # what it loses and saves where it runs on stand-ins; without them it comes later
 
 
 _listeners: list[Callable[[Compiled], None]] = []
@@ -220,7 +223,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         return interpreter(module)
     requests = graph.requests(planned)
     waits = any(not future.done() for future in requests.values()) and not any(map(has_failed, requests.values()))
-    call = deferred(lambda: graph.finished(planned, requests)) if waits else graph.finished(planned, requests)
+    finish = functools.partial(graph.finished, planned, requests)
+    call = deferred(finish, frozenset(requests.values()), graph.meanwhile(planned, requests)) if waits else finish()
     return call if captured is None or not config.cudagraphs else capture(
         call, module, kind, sorted(graph.static_inputs), captured)
 
@@ -232,6 +236,7 @@ class Planned:
     plan: Plan
     bounds: Mapping[str, Bound]
     demoted: Demoted
+    meanwhile: Meanwhile | None = None  # for a plan with stand-ins: what it loses and saves
 
 
 @dataclass(frozen=True)
@@ -278,8 +283,28 @@ class Graph:
             demoted = demote(planned.plan, failures(planned.bounds, errors), self.config, planned.demoted)
             planned = self.planned(demoted)
             kernels, errors = outcome(self.requests(planned))
-        report(self.compiled(planned))
         _count_sites(len(planned.bounds) * self.calls)
+        return self.function(planned, kernels)
+
+    def meanwhile(self, planned: Planned, requests: Mapping[str, Future[Any]]) -> Callable[..., Any] | None:
+        """The function of a plan whose kernels are there, while those of the graph's own are compiled; None without one."""
+        if not self.config.stand_ins or self.config.cudagraphs:
+            return None
+        missing = [name for name, future in requests.items() if not future.done()]
+        found = stand_in(planned.plan, planned.bounds, missing, self.module, self.config, self.device, self.target)
+        if found is None or not found.numbers.pays:
+            log.info("%s graph: %s", self.kind, found or "no stand-ins")
+            return None
+        instead = replace(planned, plan=found.plan, bounds=found.bounds, meanwhile=found.numbers)
+        kernels = self.requests(instead)
+        if not all(future.done() and not has_failed(future) for future in kernels.values()):
+            return None  # a damaged entry on disk
+        log.info("%s graph: %s", self.kind, found)
+        return self.function(instead, outcome(kernels)[0])
+
+    def function(self, planned: Planned, kernels: Mapping[str, Any]) -> Callable[..., Any]:
+        """The function of a plan with its kernels."""
+        report(self.compiled(planned))
         steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, (*b.symbols, *b.sizes), b.numbers, b.count)
                  for name, b in planned.bounds.items()}
         call = write(planned.plan, self.module, steps, self.static_inputs)
@@ -288,7 +313,8 @@ class Graph:
 
     def compiled(self, planned: Planned) -> Compiled:
         """What listeners are told."""
-        return Compiled(self.kind, planned.plan, planned.bounds, self.device, self.unusable, self.calls)
+        return Compiled(self.kind, planned.plan, planned.bounds, self.device, self.unusable, self.calls,
+                        planned.meanwhile)
 
 
 def has_failed(future: Future[Any]) -> bool:
@@ -296,13 +322,19 @@ def has_failed(future: Future[Any]) -> bool:
     return future.done() and future.exception() is not None
 
 
-def deferred(finish: Callable[[], Callable[..., Any]]) -> Callable[[list[Any]], Any]:
-    """A function that is made when it is called for the first time, once whoever calls."""
+def deferred(finish: Callable[[], Callable[..., Any]], pending: Collection[Future[Any]] = (),
+             meanwhile: Callable[[list[Any]], Any] | None = None) -> Callable[[list[Any]], Any]:
+    """A function that is made when it is called for the first time, once whoever calls.
+
+    With one to run ``meanwhile`` it is made at the first call that finds nothing ``pending``.
+    """
     made: list[Callable[..., Any]] = []
     lock = threading.Lock()
 
     def run(args: list[Any]) -> Any:
         if not made:
+            if meanwhile is not None and not all(future.done() for future in pending):
+                return meanwhile(args)
             with lock:
                 if not made:
                     made.append(finish())

@@ -321,6 +321,13 @@ OPTIONS: tuple[Option, ...] = (
         "let one Triton kernel serve a class of sizes of an outermost dimension, such as the batch, instead of one size",
     ),
     Option(
+        "stand_ins",
+        False,
+        BOOL,
+        "DYNAFUSE_STAND_INS",
+        "while a kernel is compiled, run its region on kernels that are there and the few ops that they lack eager",
+    ),
+    Option(
         "cache",
         True,
         BOOL,
@@ -367,6 +374,7 @@ class Config:
     tune_budget_s: float
     near_match: bool
     size_classes: bool
+    stand_ins: bool
     cache: bool
     cache_size_mb: int
     cost: Mapping[str, float] = field(hash=False)

@@ -56,6 +56,7 @@ def test_defaults() -> None:
         tune_budget_s=20.0,
         near_match=True,
         size_classes=False,
+        stand_ins=False,
         cache=True,
         cache_size_mb=1024,
         cost={},

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "persist": None,
     "choice": None,
     "near": None,
+    "standin": None,
     "backend": None,
     "report": None,
     "demo": None,
