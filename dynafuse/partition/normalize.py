@@ -84,6 +84,8 @@ def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, 
         value, index = (aten.amax, aten.argmax) if target is aten.max.dim else (aten.amin, aten.argmin)
         if position == 0:
             return value.default, (args["self"], [args["dim"]], args["keepdim"])
+        if args["self"].meta["val"].dtype is torch.bool:
+            return None  # eager, to which any op may fall, has no position alone of bools
         return index.default, (args["self"], args["dim"], args["keepdim"])
     return None
 

@@ -90,6 +90,20 @@ def test_a_maximum_and_its_position_are_two_reductions() -> None:
         "return amax_default, argmax_default")
 
 
+def test_the_position_of_a_bool_comes_with_the_maximum() -> None:
+    """Whatever a graph holds has to run eager, and eager has no ``argmax`` of bools."""
+    def write(build: graphs.Builder, x: Node) -> list[Node]:
+        both = build.op("aten.max.dim", build.op("aten.gt.Scalar", x, 0), 1)
+        return [item(build, both, 0), item(build, both, 1)]
+
+    assert after(write, X) == (
+        "gt_scalar = aten.gt.Scalar(arg0, 0)\n"
+        "max_dim = aten.max.dim(gt_scalar, 1)\n"
+        "amax_default = aten.amax.default(gt_scalar, [1], False)\n"
+        "getitem_1 = getitem(max_dim, 1)\n"
+        "return amax_default, getitem_1")
+
+
 def test_other_outputs_stay_as_they_are() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         return item(build, build.op("aten.sort.default", x), 0)
