@@ -101,6 +101,45 @@ def test_threads_finish_a_function_once() -> None:
     assert sorted(found) == list(range(1, 9)) and made == [1]
 
 
+def test_threads_run_another_function_while_something_is_pending() -> None:
+    """Triton's interpreter is not made for threads: these are no kernels."""
+    pending: Future[None] = Future()
+    made: list[int] = []
+
+    def finish() -> Callable[[list[int]], tuple[str, int]]:
+        time.sleep(0.05)
+        made.append(1)
+        return lambda args: ("own", args[0])
+
+    call = backend.deferred(finish, [pending], lambda args: ("other", args[0]))
+    seen: dict[int, list[tuple[str, int]]] = {i: [] for i in range(8)}
+
+    def work(number: int) -> None:
+        while ("own", number) not in seen[number]:
+            seen[number].append(call([number]))
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in seen]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    assert not made
+    pending.set_result(None)
+    for thread in threads:
+        thread.join(10)
+    assert made == [1]
+    for number, results in seen.items():
+        assert results == [("other", number)] * (len(results) - 1) + [("own", number)] and len(results) > 1
+
+
+def test_what_is_pending_may_have_failed() -> None:
+    pending: Future[None] = Future()
+    call = backend.deferred(lambda: lambda args: "own", [pending], lambda args: "other")
+    assert call([]) == "other"
+    pending.set_exception(ValueError("never"))
+    assert call([]) == "own"  # whoever finishes the function sees to it
+
+
 def test_a_function_that_failed_to_finish_fails_again() -> None:
     def finish() -> Callable[[list[int]], int]:
         raise ValueError("never")

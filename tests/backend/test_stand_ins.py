@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -272,28 +271,6 @@ def test_all_kernels_have_to_be_done(compiler: Compiler) -> None:
             future.set_result(compile_().result())
             torch.testing.assert_close(call(*PLAIN), two(*PLAIN))
     assert kinds(found) == [("inference", True), ("inference", False)]
-
-
-def test_threads_call_at_once(compiler: Compiler) -> None:
-    call, expected = held(compiler, ENDS["relu"], arguments=PLAIN), ENDS["relu"](*PLAIN)
-    wrong: list[str] = []
-    done = threading.Event()
-
-    def work() -> None:
-        while not done.is_set():
-            wrong.extend(["wrong"] if not torch.allclose(call(*PLAIN), expected, atol=1e-6) else [])
-
-    with recorded() as found:
-        call(*PLAIN)
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        compiler.finish()
-        done.wait(0.5)
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert kinds(found) == [("inference", True), ("inference", False)] and not wrong
 
 
 def test_a_kernel_that_fails_raises_when_strict(compiler: Compiler) -> None:
