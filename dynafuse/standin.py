@@ -11,7 +11,7 @@ call runs eager's ``relu`` and the softmax that is there; the first call after t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -58,23 +58,28 @@ class StandIn:
 def stand_in(plan: Plan, bounds: Mapping[str, Bound], missing: Collection[str], module: GraphModule, config: Config,
              device: Device, capability: int | None) -> StandIn | None:
     """What stands in for a plan whose regions ``missing`` have no kernels yet; None where one of them cannot be helped."""
-    late = {bounds[name].key: bounds[name] for name in missing}
+    late = {_same(bounds[name]): bounds[name] for name in missing}
     if len(late) > MOST_KERNELS:
         return None
     search = _Search(plan.annotated, module, config, device, capability)
-    rests: dict[str, Rest] = {}
-    for key, bound in late.items():
+    rests: dict[Hashable, Rest] = {}
+    for same, bound in late.items():
         rest = search.rest(bound, MOST_NODES // len(late))
         if rest is None:
             return None
-        rests[key] = rest
-    made = _replaced(plan, {name: tuple(rests[bounds[name].key].at(bounds[name])) for name in missing})
+        rests[same] = rest
+    made = _replaced(plan, {name: tuple(rests[_same(bounds[name])].at(bounds[name])) for name in missing})
     own = {region.name: bounds[region.name] if region.name in bounds else search.bound(plan.annotated, region)
            for region in made.regions}
     if not all(map(search.is_there, own.values())):
         return None
     numbers = meanwhile(plan_prediction(plan, device), plan_prediction(made, device), len(late), device)
     return StandIn(made, own, tuple(missing), numbers)
+
+
+def _same(bound: Bound) -> Hashable:
+    """What regions have in common that one stand-in serves: the kernel, and the size where that has a class of them."""
+    return bound.key, bound.sizes
 
 
 def _replaced(plan: Plan, instead: Mapping[str, tuple[Region | Node, ...]]) -> Plan:
@@ -159,7 +164,8 @@ class _Search:
 
     def bound(self, annotated: Annotated, region: Region) -> Bound:
         """The canonical form of a region."""
-        return canonical(annotated, region, self.config.key(), target_of(region, self.capability))
+        target = target_of(region, self.capability)
+        return canonical(annotated, region, self.config.key(), target, self.config.size_classes)
 
     def is_there(self, bound: Bound) -> bool:
         """Whether a region's kernel has not to be compiled."""
