@@ -63,7 +63,8 @@ class Writer:
         self.steps = steps
         self.static = static
         self.names: dict[Node, str] = {}
-        self.given: dict[Node, str] = {}  # inputs that an eager copy overwrites, where kernels may read an aligned copy
+        self.written = {i for step in steps.values() for i in step.region.copies.values()}  # inputs that kernels overwrite
+        self.given: dict[Node, str] = {}  # inputs that are overwritten, where kernels may have an aligned copy
         self.symbols: dict[sympy.Symbol, str] = {}
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {}
@@ -86,6 +87,7 @@ class Writer:
             else:
                 self._node(step)
             self._free(number)
+        self._give_back()
         self.lines.append(f"return ({self._returned()})")
         body = "\n".join(f"    {line}" for line in self.lines)
         return f"def call(args):\n{body}\n", self.globals
@@ -105,14 +107,20 @@ class Writer:
         self._align(placeholders)
 
     def _align(self, placeholders: Sequence[Node]) -> None:
-        """Kernels assume 16-byte alignment: a misaligned input of a kernel is copied (never one that a kernel writes to)."""
-        written = {i for step in self.steps.values() for i in step.region.copies.values()}
+        """Kernels assume 16-byte alignment: a misaligned input is copied, and copied back where a kernel overwrites it."""
         for number, node in enumerate(placeholders):
-            if node in self.read and node not in written and number not in self.static:
-                if any(user.target is COPIES_INTO and user.args[0] is node for user in node.users):  # an eager copy
-                    self.given[node] = f"given{number}"
-                    self.lines.append(f"{self.given[node]} = {self.names[node]}")
-                self._align_one(node)
+            if node not in self.read or (number in self.static and _starts_aligned(node)):
+                continue
+            if any(user.target is COPIES_INTO and user.args[0] is node for user in node.users):
+                self.given[node] = f"given{number}"
+                self.lines.append(f"{self.given[node]} = {self.names[node]}")
+            self._align_one(node)
+
+    def _give_back(self) -> None:
+        """The copies that kernels have overwritten go where the caller looks."""
+        for node in filter(self.written.__contains__, self.given):
+            name, given = self.names[node], self.given[node]
+            self.lines.append(f"if {given} is not {name}: {name} = {given}.copy_({name})")
 
     def _align_one(self, node: Node) -> None:
         name = self.names[node]
@@ -159,7 +167,8 @@ class Writer:
         return node
 
     def _free(self, number: int) -> None:
-        names = [self.names[n] for n in self.last.get(number, ()) if n in self.names]
+        given = self.given.keys() & self.written
+        names = [self.names[n] for n in self.last.get(number, ()) if n in self.names and n not in given]
         if names:
             self.lines.append(f"del {', '.join(names)}")
 
@@ -387,6 +396,13 @@ def launch_on(index: int, launch: Callable[[], None]) -> None:
     """Launch with a device current."""
     with torch.cuda.device(index):
         launch()
+
+
+def _starts_aligned(node: Node) -> bool:
+    """Whether an input begins at a multiple of 16 bytes in its memory, which itself does."""
+    value = node.meta["val"]
+    offset = value.storage_offset()
+    return isinstance(offset, int) and offset * value.dtype.itemsize % 16 == 0
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -125,6 +125,19 @@ def test_misaligned_inputs(device: str) -> None:
         torch.testing.assert_close(call(x), x * 2 + x.float().sum())
 
 
+def test_misaligned_inputs_that_are_overwritten(device: str) -> None:
+    memory = torch.randn(5000, device=device, dtype=torch.bfloat16)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x.float().sum()
+
+    for start in (0, 1, 4, 8):
+        ours, eager = (memory.clone()[start:start + 4096] for _ in range(2))
+        torch.testing.assert_close(compiled(step)(ours), step(eager))
+        assert torch.equal(ours, eager)
+
+
 def test_autocast(device: str) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch.fx import Node
 
+from dynafuse import backend
+
 X, W = torch.randn(8, 8), torch.randn(8, 8)
 
 
@@ -121,6 +123,35 @@ def test_a_misaligned_input_is_copied(turn: Any, addresses: list[int]) -> None:
     (found,) = graphs.compiled(module, [x]).call([x])
     assert addresses and not any(address % 16 for address in addresses)
     torch.testing.assert_close(found, x.exp())
+
+
+def test_a_misaligned_input_that_a_kernel_overwrites_is_copied_back(addresses: list[int]) -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        return build.op("aten.copy_.default", x, build.op("aten.exp.default", x))
+
+    x = misaligned()
+    before = x.clone()
+    (found,) = graphs.compiled(graphs.built(write, x), [x]).call([x])
+    assert addresses and not any(address % 16 for address in addresses)
+    torch.testing.assert_close(x, before.exp())
+    assert found.data_ptr() == x.data_ptr()
+
+
+def test_a_parameter_that_is_misaligned_in_its_memory_is_copied(addresses: list[int]) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            flat = torch.nn.Parameter(torch.randn(65))
+            self.scale = torch.nn.Parameter(flat.detach()[1:].view(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp() * self.scale
+
+    module = Scaled()
+    assert module.scale.data_ptr() % 16
+    found = torch.compile(module, backend=backend.dynafuse)(X)
+    assert addresses and not any(address % 16 for address in addresses)
+    torch.testing.assert_close(found, X.exp() * module.scale)
 
 
 def test_a_misaligned_result_of_an_eager_op_is_copied(addresses: list[int]) -> None:
