@@ -189,7 +189,7 @@ class Prices:
             return math.inf
         if facts.role != "fused" or facts.row is None:
             return NUMBER_US
-        operands = {self.wanted.base(operand) for operand in node.all_input_nodes}
+        operands = dict.fromkeys(map(self.wanted.base, node.all_input_nodes))  # in order: sums of floats depend on it
         elsewhere = [u for u in operands if self.wanted.home.get(u) != self.wanted.home[node]]
         kernels = self.wanted.kernels(node)
         stores = len(kernels) > 1 or any(isinstance(kernel, Node) for kernel in kernels)
