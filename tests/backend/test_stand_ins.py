@@ -10,7 +10,8 @@ from typing import Any
 import graphs
 import pytest
 import torch
-from differential import compare, compiled, copies, recorded, run
+from differential import compare, compiled, copies, run
+from graphs import recorded
 from torch import Tensor
 
 import dynafuse
