@@ -31,7 +31,7 @@ from dynafuse.tuning.runners import runner
 
 CPU = torch.device("cpu")
 GROUPS = [(torch.float32, (17, 30)), (torch.bfloat16, (32, 48)), (torch.bfloat16, (2, 3)), (torch.float32, (1,))]
-"""Sizes of a class, or that have none; the first are no multiples of a block."""
+"""Sizes of a class, or that have none; the first are no multiples of a block. Cases take turns at every other of them."""
 
 
 def bounds(case: Case, size: int, dtype: torch.dtype = torch.float32, classes: bool = True) -> list[Bound]:
@@ -213,17 +213,17 @@ def check(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
         torch.testing.assert_close(mine, right, rtol=rounding, atol=rounding, equal_nan=True)
 
 
-@pytest.mark.parametrize("what", CASES)
-@pytest.mark.parametrize(("dtype", "sizes"), GROUPS, ids=str)
+@pytest.mark.parametrize(("what", "dtype", "sizes"), [
+    (what, *group) for number, what in enumerate(CASES) for group in GROUPS[number % 2::2]], ids=str)
 def test_one_kernel_is_right_for_every_size(what: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
     check_sizes(what, dtype, sizes)
 
 
 @pytest.mark.parametrize("what", ["softmax", "layer_norm"])
 def test_rows_that_share_programs_may_be_any_number(what: str) -> None:
-    (bound,) = bounds(CASES[what], 600)
+    (bound,) = bounds(CASES[what], 530)
     assert dict(lower(bound.code).launches[0].constants)["XBLOCK"] > 1
-    check_sizes(what, torch.float32, (600, 701))
+    check_sizes(what, torch.float32, (513, 530))
 
 
 def check_sizes(what: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dynafuse import backend
 
 WIDTH = 6
-SEEDS = 6
+SEEDS = 4
 
 Line = Callable[[list[Tensor], list[Tensor], Tensor], list[Tensor]]
 """A line of a layer: from the values so far, those of before the layers and the layer's weight to the values after it."""
