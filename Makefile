@@ -10,7 +10,8 @@ TORCH := torch==2.13.0 triton==3.7.1
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 2))')
 
-# nvFuser's wheels are for torch 2.10 and Python 3.10 or 3.12, so its tests have an environment of their own.
+# nvFuser's wheels are for torch 2.10 and Python 3.10 or 3.12, so its tests have an environment of their own, and run there.
+NVFUSER_TESTS := tests/lowering/nvfuser
 NVFUSER_VENV ?= .venv-nvfuser
 NVFUSER_BIN := $(NVFUSER_VENV)/bin
 NVFUSER_PYTHON ?= $(shell for found in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python3.12; do \
@@ -32,10 +33,10 @@ demo: $(VENV)/.installed
 	$(BIN)/dynafuse demo
 
 test: lint types
-	DYNAFUSE_STRICT=1 $(if $(GPU),,TRITON_INTERPRET=1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	DYNAFUSE_STRICT=1 $(if $(GPU),,TRITON_INTERPRET=1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore=$(NVFUSER_TESTS)
 
 test-nvfuser: $(NVFUSER_VENV)/.installed
-	DYNAFUSE_STRICT=1 OMP_NUM_THREADS=1 $(NVFUSER_BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/lowering/nvfuser
+	DYNAFUSE_STRICT=1 OMP_NUM_THREADS=1 $(NVFUSER_BIN)/python -m pytest -n $(JOBS) --dist worksteal $(NVFUSER_TESTS)
 
 lint: $(VENV)/.test-installed
 	$(BIN)/python -m ruff check .

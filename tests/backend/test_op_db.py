@@ -2,8 +2,8 @@
 
 Every op that has a row in the op table runs in float32, and every fourth in another dtype too, picked by its name: which dtypes
 rows can do is for the tests of rows. Of the other ops every fourth runs, of the families that libraries compute every eighth.
-One whose graph holds a fused region goes on with another sample. ``OP_DB=all pytest tests/backend/test_op_db.py`` runs up to
-twenty samples in every dtype.
+Each runs one sample, the first or the middle one. ``OP_DB=all pytest tests/backend/test_op_db.py`` runs up to twenty, in every
+dtype.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from dynafuse import ops
 
 ALL = os.environ.get("OP_DB") == "all"
-SAMPLES = 20 if ALL else 2  # of an op that is fused, per dtype
-OTHER_SAMPLES = 20 if ALL else 1  # of another dtype than float32
+SAMPLES = 20  # of an op that is fused, per dtype, where all are run
 OTHERS = (torch.bfloat16, torch.int64, torch.float64, torch.bool, torch.float16, torch.uint8, torch.int32)
 
 ROWS = {row.target._schema.name.split("::")[1] for row in ops.rows()}
@@ -84,9 +83,8 @@ def test_op(info: OpInfo, dtype: torch.dtype) -> None:
     if info.formatted_name in UNTRACEABLE:
         pytest.skip(UNTRACEABLE[info.formatted_name])
     differentiable = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
-    samples = spread(list(info.sample_inputs("cpu", dtype, requires_grad=differentiable and dtype.is_floating_point)),
-                     SAMPLES if dtype is torch.float32 else OTHER_SAMPLES)
-    for sample in samples:
+    samples = list(info.sample_inputs("cpu", dtype, requires_grad=differentiable and dtype.is_floating_point))
+    for sample in spread(samples, SAMPLES) if ALL else one(samples, info, dtype):
         if not check_sample(info, dtype, sample):
             return  # nothing is fused: one sample is enough
 
@@ -96,6 +94,12 @@ def spread(samples: Sequence[SampleInput], count: int) -> list[SampleInput]:
     if len(samples) <= count:
         return list(samples)
     return [samples[k * len(samples) // count] for k in range(count)]
+
+
+def one(samples: Sequence[SampleInput], info: OpInfo, dtype: torch.dtype) -> Sequence[SampleInput]:
+    """The first sample, or for half of the ops in float32 the middle one."""
+    middle = dtype is torch.float32 and zlib.crc32(info.formatted_name.encode()) % 2
+    return spread(samples, 2)[-1:] if middle else samples[:1]
 
 
 def check_sample(info: OpInfo, dtype: torch.dtype, sample: SampleInput) -> int:
