@@ -18,7 +18,7 @@ from dynafuse.ir import Decision, Plan, Region
 from dynafuse.lowering.inductor import availability as inductor
 from dynafuse.lowering.nvfuser import availability as nvfuser
 from dynafuse.lowering.triton.compiler import interpreting
-from dynafuse.partition.calls import calls_prediction
+from dynafuse.partition.calls import calls_prediction, plan_prediction
 from dynafuse.partition.cost import Prediction, choose
 from dynafuse.partition.device import Device
 from dynafuse.persist import verdicts
@@ -87,8 +87,7 @@ class _Measuring:
         self.capability = capability
         self.tuner = Tuner(config.tune_budget_s, store=verdicts(config))
         self.predicted = {region.name: _predictions(region) for region in plan.regions}
-        self.calls = calls_prediction(plan.annotated.facts, device)
-        self.others = sum((p[r.executor] for r in plan.regions if r.executor in (p := self.predicted[r.name])), self.calls)
+        self.others = plan_prediction(plan, device)
 
     def bound(self, before: Bound, names: tuple[str, ...]) -> Bound:
         """A region on the executor that is fastest, with what was measured."""

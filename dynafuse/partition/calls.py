@@ -20,6 +20,7 @@ from dynafuse.ir import Facts, Plan
 from dynafuse.partition.annotate import hint
 from dynafuse.partition.cost import LEAST, Prediction, Work, predict
 from dynafuse.partition.device import Device
+from dynafuse.partition.normalize import is_view
 
 
 def call_flops(node: Node) -> float:
@@ -66,13 +67,20 @@ def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
 def plan_prediction(plan: Plan, device: Device) -> Prediction:
     """What a call of a planned graph costs, its kernels compiled."""
     chosen = (o for region in plan.regions for o in region.decision.options if o.executor == region.executor)
-    return sum((Prediction(o.device_us, o.host_us) for o in chosen), calls_prediction(plan.annotated.facts, device))
+    return sum((Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in chosen),
+               calls_prediction(plan.annotated.facts, device))
 
 
 def launches(node: Node) -> bool:
     """Whether a call does something: views and picking one of several outputs do not."""
-    view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    return node.target is not operator.getitem and not view
+    return node.target is not operator.getitem and not is_view(node)
+
+
+def base(node: Node) -> Node:
+    """What a value is a view of."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _width(node: Node) -> int:

@@ -35,6 +35,7 @@ from dynafuse.ops import Kind
 from dynafuse.partition.calls import launches
 from dynafuse.partition.cost import LEAST
 from dynafuse.partition.device import Device
+from dynafuse.partition.normalize import is_view
 
 UNITS = 1e6  # capacities are whole picoseconds: a flow of floats may not end
 NUMBER_US = 1e-3  # for what only the host does: to hand over a size, to look at a tensor in another way
@@ -124,7 +125,7 @@ class Wanted:
 
     def is_view(self, node: Node) -> bool:
         """Whether a node moves nothing."""
-        return self.facts[node].role == "view" or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)
+        return self.facts[node].role == "view" or is_view(node)
 
     def _users(self, node: Node) -> Iterator[Node]:
         """Those of its views included."""

@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 
 from dynafuse.partition.cut import Sides
 from dynafuse.partition.force import NOTHING, Forcing
+from dynafuse.partition.normalize import is_view
 
 aten = torch.ops.aten
 Cut = Callable[[GraphModule, Sides], list[Node]]
@@ -75,8 +76,7 @@ def _views(node: Any) -> list[Node]:
     chain: list[Node] = []
     while isinstance(node, Node):
         chain.append(node)
-        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-        node = node.args[0] if is_view else None
+        node = node.args[0] if is_view(node) else None
     return chain
 
 

@@ -182,7 +182,7 @@ def _same_as(node: Node) -> Node | None:
         return source
     if node.target in SAME_SHAPE and _same_place(before, after):
         return source
-    if _is_view(node):
+    if is_view(node):
         return _undone(source, after)
     if node.target is prims.convert_element_type.default:
         return source if before.dtype == after.dtype else None
@@ -190,13 +190,14 @@ def _same_as(node: Node) -> Node | None:
     return source if first_power else None
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
+    """Whether an op returns a view, by its schema."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def _undone(view: Node, value: torch.Tensor) -> Node | None:
     """What a chain of views began with, if ``value`` at its end is the same view of the same memory."""
-    while _is_view(view) and isinstance(view.args[0], Node):
+    while is_view(view) and isinstance(view.args[0], Node):
         view = view.args[0]
         before = view.meta.get("val")
         if isinstance(before, torch.Tensor) and _reads_alike(before, value):

@@ -6,7 +6,6 @@ it: ``ReportedStep("r0", "triton", ("aten.relu.default",), ..., reads=("mm",))``
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from torch.fx import Node
 from dynafuse.backend import Compiled
 from dynafuse.ir import Annotated, Option, Plan, Region
 from dynafuse.partition import device as devices
-from dynafuse.partition.calls import call_prediction
+from dynafuse.partition.calls import base, call_prediction, launches
 from dynafuse.partition.force import user_line
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
@@ -67,16 +66,9 @@ def _kept(annotated: Annotated) -> Kept:
     output = annotated.graph.output_node()
     pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
     saved = (value for value, said in pairs if isinstance(value, Node) and type(said).__name__.startswith(SAVED))
-    tensors = {base: found for base in map(_base, saved)
-               if base.op != "placeholder" and (found := annotated.facts[base].tensor) is not None}
+    tensors = {node: found for node in map(base, saved)
+               if node.op != "placeholder" and (found := annotated.facts[node].tensor) is not None}
     return Kept(len(tensors), sum(tensor.bytes for tensor in tensors.values()))
-
-
-def _base(node: Node) -> Node:
-    """What a value is a view of."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
@@ -136,9 +128,8 @@ def _computing(region: Region, annotated: Annotated) -> Sequence[Node]:
 
 
 def _launches(node: Node, annotated: Annotated) -> bool:
-    """Whether a step outside the regions calls something: views and picking one of several outputs do not."""
-    view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    return annotated.facts[node].role == "eager" and node.target is not operator.getitem and not view
+    """Whether a step outside the regions calls something."""
+    return annotated.facts[node].role == "eager" and launches(node)
 
 
 def _tensor_bytes(node: Node, annotated: Annotated) -> Sequence[int | None]:

@@ -167,8 +167,8 @@ class Writer:
         return node
 
     def _free(self, number: int) -> None:
-        given = self.given.keys() & self.written
-        names = [self.names[n] for n in self.last.get(number, ()) if n in self.names and n not in given]
+        last = (n for n in self.last.get(number, ()) if not (n in self.given and n in self.written))
+        names = [self.names[n] for n in last if n in self.names]
         if names:
             self.lines.append(f"del {', '.join(names)}")
 
