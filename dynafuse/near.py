@@ -27,7 +27,7 @@ def near(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device
     """The plan with the regions that run on their families' kernels, if the option ``near_match`` lets them."""
     if not config.near_match:
         return plan, dict(bounds)
-    families = {name: found for name, bound in bounds.items() if (found := _family(bound, device)) is not None}
+    families = _families(bounds, device)
     for found in families.values():
         LENGTHS.setdefault(found.key, set()).add(_terms(found))
     sites = reuse(list(bounds.values()))
@@ -36,12 +36,24 @@ def near(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device
     return replace(plan, steps=tuple(made[s.name].region if isinstance(s, Region) else s for s in plan.steps)), made
 
 
-def _family(bound: Bound, device: Device) -> Bound | None:
-    """A region on its family's kernel, if it has one that computes the same bits."""
-    found = family(bound, int(device.near_least_terms))
-    if found is None or (bound.spec.reductions and schedule(found.code) != schedule(bound.code)):
-        return None  # rows would be summed up in another order
-    return found
+def _families(bounds: Mapping[str, Bound], device: Device) -> dict[str, Bound]:
+    """The regions that have a family whose kernel computes the same bits, on that kernel."""
+    exact: dict[str, bool] = {}  # by key: a schedule takes milliseconds
+    families = {}
+    for name, bound in bounds.items():
+        if not exact.get(bound.key, True):
+            continue
+        found = family(bound, int(device.near_least_terms))
+        if bound.key not in exact:
+            exact[bound.key] = found is not None and _sums_alike(bound, found)
+        if found is not None and exact[bound.key]:
+            families[name] = found
+    return families
+
+
+def _sums_alike(bound: Bound, found: Bound) -> bool:
+    """Whether rows are summed up in the same order by a region's own kernel and by its family's."""
+    return not bound.spec.reductions or schedule(found.code) == schedule(bound.code)
 
 
 def _terms(found: Bound) -> int:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 _INFINITIES = {math.inf: 'float("inf")', -math.inf: 'float("-inf")'}
 
@@ -114,11 +116,18 @@ def _truncation(dest: torch.dtype) -> str:
 def _float_literal(value: float, dtype: torch.dtype) -> str:
     if math.isnan(value):
         return 'float("nan")'
-    rounded = torch.tensor(value, dtype=torch.float64).to(dtype).item()
+    rounded = _rounded(value.hex(), dtype)
     if math.isinf(rounded):
         return _INFINITIES[rounded]
     # Float32 keeps the short text (0.1, not 0.10000000149011612): Triton rounds it in the same way.
     return repr(value) if opmath(dtype) is dtype else repr(rounded)
+
+
+@cache
+def _rounded(hexadecimal: str, dtype: torch.dtype) -> float:
+    """A float as a dtype holds it. As text 0.0 and -0.0 are two keys."""
+    with _disable_current_modes():  # a graph's fake tensors are dear
+        return float(torch.tensor(float.fromhex(hexadecimal), dtype=torch.float64).to(dtype).item())
 
 
 def _wrapped(value: int, dtype: torch.dtype) -> int:
