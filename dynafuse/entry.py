@@ -1,0 +1,22 @@
+"""What torch loads for ``torch.compile(model, backend="dynafuse")``, before Dynamo has looked at the model.
+
+Worker processes that compile kernels take seconds to be ready. They start here, and Dynamo and AOTAutograd trace meanwhile.
+``DYNAFUSE_WORKERS=0`` keeps them from starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from dynafuse.backend import dynafuse
+from dynafuse.config import resolve
+from dynafuse.errors import OptionError
+from dynafuse.lowering.triton import pool
+
+__all__ = ["dynafuse"]
+
+if torch.cuda.is_available():
+    with contextlib.suppress(OptionError):  # the backend itself says what is wrong with a variable
+        pool.warm(resolve().workers)
