@@ -41,6 +41,7 @@ GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 # Above this relative error of eager's gradients, twice of it would pass unrelated ones (whose error is 1.4).
 TELLING = 0.5
+LEAST_PHASE_S = 0.01
 GROUP_NAMES = ("gemm", "attention", "convolution", "triton", "nvfuser", "other")
 
 
@@ -179,6 +180,14 @@ def compile_stats() -> Metrics:
         stats: dict[str, Any] = getattr(importlib.import_module("dynafuse.backend"), "stats", dict)()
         found |= {key: value for key, value in stats.items() if isinstance(value, (int, float))}
     return found
+
+
+def compile_phases() -> dict[str, float]:
+    """Seconds of this process's compile phases that torch's clock knows, backends' among them; some lie in others."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    totals = {name: sum(times) for name, times in compilation_time_metrics.items()}
+    return {name: seconds for name, seconds in sorted(totals.items(), key=lambda item: -item[1]) if seconds >= LEAST_PHASE_S}
 
 
 # ------ numerics

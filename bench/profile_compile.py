@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import os
 import pstats
 import sys
@@ -19,7 +20,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from bench import systems
+from bench import measure, systems
 
 Function = tuple[str, int, str]
 # First match wins.
@@ -56,14 +57,6 @@ def split(stats: pstats.Stats) -> dict[str, float]:
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def phases() -> dict[str, float]:
-    """Seconds of the phases that torch clocks itself, longest first."""
-    from torch._dynamo.utils import compilation_time_metrics
-
-    totals = {name: sum(times) for name, times in compilation_time_metrics.items()}
-    return dict(sorted(totals.items(), key=lambda item: -item[1])[:15])
-
-
 def profile_compile(system: systems.System, layers: int, device: str) -> tuple[pstats.Stats, float]:
     """Profile of the first training step, and its seconds."""
     from bench.models import CASES, Build
@@ -98,7 +91,7 @@ def report(options: argparse.Namespace, stats: pstats.Stats, seconds: float) -> 
     for name, own in split(stats).items():
         print(f"  {name:12} {own:7.2f} s own")
     print("torch's phases, nested:")
-    for name, spent in phases().items():
+    for name, spent in itertools.islice(measure.compile_phases().items(), 20):
         print(f"  {name:60.60} {spent:7.2f} s")
     stats.sort_stats("cumulative").print_stats(options.top)
     stats.sort_stats("tottime").print_stats(options.top // 2)

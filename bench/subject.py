@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,17 +45,21 @@ class ModelSubject:
         self.runner: Callable[..., Tensor] = self.work.module
 
     def prepare(self) -> Metrics:
-        """Cold compile seconds, the first three steps, and the numerics of a warm step."""
+        """Cold compile seconds (`torch.compile` and a step), the first three steps, and the numerics of a warm step."""
         eager = self._eager_outcome()
         reference, note = self._reference_outcome()
+        importlib.import_module("torch._dynamo")  # which all backends share
+        start = time.perf_counter()
         self.runner = self.system.compile(self.work.module)
+        loading = time.perf_counter() - start  # of the backend
         first = [self._first_step() for _ in range(3)]
+        phases = measure.compile_phases()
         self._before()
         got = Outcome(self._step(), self.work.module, keep=False)
         found = measure.compare(got, eager, reference)
         del got, eager, reference
         self._release()
-        cold = {"cold_s": first[0], "first_steps_s": first, "parameters": self._parameters()}
+        cold = {"cold_s": loading + first[0], "first_steps_s": first, "phases_s": phases, "parameters": self._parameters()}
         return {**cold, **note, **found, **measure.compile_stats()}
 
     def round(self, steps: int, warmup: int) -> Metrics:
