@@ -15,6 +15,7 @@ import functools
 import gc
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import dynamo_timed
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
@@ -33,6 +35,7 @@ from dynafuse.cache.store import outcome
 from dynafuse.choice import tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
+from dynafuse.errors import DynafuseWarning
 from dynafuse.ir import Plan
 from dynafuse.layers import take_apart
 from dynafuse.lowering.triton import pool
@@ -103,14 +106,25 @@ def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     context = TracingContext.try_get()
     if config.reuse_layers == "never" or config.cudagraphs or context is None or context.fake_mode is None:
         return None
-    pieces = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED)
+    device = None if config.reuse_layers == "always" else device_of(example_inputs, config)
+    try:
+        with dynamo_timed("dynafuse.take_apart"):
+            pieces = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED, device)
+    except Exception as error:
+        if config.strict:
+            raise
+        reason = f"a graph stays whole: looking for repeated layers failed: {type(error).__name__}: {error}"
+        warnings.warn(reason, DynafuseWarning, stacklevel=2)
+        return None
     if pieces is None:
         return None
     log.info("repeated layers: %s", pieces)
     functions = {}
-    for piece in pieces.distinct:
-        inputs = piece.inputs(gm, example_inputs, context.fake_mode)
-        functions[piece] = compile_joint(piece.module(gm), inputs, config, forcing, len(piece.sites))
+    # What a piece returns comes back as a gradient in the same layout; contiguous ones would be copies.
+    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=True):
+        for piece in pieces.distinct:
+            inputs = piece.inputs(gm, example_inputs, context.fake_mode)
+            functions[piece] = compile_joint(piece.module(gm), inputs, config, forcing, len(piece.sites))
     return pieces.assemble(functions)
 
 
@@ -136,10 +150,11 @@ def compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config
 
 def cut(config: Config, forcing: Forcing, joint: GraphModule, sides: Sides) -> list[Node]:
     """What the backward of a joint graph keeps of the forward, by the cost model."""
-    kind = device_type(node.meta.get("val") for node in joint.graph.nodes)
-    enabled, _ = usable(config, kind, _plan_only and config.device is not None)
-    annotated = annotate(joint, fused_device(kind, enabled), forcing=replace(forcing, enabled=enabled))
-    return kept(annotated, sides, device_of(joint, config))
+    with dynamo_timed("dynafuse.cut"):
+        kind = device_type(values_of(joint))
+        enabled, _ = usable(config, kind, _plan_only and config.device is not None)
+        annotated = annotate(joint, fused_device(kind, enabled), forcing=replace(forcing, enabled=enabled))
+        return kept(annotated, sides, device_of(values_of(joint), config))
 
 
 def reset() -> None:
@@ -209,19 +224,22 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
         replace_random(module, forcing)
-    module = normalize(module, merge_equal=kind == "inference")
-    if captured is not None:
-        optimize_layout(kind, module, example_inputs)
-    device = device_of(module, config)
-    kind_of_device = device_type(node.meta.get("val") for node in module.graph.nodes)
+    with dynamo_timed("dynafuse.normalize"):
+        module = normalize(module, merge_equal=kind == "inference")
+        if captured is not None:
+            optimize_layout(kind, module, example_inputs)
+    device = device_of(values_of(module), config)
+    kind_of_device = device_type(values_of(module))
     enabled, unusable = usable(config, kind_of_device, _plan_only and config.device is not None)
     graph = Graph(kind, module, config, replace(forcing, enabled=enabled), device, fused_device(kind_of_device, enabled),
                   unusable, None if interpreting() else device.capability, calls, static_inputs(kind))
-    planned = graph.planned(Demoted())
+    with dynamo_timed("dynafuse.plan"):
+        planned = graph.planned(Demoted())
     if _plan_only:
         report(graph.compiled(planned))
         return interpreter(module)
-    requests = graph.requests(planned)
+    with dynamo_timed("dynafuse.lower"):
+        requests = graph.requests(planned)
     waits = any(not future.done() for future in requests.values()) and not any(map(has_failed, requests.values()))
     finish = functools.partial(graph.finished, planned, requests)
     call = deferred(finish, frozenset(requests.values()), graph.meanwhile(planned, requests)) if waits else finish()
@@ -272,13 +290,15 @@ class Graph:
         return Planned(plan, bounds, demoted)
 
     def requests(self, planned: Planned) -> dict[str, Future[Any]]:
-        """The kernel of every region."""
-        return {name: request(bound, self.target, self.config) for name, bound in planned.bounds.items()}
+        """The kernel of every region; what takes a compiler longest is asked for first."""
+        largest_first = sorted(planned.bounds.items(), key=lambda item: -len(item[1].spec.ops))
+        return {name: request(bound, self.target, self.config) for name, bound in largest_first}
 
     @without_garbage_collection
     def finished(self, planned: Planned, requests: Mapping[str, Future[Any]]) -> Callable[..., Any]:
         """The function of a plan, or of one without the regions whose kernels fail."""
-        kernels, errors = outcome(requests)
+        with dynamo_timed("dynafuse.wait"):
+            kernels, errors = outcome(requests)
         while errors:
             demoted = demote(planned.plan, failures(planned.bounds, errors), self.config, planned.demoted)
             planned = self.planned(demoted)
@@ -307,7 +327,8 @@ class Graph:
         report(self.compiled(planned))
         steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, (*b.symbols, *b.sizes), b.numbers, b.count)
                  for name, b in planned.bounds.items()}
-        call = write(planned.plan, self.module, steps, self.static_inputs)
+        with dynamo_timed("dynafuse.write"):
+            call = write(planned.plan, self.module, steps, self.static_inputs)
         log.debug("%s graph:\n%s\n%s", self.kind, planned.plan, call.source)  # type: ignore[attr-defined]
         return call
 
@@ -365,12 +386,16 @@ class Region(torch.nn.Module):
         return self.call(list(args))
 
 
-def device_of(module: GraphModule, config: Config) -> devices.Device:
-    """What the cost model prices for: the described device if one is named, else the one the graph's tensors are on."""
+def values_of(module: GraphModule) -> Iterator[Any]:
+    """Examples of a graph's values."""
+    return (node.meta.get("val") for node in module.graph.nodes)
+
+
+def device_of(values: Iterable[Any], config: Config) -> devices.Device:
+    """What the cost model prices for: the described device if one is named, else the one that tensors are on."""
     if config.device:
         return devices.describe(config.device).overridden(config.cost)
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
+    for value in values:
         if isinstance(value, torch.Tensor) and value.device.type == "cuda" and torch.cuda.is_available():
             return devices.at_hand(value.device.index or 0).overridden(config.cost)
     described = devices.describe("h200") if interpreting() else devices.of_host()

@@ -271,11 +271,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "reuse_layers",
-        "never",
+        "auto",
         TEXT,
         "DYNAFUSE_REUSE_LAYERS",
-        "whether layers that stand in a graph many times are traced and compiled once: auto, where it saves much, or never",
-        choices=("never", "auto"),
+        "whether layers that stand in a graph many times are traced and compiled once: auto, where that hardly costs a "
+        "step anything, always, or never",
+        choices=("auto", "always", "never"),
     ),
     Option(
         "cudagraphs",

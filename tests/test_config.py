@@ -49,7 +49,7 @@ def test_defaults() -> None:
         recompute=True,
         rematerialize="min_cut",
         max_region_ops=200,
-        reuse_layers="never",
+        reuse_layers="auto",
         cudagraphs=False,
         force={},
         tune="unsure",

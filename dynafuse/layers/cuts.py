@@ -7,9 +7,9 @@ writes its result anyway, the residual stream is in memory already, and the add 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -63,12 +63,22 @@ def crosses(node: Node) -> bool:
     return plain and is_static and (not node.op.startswith("call") or value._version == 0)
 
 
+class LibraryCall(NamedTuple):
+    """An op of a library with the fake tensors that it takes and returns."""
+
+    target: Any
+    args: Any
+    kwargs: Any
+    result: Any
+
+
 @dataclass(frozen=True)
 class Program:
     """The calls of a graph in order, and who uses them last. Placeholders and constants are no calls."""
 
     calls: Sequence[Node]
     labels: Mapping[Node, Hashable]
+    _library: dict[Hashable, tuple[LibraryCall, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def index(self) -> Mapping[Node, int]:
@@ -83,6 +93,13 @@ class Program:
     def letters(self) -> list[Hashable]:
         """One letter per call."""
         return [letter(node, self.labels.get(node)) for node in self.calls]
+
+    def library(self, node: Node) -> tuple[LibraryCall, ...]:
+        """What libraries are called for a call, found out once for all that look like it."""
+        letter = self.letters[self.index[node]]
+        if letter not in self._library:
+            self._library[letter] = _library_calls(node)
+        return self._library[letter]
 
     @cached_property
     def grad_mode_is_outer(self) -> list[bool]:
@@ -137,10 +154,9 @@ def _alive(program: Program, run: Run) -> Iterator[tuple[int, list[Node]]]:
 def _levels(program: Program, run: Run) -> dict[Node, tuple[int, bool]]:
     """For each call of two periods: how many library calls lie before or in it on the longest way, and whether it is one."""
     window = program.calls[run.start:run.start + 2 * run.period]
-    libraries = [_is_library(node) for node in window[:run.period]]
     found: dict[Node, tuple[int, bool]] = {}
-    for i, node in enumerate(window):
-        is_library = libraries[i % run.period]
+    for node in window:
+        is_library = bool(program.library(node))
         before = max((found[a][0] for a in node.all_input_nodes if a in found), default=0)
         found[node] = (before + is_library, is_library)
     return found
@@ -164,25 +180,29 @@ def _bytes(nodes: Sequence[Node]) -> int:
 
 
 class _Seen(TorchDispatchMode):
-    """Remembers whether an op of a library came by."""
+    """Remembers the ops of libraries that come by."""
 
-    library: bool = False
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[LibraryCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.library = self.library or func in LIBRARY
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func in LIBRARY:
+            self.calls.append(LibraryCall(func, args, kwargs or {}, result))
+        return result
 
 
-def _is_library(node: Node) -> bool:
-    """Whether a call is of a library's op: found out by running it on Dynamo's fake tensors, unless it writes to them."""
-    value = value_of(node)
-    if not isinstance(value, FakeTensor) or value._version or node.op == "call_module":
-        return False
+def _library_calls(node: Node) -> tuple[LibraryCall, ...]:
+    """What a call hands to libraries: found out by running it on Dynamo's fake tensors, unless it writes to them."""
+    values = [value for value in pytree.tree_leaves(value_of(node)) if isinstance(value, FakeTensor)]
+    if not values or any(value._version for value in values) or node.op == "call_module":
+        return ()
     args, kwargs = map_arg((node.args, node.kwargs), value_of)
     call: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-    with torch.no_grad(), value.fake_mode, _Seen() as seen:  # type: ignore[no-untyped-call]
+    with torch.no_grad(), values[0].fake_mode, _Seen() as seen:
         try:
             call(*args, **kwargs)
         except Exception:  # what cannot be run apart is no library's
-            return False
-    return bool(seen.library)
+            return ()
+    return tuple(seen.calls)

@@ -10,9 +10,10 @@ times, from a cut inside the first layer to the same cut inside the last one.
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dynafuse.layers.cuts import GRAD_MODE, Cut, Program, crosses, cuts, value_of
+from dynafuse.layers.price import Price, price
 from dynafuse.layers.repeats import Run, runs
+from dynafuse.partition.device import Device
+
+log = logging.getLogger(__name__)
 
 CUTS = 4
 """Cuts that are tried before a run is left as it is."""
@@ -35,6 +40,7 @@ class Piece:
     sites: tuple[tuple[Node, ...], ...]
     outputs: tuple[int, ...]  # positions of the calls whose values are used outside
     lost_bytes: int = 0  # per call, for being cut off
+    price: Price | None = None
 
     def module(self, root: GraphModule) -> GraphModule:
         """A module of its own, which takes the values of a site and returns a tuple."""
@@ -70,7 +76,8 @@ class Pieces:
         return list(dict.fromkeys(piece for _, _, piece, _ in self.stretches))
 
     def __str__(self) -> str:
-        sites = ", ".join(f"{len(p.calls)} calls {len(p.sites)} times" for p in self.distinct)
+        sites = ", ".join(f"{len(p.calls)} calls {len(p.sites)} times" + (f" ({p.price})" if p.price else "")
+                          for p in self.distinct)
         lost = sum(p.lost_bytes * len(p.sites) for p in self.distinct)
         return f"{sites}; cuts cost {lost / 1e6:.3g} MB a step"
 
@@ -111,17 +118,19 @@ def _fake(root: GraphModule, node: Node, fake_mode: FakeTensorMode) -> torch.Ten
         return made.requires_grad_(value.requires_grad)
 
 
-def take_apart(module: GraphModule, labels: Mapping[Node, Hashable], least_saved: int) -> Pieces | None:
+def take_apart(module: GraphModule, labels: Mapping[Node, Hashable], least_saved: int,
+               device: Device | None = None) -> Pieces | None:
     """The pieces of a graph in which at least ``least_saved`` calls stand again; None if there is no such repetition.
 
-    ``labels`` say of nodes what else has to be the same in equal layers, such as executors that they are forced to.
+    ``labels`` say of nodes what else has to be the same in equal layers, such as executors that they are forced to. With a
+    ``device`` layers stay where they are if being functions of their own costs too much there.
     """
     nodes = list(module.graph.nodes)
     calls = [node for node in nodes if node.op in ("call_function", "call_method", "call_module")]
     program = Program(calls, labels)
     if len(calls) <= least_saved or not _is_understood(nodes):
         return None
-    candidates = (_layers(program, run, least_saved) for run in runs(program.letters, least_saved))
+    candidates = (_layers(program, run, least_saved, device) for run in runs(program.letters, least_saved))
     layers = [found for found in candidates if found is not None]
     return Pieces(module, program, tuple(_stretches(program, layers))) if layers else None
 
@@ -151,13 +160,24 @@ class _Layers:
         return self.start + len(self.piece.calls) * len(self.piece.sites)
 
 
-def _layers(program: Program, run: Run, least_saved: int) -> _Layers | None:
-    """The layers of a run at the best cut that keeps enough of them; None if there is none."""
+def _layers(program: Program, run: Run, least_saved: int, device: Device | None) -> _Layers | None:
+    """The layers of a run at the best cut that keeps enough of them; None if there is none, or if that costs too much."""
     for cut in cuts(program, run)[:CUTS]:
         found = _windows(program, run, cut)
         if found is not None and (len(found.piece.sites) - 1) * run.period >= least_saved:
-            return found
+            return found if device is None else _priced(program, found, device)
     return None
+
+
+def _priced(program: Program, layers: _Layers, device: Device) -> _Layers | None:
+    """Layers with their price; None if it is too high."""
+    piece = layers.piece
+    crossing = (*piece.sites[0], *(piece.calls[i] for i in piece.outputs))
+    found = price(program, piece.calls, crossing, piece.lost_bytes, device)
+    if not found.pays:
+        log.info("%d layers of %d calls stay in one graph: %s", len(piece.sites), len(piece.calls), found)
+        return None
+    return _Layers(layers.start, replace(piece, price=found))
 
 
 def _windows(program: Program, run: Run, cut: Cut) -> _Layers | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dynafuse.ir import Facts, Plan
@@ -23,33 +24,37 @@ from dynafuse.partition.device import Device
 from dynafuse.partition.normalize import is_view
 
 
-def call_flops(node: Node) -> float:
+def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Floating-point operations of a matrix product, a convolution or an attention; 0 for any other op."""
     from torch.utils.flop_counter import flop_registry
 
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    value = node.meta.get("val")
-    if formula is None or value is None:
+    formula = flop_registry.get(getattr(target, "overloadpacket", None))
+    if formula is None or result is None:
         return 0.0
-    args, kwargs, out = pytree.tree_map(_sizes, (node.args, node.kwargs, value))
+    args, kwargs, out = pytree.tree_map(_sizes, (args, kwargs, result))
     return float(formula(*args, **kwargs, out_val=out))
 
 
 def _sizes(value: Any) -> Any:
-    """A node or a tensor as the sizes of its example; whatever else as it is."""
-    example = value.meta.get("val") if isinstance(value, Node) else value
-    if isinstance(example, torch.Tensor):
-        return torch.Size([hint(size) for size in example.shape])
-    return hint(example) if isinstance(example, torch.SymInt) else example
+    """A tensor as its sizes, a dynamic size as its example; whatever else as it is."""
+    if isinstance(value, torch.Tensor):
+        return torch.Size([hint(size) for size in value.shape])
+    return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def call_prediction(node: Node, moved: int, device: Device) -> Prediction:
-    """What an op that runs eager costs; ``moved`` are the bytes of its tensors."""
+    """What a node that runs eager costs; ``moved`` are the bytes of its tensors."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta.get("val"))
+    return op_prediction(node.target, args, kwargs, node.meta.get("val"), moved, device)
+
+
+def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, device: Device) -> Prediction:
+    """What an op costs that runs eager on the tensors among its arguments."""
     memory = predict(Work(moved, 0.0, 1 << 30, "pointwise"), device, "eager")
-    flops = call_flops(node)
+    flops = call_flops(target, args, kwargs, result)
     if not flops:
         return memory
-    rate = device.contraction_tflops if _width(node) <= 2 else device.contraction_tflops_float32
+    rate = device.contraction_tflops if _width((args, kwargs)) <= 2 else device.contraction_tflops_float32
     busy = max(flops / max(rate * 1e6, LEAST), memory.device_us - device.launch_us_eager)
     return Prediction(busy + device.launch_us_eager, memory.host_us, 0.0, busy + device.replay_us)
 
@@ -83,7 +88,7 @@ def base(node: Node) -> Node:
     return node
 
 
-def _width(node: Node) -> int:
+def _width(operands: Any) -> int:
     """Bytes per element of the operands."""
-    tensors = [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
+    tensors = [t for t in pytree.tree_leaves(operands) if isinstance(t, torch.Tensor)]
     return max((t.dtype.itemsize for t in tensors if t.dtype.is_floating_point), default=4)

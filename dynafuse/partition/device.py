@@ -56,6 +56,8 @@ def _documented() -> dict[str, str]:
         "expected_calls": "calls over which a kernel's compile time is spread",
         "expected_runs": "calls of a graph over which the compile time of a kernel that it calls once is spread",
         "argument_us": "host time of an argument of a kernel of Triton, microseconds",
+        "piece_us": "host time that a layer takes longer as a function of its own, microseconds (`reuse_layers`)",
+        "piece_share": "share of a layer's time that its being one may cost",
         "near_least_terms": "terms from which a fold may run on a kernel that serves several lengths (`near_match`)",
         "hidden_share": "share of the shorter of host and device time that is waited for all the same",
         "kept_share": "what keeping a byte for the backward costs, as a share of the time in which it is written "

@@ -54,7 +54,7 @@ def _meaning(module: GraphModule, mask: Node) -> str:
     if not shape or not all(isinstance(s, int) for s in shape) or functools.reduce(int.__mul__, shape, 1) > LARGEST_MASK:
         return "other"
     constant = _constant(module, mask)
-    if constant is None or constant.dtype is not torch.bool or constant.dim() < 2:
+    if constant is None or constant.is_meta or constant.dtype is not torch.bool or constant.dim() < 2:
         return "other"
     if bool(constant.all()):
         return "full"

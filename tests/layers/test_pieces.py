@@ -68,7 +68,7 @@ def outcome(model: nn.Module, call: Callable[..., Any], *inputs: Tensor) -> dict
 
 def check(model: nn.Module, *inputs: Tensor, steps: int = 2, **options: Any) -> list[backend.Compiled]:
     """Compare steps with eager's; the graphs that were compiled. Ops run one by one: how graphs are taken apart is looked at."""
-    options = {"reuse_layers": "auto", "fallback_random": True, "executors": "eager", **options}
+    options = {"reuse_layers": "always", "fallback_random": True, "executors": "eager", **options}
     model, inputs = model.double(), tuple(x.detach().double().requires_grad_(x.requires_grad) for x in inputs)
     twin = copy.deepcopy(model)
     torch._dynamo.reset()
@@ -108,7 +108,7 @@ def test_the_number_of_graphs_does_not_grow() -> None:
 
 def test_nothing_is_lost_at_the_cut() -> None:
     model = Model([Layer() for _ in range(LAYERS)])
-    whole, apart = (check(model, rows(), steps=1, executors="triton", reuse_layers=how) for how in ("never", "auto"))
+    whole, apart = (check(model, rows(), steps=1, executors="triton", reuse_layers=how) for how in ("never", "always"))
     def launches(graphs: list[backend.Compiled]) -> int:
         return sum(len(graph.plan.regions) * graph.calls for graph in graphs if graph.kind == "forward")
 
@@ -117,6 +117,67 @@ def test_nothing_is_lost_at_the_cut() -> None:
 
 def test_the_option_turns_it_off() -> None:
     assert calls(check(Model([Layer() for _ in range(LAYERS)]), rows(), steps=1, reuse_layers="never")) == [1]
+
+
+class Wide(nn.Module):
+    """Layers of a wide product and an activation each."""
+
+    def __init__(self, width: int, layers: int = 24) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width, device="meta") for _ in range(layers)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize(("rows", "cost", "apart"), [(8192, {}, True), (8, {}, False), (8, {"piece_us": 0.0}, True),
+                                                     (8192, {"piece_share": 0.0}, False)])
+def test_layers_are_taken_out_where_the_device_sets_the_pace(rows: int, cost: dict[str, float], apart: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(Wide(4096), backend=backend.dynafuse, options={"device": "h200", "cost": cost})
+    graphs: list[backend.Compiled] = []
+    with backend.listening(graphs.append, plan_only=True):
+        compiled(torch.empty(rows, 4096, device="meta"))
+    assert (max(graph.calls for graph in graphs) > 20) == apart
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_search_that_fails_leaves_the_graph_whole(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(backend, "take_apart", fail)
+    model = Model([Layer() for _ in range(LAYERS)])
+    if strict:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="on purpose"):
+            check(model, rows(), strict=True)
+    else:
+        with pytest.warns(dynafuse.DynafuseWarning, match="stays whole.*ZeroDivisionError: on purpose"):
+            assert calls(check(model, rows(), strict=False)) == [1]
+
+
+def test_gradients_come_back_in_the_layout_of_their_values() -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.tanh(self.weight @ x.t()).t()
+
+    model, x = nn.Sequential(*(Transposed() for _ in range(12))), torch.randn(WIDTH, 4).t().requires_grad_()
+    torch._dynamo.reset()
+    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):  # as it is in older torch
+        options = {"reuse_layers": "always", "executors": "eager"}
+        compiled = torch.compile(model, backend=backend.dynafuse, options=options)
+        with recorded() as graphs:
+            result = compiled(x)
+        assert max(calls(graphs)) >= 10
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.autograd.backward(result, torch.ones(WIDTH, 4).t())
+    assert not [event for event in profile.events() if event.name == "aten::contiguous" and event.cpu_children]
 
 
 def test_few_layers_stay_whole() -> None:
@@ -159,7 +220,7 @@ def test_dropout_of_our_own_is_the_same_in_the_backward() -> None:
 
     torch._dynamo.reset()
     x = torch.ones(64, 64, requires_grad=True)
-    compiled = torch.compile(Drop(), backend=backend.dynafuse, options={"reuse_layers": "auto"})
+    compiled = torch.compile(Drop(), backend=backend.dynafuse, options={"reuse_layers": "always"})
     with recorded() as graphs:
         out = compiled(x)
         out.sum().backward()
@@ -326,7 +387,7 @@ def test_a_decorated_class_is_forced_in_every_layer() -> None:
 def test_dynamic_sizes_stay_whole() -> None:
     model = Model([Layer() for _ in range(LAYERS)])
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=backend.dynafuse, dynamic=True, options={"reuse_layers": "auto"})
+    compiled = torch.compile(model, backend=backend.dynafuse, dynamic=True, options={"reuse_layers": "always"})
     with recorded() as graphs:
         for n in (4, 6):
             torch.testing.assert_close(compiled(rows(n)), model(rows(n)))
@@ -354,7 +415,7 @@ def test_new_weights_need_no_new_code() -> None:
 
 
 def test_the_report_says_how_often_a_graph_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DYNAFUSE_REUSE_LAYERS", "auto")
+    monkeypatch.setenv("DYNAFUSE_REUSE_LAYERS", "always")
     report = dynafuse.explain(Model([Layer() for _ in range(LAYERS)]), rows(), device="h200")
     called = [graph["called"] for graph in report.to_dict()["graphs"]]
     assert max(called) >= LAYERS - 1 and len(called) == 6
