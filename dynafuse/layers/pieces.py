@@ -28,6 +28,9 @@ from dynafuse.partition.device import Device
 
 log = logging.getLogger(__name__)
 
+LOGS = frozenset({torch._C._log_api_usage_once})
+"""Calls without a value that nothing depends on, wherever they stand."""
+
 CUTS = 4
 """Cuts that are tried before a run is left as it is."""
 
@@ -41,6 +44,11 @@ class Piece:
     outputs: tuple[int, ...]  # positions of the calls whose values are used outside
     lost_bytes: int = 0  # per call, for being cut off
     price: Price | None = None
+
+    @property
+    def strides(self) -> tuple[tuple[int, ...] | None, ...]:
+        """How the outputs lie in memory; None for what is no strided tensor."""
+        return tuple(map(_strides, (value_of(self.calls[i]) for i in self.outputs)))
 
     def module(self, root: GraphModule) -> GraphModule:
         """A module of its own, which takes the values of a site and returns a tuple."""
@@ -84,7 +92,7 @@ class Pieces:
     def assemble(self, functions: Mapping[Piece, Callable[..., Any]]) -> Callable[..., Any]:
         """The function that the graph was, as calls of compiled pieces."""
         graph, now = Graph(), dict[Node, Node]()
-        calls = {piece: _named(function) for piece, function in functions.items()}
+        calls = {piece: _laid_out(function, piece.strides) for piece, function in functions.items()}
         for node in self.root.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 now[node] = graph.node_copy(node)
@@ -99,12 +107,28 @@ class Pieces:
         return assembled
 
 
-def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that generated code does not look for in torch, whose wrappers these are."""
-    def piece(*args: Any) -> Any:
-        return function(*args)
+def _strides(value: Any) -> tuple[int, ...] | None:
+    return value.stride() if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
+def _laid_out(function: Callable[..., Any], strides: Sequence[tuple[int, ...] | None]) -> Callable[..., Any]:
+    """A function whose results have the strides that Dynamo knows, for which what takes them is compiled.
+
+    Torch's decompositions do not always keep them: a ``cat`` of one tensor and an empty one has the strides of the one.
+    """
+    def piece(*args: Any) -> list[Any]:
+        results = function(*args)
+        return [result if stride is None or result.stride() == stride else _restrided(result, stride)
+                for result, stride in zip(results, strides, strict=True)]
 
     return piece
+
+
+def _restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor in another layout; itself if only dimensions of one element differ, whose strides nobody uses."""
+    if all(size == 1 or have == want for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True)):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _fake(root: GraphModule, node: Node, fake_mode: FakeTensorMode) -> torch.Tensor:
@@ -140,7 +164,8 @@ def _is_understood(nodes: Sequence[Node]) -> bool:
     inputs = (node for node in nodes if node.op == "placeholder")
     calls = (node for node in nodes if node.op.startswith("call"))
     silent = (node for node in calls if value_of(node) is None and not node.users)
-    return all(map(crosses, inputs)) and all(node.target is GRAD_MODE or _leaves(node) for node in silent)
+    known = (node.target is GRAD_MODE or node.target in LOGS or _leaves(node) for node in silent)
+    return all(map(crosses, inputs)) and all(known)
 
 
 def _leaves(node: Node) -> bool:

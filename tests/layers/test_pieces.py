@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import dynafuse
 from dynafuse import backend
+from dynafuse.layers import cuts, pieces
+from dynafuse.layers.repeats import Run
 
 WIDTH = 8
 LAYERS = 8
@@ -178,6 +180,36 @@ def test_gradients_come_back_in_the_layout_of_their_values() -> None:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             torch.autograd.backward(result, torch.ones(WIDTH, 4).t())
     assert not [event for event in profile.events() if event.name == "aten::contiguous" and event.cpu_children]
+
+
+def test_values_cross_in_the_layout_that_they_have_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cached(nn.Module):
+        """Puts keys behind none, as an empty cache does; torch's decomposition of that leaves them transposed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            keys = self.key(x).view(2, 6, 2, WIDTH // 2).transpose(1, 2)
+            keys = torch.cat([torch.tensor([], dtype=x.dtype), keys], -2)
+            return x + torch.tanh(keys.view(4, 6, WIDTH // 2) + 1.0).view(2, 6, WIDTH)
+
+    def behind_cat(program: cuts.Program, run: Run) -> list[cuts.Cut]:
+        return [c for c in cuts.cuts(program, run) if program.calls[run.start + run.period + c.offset - 1].target is torch.cat]
+
+    monkeypatch.setattr(pieces, "cuts", behind_cat)
+    graphs = check(nn.Sequential(*(Cached() for _ in range(LAYERS))), torch.randn(2, 6, WIDTH, requires_grad=True))
+    assert max(calls(graphs)) >= LAYERS - 1
+
+
+def test_a_call_that_only_logs_is_in_nobody_s_way() -> None:
+    class Logged(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._C._log_api_usage_once("test")
+            return super().forward(x)
+
+    assert max(calls(check(Logged([Layer() for _ in range(LAYERS)]), rows(), steps=1))) >= LAYERS - 1
 
 
 def test_few_layers_stay_whole() -> None:
