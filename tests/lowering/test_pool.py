@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-import subprocess
 import sys
 from concurrent.futures import Future
 from importlib.metadata import EntryPoint
@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch._inductor.async_compile import AsyncCompile
 
+from dynafuse import backend
 from dynafuse.ir import Lowered
 from dynafuse.lowering.triton import pool
 
@@ -80,17 +82,15 @@ def test_the_interpreter_needs_no_workers(workers: Workers) -> None:
     assert not workers.given
 
 
-def test_torch_loads_the_backend_and_no_workers_start_without_a_gpu() -> None:
-    script = """
-import importlib, torch
-torch.cuda.is_available = lambda: False
-entry = importlib.import_module("dynafuse.entry")
-from dynafuse import backend
-from torch._inductor.async_compile import AsyncCompile
-assert entry.dynafuse is backend.dynafuse
-assert not getattr(AsyncCompile, "_ready_future", None)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+@pytest.mark.parametrize("there_is_a_gpu", [False, True])
+def test_workers_start_when_torch_loads_the_backend(there_is_a_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int | None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there_is_a_gpu)
+    monkeypatch.setattr(pool, "warm", started.append)
+    monkeypatch.setenv("DYNAFUSE_WORKERS", "3")
+    monkeypatch.delitem(sys.modules, "dynafuse.entry", raising=False)
+    assert importlib.import_module("dynafuse.entry").dynafuse is backend.dynafuse
+    assert started == ([3] if there_is_a_gpu else [])
 
 
 def test_the_entry_point_is_there() -> None:
