@@ -1,85 +1,161 @@
-"""Who compiles kernels: workers that are ready, this process while they start, and workers worth waiting for."""
+"""Who compiles kernels: workers that are ready, and threads of this process while they start."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import sys
+import threading
+import time
 from concurrent.futures import Future
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
+import triton
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.runtime import compile_tasks
 
 from dynafuse import backend
-from dynafuse.ir import Lowered
+from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.triton import pool
+from dynafuse.lowering.triton.compiler import gpu_target, load
 
 NOTHING = Lowered("", (), ())
 HERE = ("compiled here",)
+SCALE = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, i < n) * 3, i < n)
+"""
 
 
 class Workers:
-    """Stands for torch's pool: remembers what it is given."""
+    """Stands for torch's pool: remembers what it is given, and has it at once or never."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
+        self.error: Exception | None = None
 
     def submit(self, *call: Any) -> Future[Any]:
         self.given.append(call)
         done: Future[Any] = Future()
-        done.set_result(None)
+        if self.error is None:
+            done.set_result([])
+        else:
+            done.set_exception(self.error)
         return done
 
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """A pool that is not ready, and a process that has compiled nothing; what it compiles takes half its patience."""
+    """A pool that is not ready."""
     found = Workers()
-    clock = iter(range(1000))
-    monkeypatch.setattr(pool, "load", lambda lowered, capability: HERE)
-    monkeypatch.setattr(pool.time, "perf_counter", lambda: next(clock) * pool.PATIENCE_S / 2)
-    monkeypatch.setattr(pool._Here, "spent", 0.0)
+    monkeypatch.setattr(pool, "load", lambda lowered, capability: (*HERE, threading.current_thread().name))
     monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
     monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: False)
-    monkeypatch.setattr(AsyncCompile, "_ready_future", Future())
     return found
 
 
-def given(workers: Workers, kernels: int, count: int | None = None) -> list[int]:
-    """How many kernels the workers have after each."""
-    found = []
-    for _ in range(kernels):
-        assert pool.submit(NOTHING, 90, count).result() == HERE
-        found.append(len(workers.given))
-    return found
-
-
-def test_a_small_graph_does_not_wait_for_workers_that_start(workers: Workers) -> None:
-    assert given(workers, 3) == [0, 0, 0]
-
-
-def test_a_large_graph_does(workers: Workers) -> None:
-    assert given(workers, 6) == [0, 0, 0, 1, 2, 3]
-
-
-def test_workers_that_are_ready_get_all(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: True)
-    assert given(workers, 3) == [1, 2, 3]
 
 
-def test_without_workers_all_is_compiled_here(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert given(workers, 6, count=0) == [0] * 6
-    monkeypatch.setattr(AsyncCompile, "_ready_future", None)  # torch may have none: one thread, or a daemon
-    assert given(workers, 6) == [0] * 6
+def submitted(number: int, capability: int | None = 90, count: int | None = None) -> list[Future[tuple[Any, ...]]]:
+    return [pool.submit(NOTHING, capability, count) for _ in range(number)]
 
 
-def test_the_interpreter_needs_no_workers(workers: Workers) -> None:
-    assert [pool.submit(NOTHING, None, None).result() for _ in range(6)] == [HERE] * 6
+def made(kernels: list[Future[tuple[Any, ...]]]) -> set[str]:
+    """The threads that have compiled them."""
+    return {kernel.result(timeout=20)[1].split("_")[0] for kernel in kernels}
+
+
+def test_while_workers_start_threads_compile(workers: Workers) -> None:
+    assert made(submitted(6)) == {"dynafuse-compile"}
     assert not workers.given
+
+
+def test_workers_that_are_ready_compile_all(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(monkeypatch)
+    assert [kernel.result(timeout=20) for kernel in submitted(3)] == [()] * 3
+    assert len(workers.given) == 3
+
+
+def test_workers_take_what_no_thread_has_begun(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
+        begun.release()
+        assert go_on.wait(20)
+        return (*HERE, "slow")
+
+    monkeypatch.setattr(pool, "load", slow)
+    kernels = submitted(pool.THREADS + 3)
+    for _ in range(pool.THREADS):
+        assert begun.acquire(timeout=20)
+    ready(monkeypatch)
+    go_on.set()
+    assert [kernel.result(timeout=20) for kernel in kernels] == [(*HERE, "slow")] * pool.THREADS + [()] * 3
+    assert len(workers.given) == 3
+
+
+def test_who_waits_for_a_kernel_gets_its_failure(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
+        raise ValueError("here")
+
+    monkeypatch.setattr(pool, "load", fails)
+    with pytest.raises(ValueError, match="here"):
+        pool.submit(NOTHING, 90, None).result(timeout=20)
+    with pytest.raises(ValueError, match="here"):
+        pool.submit(NOTHING, 90, 0).result(timeout=20)
+    ready(monkeypatch)
+    workers.error = RuntimeError("there")
+    with pytest.raises(RuntimeError, match="there"):
+        pool.submit(NOTHING, 90, None).result(timeout=20)
+
+
+@pytest.mark.parametrize(("capability", "count"), [(90, 0), (None, None)])
+def test_without_workers_and_in_the_interpreter_nobody_else_compiles(
+        capability: int | None, count: int | None, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(monkeypatch)
+    assert made(submitted(3, capability, count)) == {threading.current_thread().name}
+    assert not workers.given
+
+
+@pytest.mark.gpu
+def test_what_workers_have_compiled_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launch("scale", (("x", "*fp32"), ("n", "i32")), (sympy.Integer(1),) * 3, (("BLOCK", 64),), 2, 1)
+    pool.warm(None)
+    while not AsyncCompile.use_process_pool():
+        time.sleep(0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(triton, "compile", None)
+        (theirs,) = pool.submit(Lowered(SCALE, (launch,), ()), 90, None).result(timeout=60)
+    (mine,) = load(Lowered(SCALE, (launch,), ()), 90)
+    assert theirs.asm["cubin"] == mine.asm["cubin"]
+    assert theirs.metadata.shared == mine.metadata.shared
+
+
+def test_kernels_are_compiled_with_the_assembler_that_workers_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    beside = tmp_path / "bin" / "ptxas"
+    beside.parent.mkdir()
+    beside.write_text("#!/bin/sh\necho release 99.1\n")
+    beside.chmod(0o755)
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.setattr(compile_tasks, "__file__", str(tmp_path / "runtime" / "compile_tasks.py"))
+    compile_tasks._set_triton_ptxas_path.cache_clear()
+    assert gpu_target(90).arch == 90
+    assert triton.knobs.nvidia.ptxas.version == "99.1"
+    monkeypatch.delenv("TRITON_PTXAS_PATH")
+    compile_tasks._set_triton_ptxas_path.cache_clear()
 
 
 @pytest.mark.parametrize("there_is_a_gpu", [False, True])

@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dynafuse.ir import Launch
+from dynafuse.lowering.triton.compiler import compile_launch, gpu_target
 
 BINARY = "cubin"
 ELF = b"\x7fELF"
@@ -44,6 +45,11 @@ class Signature:
         positions = ((arguments + k,) for k in range(len(launch.constants)))
         constants: dict[tuple[int, ...], int] = dict(zip(positions, (value for _, value in launch.constants), strict=True))
         return cls(launch.entry, signature, constants, {})
+
+
+def compile_all(source: str, launches: Sequence[Launch], capability: int) -> list[tuple[dict[str, Any], bytes]]:
+    """Compile every kernel of a source to what :func:`taken` returns: what worker processes do."""
+    return [taken(compile_launch(source, launch, capability)) for launch in launches]
 
 
 def taken(compiled: Any) -> tuple[dict[str, Any], bytes]:
@@ -76,10 +82,9 @@ def fingerprint(capability: int) -> str:
     """Of all beside the source that changes a binary: Triton, its settings and ptxas."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
-    from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
-    backend = make_backend(GPUTarget("cuda", capability, 32))
+    backend = make_backend(gpu_target(capability))
     settings = sorted(get_cache_invalidating_env_vars().items())
     text = repr((triton.__version__, backend.hash(), backend.parse_options({}).hash(), settings))
     return hashlib.sha256(text.encode()).hexdigest()

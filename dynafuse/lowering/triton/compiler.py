@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynafuse.ir import Launch, Lowered
@@ -30,10 +29,18 @@ def interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def gpu_target(capability: int) -> Any:
+    """What Triton is to compile for, with the ptxas that torch brings along, if it does: torch's workers take that one."""
+    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+    from triton.backends.compiler import GPUTarget
+
+    _set_triton_ptxas_path()
+    return GPUTarget("cuda", capability, 32)
+
+
 def compile_launch(source: str, launch: Launch, capability: int) -> Any:
     """Compile one kernel; Triton keeps the binary in its own cache folder. No GPU is needed."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = getattr(module_of(source), launch.entry)
@@ -44,12 +51,7 @@ def compile_launch(source: str, launch: Launch, capability: int) -> Any:
     assert names == function.arg_names[:len(names)], (names, function.arg_names)
     built = ASTSource(fn=function, signature=signature, constexprs=dict(launch.constants), attrs=attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    return triton.compile(built, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-def compile_all(source: str, launches: Sequence[Launch], capability: int) -> Mapping[str, int]:
-    """Compile every kernel of a source, for its effect on Triton's cache (what worker processes do); their registers."""
-    return {launch.entry: compile_launch(source, launch, capability).metadata.shared for launch in launches}
+    return triton.compile(built, target=gpu_target(capability), options=options)
 
 
 def load(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:

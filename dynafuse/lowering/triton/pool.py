@@ -1,26 +1,27 @@
-"""Compilation in worker processes.
+"""Compilation beside whoever traces: in worker processes, and in threads of this process until those are ready.
 
 The workers are torch's own (the pool that Inductor compiles in): they start in the background, have torch and Triton
-imported, and leave each binary in Triton's cache folder, from which this process loads it in about a millisecond. Until
-they are ready, kernels compile in this process for a second, so that a small graph waits for nobody, and then wait for them.
-With ``workers=0`` all kernels compile in this process.
+imported, and answer with binaries. Kernels that no thread has begun when they are ready go to them. With ``workers=0`` a
+kernel compiles where it is asked for.
 
 Worked example: ``submit(lowered, 90, None).result()`` is the tuple of compiled kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 from dynafuse.ir import Lowered
-from dynafuse.lowering.triton.compiler import compile_all, load
+from dynafuse.lowering.triton.binary import compile_all, restored
+from dynafuse.lowering.triton.compiler import load
 
-PATIENCE_S = 1.0
-"""How long this process compiles itself, all told, while workers are starting."""
+THREADS = 4
+"""Threads that compile while workers start. LLVM and ptxas run beside Python, the rest takes turns with whoever traces."""
 
 
 def warm(workers: int | None) -> None:
@@ -40,41 +41,44 @@ def _read_triton() -> None:
     threading.Thread(target=triton_key, daemon=True).start()
 
 
-class _Here:
-    """Seconds of compiling in this process so far."""
-
-    spent: float = 0.0
-
-
-def _pool(workers: int | None) -> Any:
-    """torch's pool if it may be used, and is ready or worth waiting for; else None."""
-    if workers == 0:
-        return None
-    from torch._inductor.async_compile import AsyncCompile
-
-    if AsyncCompile.use_process_pool():
-        return AsyncCompile.process_pool()
-    is_starting = getattr(AsyncCompile, "_ready_future", None) is not None
-    return AsyncCompile.process_pool() if is_starting and _Here.spent > PATIENCE_S else None
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, "dynafuse-compile")
 
 
 def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Future[tuple[Any, ...]]:
     """Compile a lowered spec; the future holds what :func:`dynafuse.lowering.triton.compiler.load` returns."""
-    done: Future[tuple[Any, ...]] = Future()
-    pool = None if capability is None else _pool(workers)
-    if pool is None:
-        began = time.perf_counter()
-        done.set_result(load(lowered, capability))
-        _Here.spent += time.perf_counter() - began
-        return done
-    remote = pool.submit(compile_all, lowered.source, lowered.launches, capability)
+    made: Future[tuple[Any, ...]] = Future()
+    if capability is None or workers == 0:
+        _settle(made, lambda: load(lowered, capability))
+    else:
+        _threads().submit(_compile, made, lowered, capability)
+    return made
 
-    def finish(result: Future[Any]) -> None:
-        try:
-            result.result()
-            done.set_result(load(lowered, capability))
-        except Exception as error:  # handed to whoever waits for the kernel
-            done.set_exception(error)
 
-    remote.add_done_callback(finish)
-    return done
+def _compile(made: Future[tuple[Any, ...]], lowered: Lowered, capability: int) -> None:
+    """Compile in a worker if they are ready by now, else in this thread."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    if not AsyncCompile.use_process_pool():
+        _settle(made, lambda: load(lowered, capability))
+        return
+
+    def fetch(there: Future[Any]) -> None:  # called by the thread that all workers answer to: it must not be kept
+        with contextlib.suppress(RuntimeError):  # this process is ending
+            _threads().submit(_settle, made, lambda: _restored(lowered, there.result(), capability))
+
+    AsyncCompile.process_pool().submit(compile_all, lowered.source, lowered.launches, capability).add_done_callback(fetch)
+
+
+def _restored(lowered: Lowered, binaries: Sequence[tuple[Mapping[str, Any], bytes]], capability: int) -> tuple[Any, ...]:
+    pairs = zip(lowered.launches, binaries, strict=True)
+    return tuple(restored(launch, metadata, binary, capability) for launch, (metadata, binary) in pairs)
+
+
+def _settle(made: Future[tuple[Any, ...]], make: Callable[[], tuple[Any, ...]]) -> None:
+    """Give a future what ``make`` returns, or its failure, which is for whoever waits for the kernel."""
+    try:
+        made.set_result(make())
+    except Exception as error:
+        made.set_exception(error)
