@@ -12,6 +12,9 @@ import torch
 import torch._inductor.inductor_prims
 from torch._ops import OpOverload
 
+COPIES_INTO: OpOverload = torch.ops.aten.copy_.default
+"""The op that overwrites its first operand: functional graphs end in it where the user's code wrote into an input."""
+
 
 def overload(name: str) -> OpOverload | None:
     """The overload called ``namespace.op.overload``, or None where this torch lacks it."""

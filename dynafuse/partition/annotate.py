@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from dynafuse import ops
 from dynafuse.ir import Annotated, Facts, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
+from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.ops.reductions import reduced_dims
 from dynafuse.partition.force import EMPTY, NOTHING, ONE_ELEMENT, Forcing
 from dynafuse.partition.normalize import arguments
@@ -28,7 +29,6 @@ DTYPES = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
 })
-COPIES_INTO = torch.ops.aten.copy_.default
 NOT_ANY: Mapping[Node, str] = {}
 UNKNOWN_SIZE = 8192  # the hint of a size that is only known at run time
 

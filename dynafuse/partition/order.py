@@ -13,7 +13,8 @@ from typing import Protocol
 from torch.fx import Node
 
 from dynafuse.ir import Region
-from dynafuse.partition.spaces import COPIES_INTO, Spaces
+from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.partition.spaces import Spaces
 
 
 class HasNodes(Protocol):

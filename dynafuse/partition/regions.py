@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Plan, Refusal, Region
+from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
 from dynafuse.partition.axes import AxisDims, leaves
 from dynafuse.partition.cost import Prediction, efficiency_to_match
@@ -25,7 +26,7 @@ from dynafuse.partition.executors import Executors
 from dynafuse.partition.force import user_line
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import NOTHING, Priced, Pricing
-from dynafuse.partition.spaces import COPIES_INTO, Read, Spaces
+from dynafuse.partition.spaces import Read, Spaces
 
 ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
 

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from dynafuse.ir import Annotated, Facts, Size, Tensor
 from dynafuse.ops import Kind
+from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import AxisDims, Unifier, fresh
 
@@ -25,7 +26,6 @@ aten = torch.ops.aten
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
-COPIES_INTO = aten.copy_.default
 RESHAPES = frozenset({
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
     aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default,

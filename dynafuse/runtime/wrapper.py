@@ -10,7 +10,7 @@ Worked example, for ``relu(x) @ w``::
         args.clear()
         stream = stream_of(0)
         relu = empty((8, 4), (4, 1), c0)
-        k0(stream, 1, 1, 1, x, relu)
+        k0(stream, 1, 1, 1, x.data_ptr(), relu.data_ptr())
         del x
         mm = c1(relu, w)
         return (mm,)
@@ -28,12 +28,12 @@ from torch.fx import GraphModule, Node
 from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.ir import COUNT, Facts, Plan, Region, Size
+from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 
-COPIES_INTO = torch.ops.aten.copy_.default
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 guards: Any = torch._C._dynamo.guards
 stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
@@ -241,10 +241,10 @@ class Writer:
         arguments = self._arguments(step, kernel, device)
         for launcher, launch in zip(kernel.bound(device), kernel.launches, strict=True):
             name = self.constant(launcher, f"k_{launch.entry}")
-            spec_names = [arguments[a] for a, _ in launch.signature]
+            passed = [_passed(arguments[a], kind, device) for a, kind in launch.signature]
             grid = [self._grid(g, step) for g in launch.grid]
             stream = "None" if device is None else f"stream{device}"
-            call = f"{name}({', '.join([stream, *grid, *spec_names])})"
+            call = f"{name}({', '.join([stream, *grid, *passed])})"
             self.lines.append(self._guarded(call, device, grid))
         if kernel.workspaces:
             self.lines.append(f"del {', '.join(arguments[w.name] for w in kernel.workspaces)}")
@@ -349,6 +349,11 @@ class Writer:
             self._constants[id(value)] = unique
             self.globals[unique] = value
         return self._constants[id(value)]
+
+
+def _passed(name: str, kind: str, device: int | None) -> str:
+    """An argument of a launch: of a tensor its address, which a launcher would take longer to ask it for."""
+    return f"{name}.data_ptr()" if kind[0] == "*" and device is not None else name
 
 
 def _called(target: Any) -> Any:
