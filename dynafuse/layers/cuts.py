@@ -6,7 +6,7 @@ writes its result anyway, the residual stream is in memory already, and the add 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -27,6 +27,11 @@ GRAD_MODE = torch._C._set_grad_enabled
 def value_of(node: Node) -> Any:
     """What Dynamo says that a node is."""
     return node.meta.get("example_value")
+
+
+def bytes_of(values: Iterable[Any]) -> int:
+    """Bytes of the tensors among some values."""
+    return sum(t.numel() * t.element_size() for t in values if isinstance(t, torch.Tensor))
 
 
 def described(value: Any) -> Hashable:
@@ -135,8 +140,8 @@ def cuts(program: Program, run: Run) -> list[Cut]:
     levels = _levels(program, run)
     for position, alive in _alive(program, run):
         if program.may_cut(position, alive):
-            lost = [node for node in alive if _lost(program, node, position, levels)]
-            found.append(Cut(position - run.start - run.period, _bytes(lost), _bytes(alive)))
+            lost = (value_of(node) for node in alive if _lost(program, node, position, levels))
+            found.append(Cut(position - run.start - run.period, bytes_of(lost), bytes_of(map(value_of, alive))))
     return sorted(found, key=lambda cut: (cut.lost_bytes, cut.bytes, cut.offset))
 
 
@@ -172,11 +177,6 @@ def _lost(program: Program, node: Node, position: int, levels: Mapping[Node, tup
     later = [levels[user] for user in node.users if program.index.get(user, -1) >= position and user in levels]
     near = [its_library for its_level, its_library in later if its_level - its_library == level]
     return not is_library and (len(near) > 1 or not all(near))
-
-
-def _bytes(nodes: Sequence[Node]) -> int:
-    tensors = (value_of(node) for node in nodes)
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
 
 
 class _Seen(TorchDispatchMode):

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from dynafuse.layers.cuts import Program, value_of
+from dynafuse.layers.cuts import Program, bytes_of, value_of
 from dynafuse.partition.calls import op_prediction
 from dynafuse.partition.cost import LEAST, Prediction, Work, objective, predict
 from dynafuse.partition.device import Device
@@ -66,8 +66,7 @@ def _prediction(program: Program, calls: Sequence[Node], crossing: Sequence[Any]
 
 def _bytes(values: Any, weights: set[int]) -> int:
     """Bytes of the tensors among some values, but for those in the memory of weights."""
-    tensors = (t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor) and _storage(t) not in weights)
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return bytes_of(t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor) and _storage(t) not in weights)
 
 
 def _storage(tensor: torch.Tensor) -> int:
