@@ -297,12 +297,11 @@ class Graph:
     @without_garbage_collection
     def finished(self, planned: Planned, requests: Mapping[str, Future[Any]]) -> Callable[..., Any]:
         """The function of a plan, or of one without the regions whose kernels fail."""
-        with dynamo_timed("dynafuse.wait"):
-            kernels, errors = outcome(requests)
+        kernels, errors = awaited(requests)
         while errors:
             demoted = demote(planned.plan, failures(planned.bounds, errors), self.config, planned.demoted)
             planned = self.planned(demoted)
-            kernels, errors = outcome(self.requests(planned))
+            kernels, errors = awaited(self.requests(planned))
         _count_sites(len(planned.bounds) * self.calls)
         return self.function(planned, kernels)
 
@@ -336,6 +335,12 @@ class Graph:
         """What listeners are told."""
         return Compiled(self.kind, planned.plan, planned.bounds, self.device, self.unusable, self.calls,
                         planned.meanwhile)
+
+
+def awaited(requests: Mapping[str, Future[Any]]) -> tuple[dict[str, Any], dict[str, BaseException]]:
+    """The kernels that were asked for, once there is none to wait for, and the errors of the others."""
+    with dynamo_timed("dynafuse.wait"):
+        return outcome(requests)
 
 
 def has_failed(future: Future[Any]) -> bool:
