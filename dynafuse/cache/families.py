@@ -26,7 +26,7 @@ from dynafuse.ops.algebra import commutes
 from dynafuse.ops.literals import Number
 from dynafuse.ops.overloads import overload
 
-WIDTHS = (4, 8, 16, 32, 64, 128)
+WIDTHS = (4, 8, 16, 32, 64, 100)
 """Terms of a family's kernel; every count between two of them goes to the larger one."""
 
 

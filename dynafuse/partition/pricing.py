@@ -24,7 +24,7 @@ from dynafuse.partition.legality import Shape, classify, members, product
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.spaces import Read, Spaces
 
-MAX_TENSORS = 40  # tensors that one kernel reads and writes
+MAX_TENSORS = 100  # tensors that one kernel reads and writes
 COLUMN_PROGRAMS = 256  # columns that keep as much of a device busy as one row does
 NOTHING = Prediction()
 REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
