@@ -107,6 +107,12 @@ def test_workers_take_what_no_thread_has_begun(workers: Workers, monkeypatch: py
     assert len(workers.given) == 3
 
 
+def test_workers_that_are_gone_are_not_waited_for(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(monkeypatch)
+    monkeypatch.setattr(workers, "submit", None)
+    assert made(submitted(2)) == {"dynafuse-compile"}
+
+
 def test_who_waits_for_a_kernel_gets_its_failure(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
         raise ValueError("here")

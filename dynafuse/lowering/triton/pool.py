@@ -10,6 +10,7 @@ Worked example: ``submit(lowered, 90, None).result()`` is the tuple of compiled 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,8 @@ from typing import Any
 from dynafuse.ir import Lowered
 from dynafuse.lowering.triton.binary import compile_all, restored
 from dynafuse.lowering.triton.compiler import load
+
+log = logging.getLogger(__name__)
 
 THREADS = 4
 """Threads that compile while workers start. LLVM and ptxas run beside Python, the rest takes turns with whoever traces."""
@@ -58,17 +61,28 @@ def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Fut
 
 def _compile(made: Future[tuple[Any, ...]], lowered: Lowered, capability: int) -> None:
     """Compile in a worker if they are ready by now, else in this thread."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    if not AsyncCompile.use_process_pool():
+    there = _sent(lowered, capability)
+    if there is None:
         _settle(made, lambda: load(lowered, capability))
         return
 
-    def fetch(there: Future[Any]) -> None:  # called by the thread that all workers answer to: it must not be kept
+    def fetch(answer: Future[Any]) -> None:  # called by the thread that all workers answer to: it must not be kept
         with contextlib.suppress(RuntimeError):  # this process is ending
-            _threads().submit(_settle, made, lambda: _restored(lowered, there.result(), capability))
+            _threads().submit(_settle, made, lambda: _restored(lowered, answer.result(), capability))
 
-    AsyncCompile.process_pool().submit(compile_all, lowered.source, lowered.launches, capability).add_done_callback(fetch)
+    there.add_done_callback(fetch)
+
+
+def _sent(lowered: Lowered, capability: int) -> Future[Any] | None:
+    """What a worker will answer; None if they are not ready, or no more."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    try:
+        if AsyncCompile.use_process_pool():
+            return AsyncCompile.process_pool().submit(compile_all, lowered.source, lowered.launches, capability)
+    except Exception as error:  # somebody has shut them down
+        log.info("compiled in a thread, for lack of workers: %s", error)
+    return None
 
 
 def _restored(lowered: Lowered, binaries: Sequence[tuple[Mapping[str, Any], bytes]], capability: int) -> tuple[Any, ...]:
