@@ -44,7 +44,8 @@ class Maker:
 @dataclass(frozen=True)
 class Case:
     """A function and how its arguments are made; ``grad`` is off where eager has no gradient, ``precise`` where
-    float64 says something else (a cast, a tie, a threshold)."""
+    float64 says something else (a cast, a tie, a threshold). ``places`` is on where the point is which elements go where:
+    in the interpreter, where each takes seconds, these run in one dtype."""
 
     name: str
     function: Function
@@ -52,16 +53,18 @@ class Case:
     grad: bool = True
     precise: bool = True
     known: str = ""  # why it fails: a fault that stands
+    places: bool = False
 
 
 CASES: list[Case] = []
 
 
-def case(build: Build, *, grad: bool = True, precise: bool = True, name: str = "", known: str = "") -> Callable[[Function], Function]:
+def case(build: Build, *, grad: bool = True, precise: bool = True, name: str = "", known: str = "",
+         places: bool = False) -> Callable[[Function], Function]:
     """Add the decorated function as a case."""
 
     def add(function: Function) -> Function:
-        CASES.append(Case(name or function.__name__, function, build, grad, precise, known))
+        CASES.append(Case(name or function.__name__, function, build, grad, precise, known, places))
         return function
 
     return add
@@ -264,7 +267,7 @@ LAYOUTS: dict[str, Callable[[Maker], torch.Tensor]] = {
 }
 
 
-@each(lambda name: lambda make: (LAYOUTS[name](make),), *LAYOUTS)
+@each(lambda name: lambda make: (LAYOUTS[name](make),), *LAYOUTS, places=True)
 def layout(name: str) -> Function:
     def pointwise_and_reductions(x):
         y = (x * 2).sin()
@@ -279,12 +282,12 @@ def layout(name: str) -> Function:
 
 
 @each(lambda name: lambda make: (LAYOUTS[name](make).clone().requires_grad_(), LAYOUTS[name](make)), "channels_last", "transposed", "permuted",
-      "sliced", "zero_dim", "empty", "ones_inside", "gaps")
+      "sliced", "zero_dim", "empty", "ones_inside", "gaps", places=True)
 def layout_backward(name: str) -> Function:
     return lambda x, y: ((x * y).tanh() + x.sum(), (x + y.t() if x.dim() == 2 and x.shape[0] == x.shape[1] else x - y).exp().mean())
 
 
-@case(lambda make: (make(70, 65), make(65, 70)))
+@case(lambda make: (make(70, 65), make(65, 70)), places=True)
 def adds_a_transpose(x, y):
     return x + y.t(), (x.t() * y).sum(1), (x.t() + y).softmax(-1)
 
@@ -354,13 +357,13 @@ REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 DIMS = [d for n in (1, 2, 3) for d in itertools.combinations(range(3), n)]
 
 
-@each(lambda name: lambda make: (make(3, 5, 130),), *REDUCTIONS)
+@each(lambda name: lambda make: (make(3, 5, 130),), *REDUCTIONS, places=True)
 def over_every_dim(name: str) -> Function:
     function = REDUCTIONS[name]
     return lambda x: [function(x, dim=d, keepdim=n % 2 == 1) for n, d in enumerate(DIMS)]
 
 
-@each(lambda name: lambda make: (make(4, 9, 17),), "sum", "mean", "amax", "var")
+@each(lambda name: lambda make: (make(4, 9, 17),), "sum", "mean", "amax", "var", places=True)
 def then_broadcast(name: str) -> Function:
     function = REDUCTIONS[name]
     return lambda x: [x - function(x, dim=d, keepdim=True) for d in DIMS]
@@ -376,12 +379,12 @@ def long_rows(rows: int, length: int) -> Function:
     return lambda x: (x.sum(1), (x * x).mean(), x.amax(1), x.var(1), x.exp().sum(), x.argmax(1), (x > 0).sum(1), (x > 3).any(1))
 
 
-@each(lambda rows, width: lambda make: (make(rows, width),), (3000, 3), (2100, 20), (130, 65), (4100, 1))
+@each(lambda rows, width: lambda make: (make(rows, width),), (3000, 3), (2100, 20), (130, 65), (4100, 1), places=True)
 def columns(rows: int, width: int) -> Function:
     return lambda x: (x.sum(0), (x * 2).amax(0), x.var(0), x.mean(0), x.argmin(0), x.square().sum(0))
 
 
-@each(lambda rows, length: lambda make: (make(rows, length),), (3, 1030), (66, 7), (2, 1), (65, 128), (1, 5000))
+@each(lambda rows, length: lambda make: (make(rows, length),), (3, 1030), (66, 7), (2, 1), (65, 128), (1, 5000), places=True)
 def rows_then_rows(rows: int, length: int) -> Function:
     return lambda x: (x.softmax(1) * x, (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt(), x.log_softmax(1))
 
@@ -458,7 +461,7 @@ def concatenates(x, y, z):
     return both * 2, both.sum(1), torch.cat([x.sin(), x], 0), both[:, 3:100], torch.cat([both, both.flip(1)], 0).amax(0)
 
 
-@case(lambda make: (make(2, 256), make(3, 512), make(2, 4, 128)))
+@case(lambda make: (make(2, 256), make(3, 512), make(2, 4, 128)), places=True)
 def whole_blocks_are_chosen(x, y, z):
     """Which piece an element comes from is the same all over a block."""
     parts = torch.cat([x * 2, y[:, 256:], y[:, :256].exp(), torch.ones_like(x), x.round().to(torch.int32) + 1])
@@ -472,7 +475,7 @@ def stacks(x, y):
     return torch.stack([x, y * 2]), torch.stack([x, y], -1).sum(-1), torch.stack([x, y], 1).softmax(1), torch.cat([x[:, ::2], y[:, 1::2]], 1)
 
 
-@each(lambda pads, value: lambda make: (make(5, 13),), ((1, 2), 0.0), ((3, 0, 0, 2), 1.5), ((-2, 1), 0.0), ((-1, -1, 2, -3), -math.inf), ((0, 115), math.nan))
+@each(lambda pads, value: lambda make: (make(5, 13),), ((1, 2), 0.0), ((3, 0, 0, 2), 1.5), ((-2, 1), 0.0), ((-1, -1, 2, -3), -math.inf), ((0, 115), math.nan), places=True)
 def pads(pads: tuple[int, ...], value: float) -> Function:
     return lambda x: (F.pad(x * 2, pads, value=value), F.pad(x, pads, value=value).sum(0) if math.isfinite(value) else x, F.pad(x, pads).softmax(-1))
 
