@@ -93,7 +93,8 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     config = resolve(mode, options)
     if not _plan_only and torch.cuda.is_available():
         pool.warm(config.workers)
-    if "triton" not in usable(config, device_type(example_inputs), _plan_only and config.device is not None)[0]:
+    _, enabled, _ = executors_for(example_inputs, config)
+    if "triton" not in enabled:
         config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
     forcing = Forcing.of(config.force, config.executors or ())
     gm = rewrite(gm)
@@ -151,8 +152,7 @@ def compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config
 def cut(config: Config, forcing: Forcing, joint: GraphModule, sides: Sides) -> list[Node]:
     """What the backward of a joint graph keeps of the forward, by the cost model."""
     with dynamo_timed("dynafuse.cut"):
-        kind = device_type(values_of(joint))
-        enabled, _ = usable(config, kind, _plan_only and config.device is not None)
+        kind, enabled, _ = executors_for(values_of(joint), config)
         annotated = annotate(joint, fused_device(kind, enabled), forcing=replace(forcing, enabled=enabled))
         return kept(annotated, sides, device_of(values_of(joint), config))
 
@@ -229,9 +229,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         if captured is not None:
             optimize_layout(kind, module, example_inputs)
     device = device_of(values_of(module), config)
-    kind_of_device = device_type(values_of(module))
-    enabled, unusable = usable(config, kind_of_device, _plan_only and config.device is not None)
-    graph = Graph(kind, module, config, replace(forcing, enabled=enabled), device, fused_device(kind_of_device, enabled),
+    tensors_on, enabled, unusable = executors_for(values_of(module), config)
+    graph = Graph(kind, module, config, replace(forcing, enabled=enabled), device, fused_device(tensors_on, enabled),
                   unusable, None if interpreting() else device.capability, calls, static_inputs(kind))
     with dynamo_timed("dynafuse.plan"):
         planned = graph.planned(Demoted())
@@ -410,6 +409,12 @@ def device_of(values: Iterable[Any], config: Config) -> devices.Device:
 def device_type(values: Iterable[Any]) -> str:
     """cuda if a tensor among some values is on a CUDA device, else cpu."""
     return "cuda" if any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values) else "cpu"
+
+
+def executors_for(values: Iterable[Any], config: Config) -> tuple[str, tuple[str, ...], Mapping[str, str]]:
+    """The device type of some values, the executors that can be used there, and why others of the options cannot."""
+    kind = device_type(values)
+    return (kind, *usable(config, kind, _plan_only and config.device is not None))
 
 
 def fused_device(kind: str, enabled: Sequence[str]) -> str | None:
