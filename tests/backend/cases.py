@@ -369,7 +369,7 @@ def then_broadcast(name: str) -> Function:
     return lambda x: [x - function(x, dim=d, keepdim=True) for d in DIMS]
 
 
-@case(lambda make: (make(3, 40, 5),))
+@case(lambda make: (make(3, 40, 5),), places=True)
 def unusual_dims(x):
     return x.sum((-1, 0)), x.mean(dim=[1]), x.sum(()), x.permute(2, 0, 1).sum((0, 2)), x.amax((-2,)), x.prod(-1), x.prod(1), x.prod()
 
@@ -455,7 +455,7 @@ def reductions_of_nothing(x, y):
 # ---------------------------------------------------------------------- index rewrites
 
 
-@case(lambda make: (make(5, 7), make(5, 130), make(5, 1)))
+@case(lambda make: (make(5, 7), make(5, 130), make(5, 1)), places=True)
 def concatenates(x, y, z):
     both = torch.cat([x, y, z], 1)
     return both * 2, both.sum(1), torch.cat([x.sin(), x], 0), both[:, 3:100], torch.cat([both, both.flip(1)], 0).amax(0)
@@ -470,7 +470,7 @@ def whole_blocks_are_chosen(x, y, z):
     return parts + 1, parts[3:5].cos(), stacked, stacked > 0, padded.abs(), torch.slice_scatter(y, y[:1] * 3, 0, 1, 2)[:, 128:].neg()
 
 
-@case(lambda make: (make(5, 7), make(5, 7)))
+@case(lambda make: (make(5, 7), make(5, 7)), places=True)
 def stacks(x, y):
     return torch.stack([x, y * 2]), torch.stack([x, y], -1).sum(-1), torch.stack([x, y], 1).softmax(1), torch.cat([x[:, ::2], y[:, 1::2]], 1)
 
@@ -480,22 +480,22 @@ def pads(pads: tuple[int, ...], value: float) -> Function:
     return lambda x: (F.pad(x * 2, pads, value=value), F.pad(x, pads, value=value).sum(0) if math.isfinite(value) else x, F.pad(x, pads).softmax(-1))
 
 
-@case(lambda make: (make(3, 6, 9),))
+@case(lambda make: (make(3, 6, 9),), places=True)
 def reflections(x):
     return F.pad(x, (2, 3), mode="reflect") * 2, F.pad(x, (1, 2), mode="replicate").sum(-1), F.pad(x, (2, 1), mode="circular"), x.flip(0, 2), x.roll(4, 2), x.roll((1, -2), (0, 1)), x.rot90(1, (1, 2))
 
 
-@case(lambda make: (make(12, 20),))
+@case(lambda make: (make(12, 20),), places=True)
 def slices(x):
     return x[::3, 1::4] * 2, x[-5:, :-3].sum(1), x[4], x[:, -2].exp(), x[3:3], x[:, 5:6] * x, x.narrow(1, 3, 9).amax(1), x[2:9][::2][1:].cos()
 
 
-@case(lambda make: (make(9, 9), make(4, 9, 9)))
+@case(lambda make: (make(9, 9), make(4, 9, 9)), places=True)
 def diagonals(x, y):
     return x.diagonal() * 2, x.diagonal(2).sum(), x.diagonal(-3), y.diagonal(dim1=1, dim2=2).exp(), torch.diag_embed(x[0]) + 1, x.tril() @ x, x.triu(1).sum(0), torch.diag(x[1]), x.trace()
 
 
-@case(lambda make: (make(8, 12), make(3, 12), make(8, 4)))
+@case(lambda make: (make(8, 12), make(3, 12), make(8, 4)), places=True)
 def slices_are_scattered(x, y, z):
     return torch.slice_scatter(x, y, 0, 1, 8, 3) * 2, torch.select_scatter(x, y[0], 0, -1).sum(0), torch.diagonal_scatter(x, z[:, 0]).exp()
 
@@ -509,7 +509,7 @@ def writes_to_slices_of_new(x):
     return y, y.sum(0)
 
 
-@case(lambda make: (make(3, 8, 10),))
+@case(lambda make: (make(3, 8, 10),), places=True)
 def reshapes(x):
     y = x * 2
     return y.view(24, 10).sum(1), y.reshape(3, 4, 2, 10).transpose(1, 2).reshape(6, 40) + 1, y.permute(2, 0, 1).reshape(10, 24).softmax(-1), y.flatten().unflatten(0, (5, 48)), y.unfold(2, 4, 3).sum(-1), y.movedim(0, -1).contiguous().view(-1), y.repeat(2, 1, 3).sum(1), y.repeat_interleave(2, 1), y.tile(2), y.expand(4, 3, 8, 10).sum(0)

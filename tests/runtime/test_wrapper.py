@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse import backend
+from dynafuse.runtime import wrapper
 
 X, W = torch.randn(8, 8), torch.randn(8, 8)
 
@@ -249,3 +250,8 @@ def test_names_of_nodes_do_not_clash_with_the_functions(name: str) -> None:
 
     (found,) = graphs.compiled(graphs.built(write, X), [X]).call([X])
     torch.testing.assert_close(found, X.exp().sort()[0])
+
+
+@pytest.mark.parametrize(("kind", "device", "expected"), [("*bf16", 0, "x.data_ptr()"), ("*bf16", None, "x"), ("i32", 0, "x")])
+def test_launchers_get_addresses_and_the_interpreter_tensors(kind: str, device: int | None, expected: str) -> None:
+    assert wrapper._passed("x", kind, device) == expected
