@@ -155,13 +155,12 @@ def test_kernels_are_compiled_with_the_assembler_that_workers_use(monkeypatch: p
     beside.parent.mkdir()
     beside.write_text("#!/bin/sh\necho release 99.1\n")
     beside.chmod(0o755)
-    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that what is there now, or nothing, is there again afterwards
+    monkeypatch.delenv("TRITON_PTXAS_PATH")
     monkeypatch.setattr(compile_tasks, "__file__", str(tmp_path / "runtime" / "compile_tasks.py"))
-    compile_tasks._set_triton_ptxas_path.cache_clear()
+    monkeypatch.setattr(compile_tasks, "_set_triton_ptxas_path", compile_tasks._set_triton_ptxas_path.__wrapped__)  # not cached
     assert gpu_target(90).arch == 90
     assert triton.knobs.nvidia.ptxas.version == "99.1"
-    monkeypatch.delenv("TRITON_PTXAS_PATH")
-    compile_tasks._set_triton_ptxas_path.cache_clear()
 
 
 @pytest.mark.parametrize("there_is_a_gpu", [False, True])
