@@ -169,8 +169,7 @@ def _kernels(bound: Bound, capability: int | None) -> Codec[Kernel]:
 
 def _restored(entry: Entry, found: tuple[Launch, ...], capability: int) -> tuple[Any, ...]:
     binaries = [entry.blobs[f"{binary.BINARY}{k}"] for k in range(len(found))]
-    each = zip(found, entry.data["metadata"], binaries, strict=True)
-    return tuple(binary.restored(launch, metadata, content, capability) for launch, metadata, content in each)
+    return binary.restored_all(found, zip(entry.data["metadata"], binaries, strict=True), capability)
 
 
 def _fusions(bound: Bound, fuse: Fuse) -> Codec[FusionKernel]:

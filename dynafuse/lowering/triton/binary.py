@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,6 +75,13 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
         group[f"kernel.{BINARY}"].write_bytes(binary)
         group["kernel.json"].write_text(json.dumps(dict(metadata)), encoding="utf-8")
         return CompiledKernel(Signature.of(launch), {name: str(path) for name, path in group.items()}, metadata["hash"])
+
+
+def restored_all(launches: Sequence[Launch], binaries: Iterable[tuple[Mapping[str, Any], bytes]],
+                 capability: int) -> tuple[Any, ...]:
+    """The compiled kernels of some launches, of what :func:`taken` returned of each. Raises ValueError as the function above."""
+    pairs = zip(launches, binaries, strict=True)
+    return tuple(restored(launch, metadata, binary, capability) for launch, (metadata, binary) in pairs)
 
 
 @cache

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 from dynafuse.ir import Lowered
-from dynafuse.lowering.triton.binary import compile_all, restored
+from dynafuse.lowering.triton.binary import compile_all, restored_all
 from dynafuse.lowering.triton.compiler import load
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def _compile(made: Future[tuple[Any, ...]], lowered: Lowered, capability: int) -
 
     def fetch(answer: Future[Any]) -> None:  # called by the thread that all workers answer to: it must not be kept
         with contextlib.suppress(RuntimeError):  # this process is ending
-            _threads().submit(_settle, made, lambda: _restored(lowered, answer.result(), capability))
+            _threads().submit(_settle, made, lambda: restored_all(lowered.launches, answer.result(), capability))
 
     there.add_done_callback(fetch)
 
@@ -83,11 +83,6 @@ def _sent(lowered: Lowered, capability: int) -> Future[Any] | None:
     except Exception as error:  # somebody has shut them down
         log.info("compiled in a thread, for lack of workers: %s", error)
     return None
-
-
-def _restored(lowered: Lowered, binaries: Sequence[tuple[Mapping[str, Any], bytes]], capability: int) -> tuple[Any, ...]:
-    pairs = zip(lowered.launches, binaries, strict=True)
-    return tuple(restored(launch, metadata, binary, capability) for launch, (metadata, binary) in pairs)
 
 
 def _settle(made: Future[tuple[Any, ...]], make: Callable[[], tuple[Any, ...]]) -> None:
