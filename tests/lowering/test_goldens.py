@@ -45,10 +45,11 @@ def test_no_golden_is_left_over() -> None:
     assert {path.stem for path in FOLDER.glob("*.expected")} == set(representative.CASES)
 
 
-def test_source_is_the_same_in_another_process() -> None:
+@pytest.mark.parametrize("seed", ["1", "4242"])
+def test_source_is_the_same_in_another_process(seed: str) -> None:
     code = "import representative, sys; sys.stdout.write(representative.everything())"
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path]
-    environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(paths)}
     found = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     read = (f"{name}\n{(FOLDER / f'{name}.expected').read_text(encoding='utf-8')}" for name in representative.CASES)
     assert found.stdout == "\n".join(read)
