@@ -79,7 +79,7 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
 
 def restored_all(launches: Sequence[Launch], binaries: Iterable[tuple[Mapping[str, Any], bytes]],
                  capability: int) -> tuple[Any, ...]:
-    """The compiled kernels of some launches, of what :func:`taken` returned of each. Raises ValueError as the function above."""
+    """The compiled kernels of some launches, each of what :func:`taken` returned. Raises what :func:`restored` does."""
     pairs = zip(launches, binaries, strict=True)
     return tuple(restored(launch, metadata, binary, capability) for launch, (metadata, binary) in pairs)
 
