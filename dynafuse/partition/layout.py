@@ -5,11 +5,13 @@ convolution. torch's own heuristic (Inductor's) decides per graph. What the call
 saved for the backward keep the new ones, and AOTAutograd is told so.
 
 Worked example: in ``relu(conv(conv(x)))`` the first convolution's input is copied to channels-last once, everything in
-between stays channels-last, and the result is copied back.
+between stays channels-last, and the result is copied back. The weight of a 1×1 convolution has the same memory in both
+layouts: it gets the other strides, and is not copied.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +19,15 @@ import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
+from dynafuse.partition.normalize import makes_memory
+
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
 """Positions of the arguments that a convolution reads in its layout."""
+CHANNELS_LAST = [0, 2, 3, 1]
+"""The dimensions of a batch of images from the outermost in memory to the innermost."""
+Strides = tuple[Any, ...]
+"""Integers, or expressions over size symbols."""
 
 
 def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -76,21 +84,42 @@ def to_channels_last(module: GraphModule) -> None:
             source = node.args[i]
             if isinstance(source, Node) and source.meta["val"].dim() == 4:
                 if source not in copies:
-                    copies[source] = _copy(module, source, torch.channels_last)
+                    copies[source] = _laid_out(source, CHANNELS_LAST, _after(source))
                 node.update_arg(i, copies[source])
     propagate(module, set(copies.values()))
     _drop_idle_copies(module, copies)
 
 
-def _copy(module: GraphModule, source: Node, memory_format: torch.memory_format) -> Node:
-    """A copy of ``source`` in a memory format, right after it (after the last input, if it is one)."""
+def _after(source: Node) -> Node:
+    """The node after which ``source`` can be read: itself, or the last input if it is one."""
     place = source
     while place.op == "placeholder" and place.next.op == "placeholder":
         place = place.next
-    with module.graph.inserting_after(place):
-        copy = module.graph.call_function(aten.clone.default, (source,), {"memory_format": memory_format})
-    copy.meta = {"val": torch.clone(source.meta["val"], memory_format=memory_format)}
-    return copy
+    return place
+
+
+def _laid_out(source: Node, order: Sequence[int], after: Node, share: bool = True) -> Node:
+    """``source`` densely in an order of its dimensions: a view if its elements lie so already and ``share``, else a copy."""
+    value, back = source.meta["val"], [order.index(dim) for dim in range(len(order))]
+    if share and value.is_contiguous() and value.permute(order).is_contiguous():
+        flat = _called(after, aten.view.default, source, [value.numel()])
+        inside = _called(flat, aten.view.default, flat, [value.shape[dim] for dim in order])
+        return _called(inside, aten.permute.default, inside, back)
+    if order == CHANNELS_LAST:
+        return _called(after, aten.clone.default, source, memory_format=torch.channels_last)
+    if order == sorted(order):
+        return _called(after, aten.clone.default, source, memory_format=torch.contiguous_format)
+    turned = _called(after, aten.permute.default, source, order)
+    inside = _called(turned, aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return _called(inside, aten.permute.default, inside, back)
+
+
+def _called(after: Node, target: Any, source: Node, *args: Any, **kwargs: Any) -> Node:
+    """A call on ``source``, behind another node, with its fake value."""
+    with after.graph.inserting_after(after):
+        node = after.graph.call_function(target, (source, *args), kwargs)
+    node.meta = {"val": target(source.meta["val"], *args, **kwargs)}
+    return node
 
 
 def _drop_idle_copies(module: GraphModule, copies: dict[Node, Node]) -> None:
@@ -122,7 +151,7 @@ def _evaluate(module: GraphModule, node: Node, changed: set[Node]) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, ValueError):
         source = node.all_input_nodes[0]
-        copy = _copy(module, source, torch.contiguous_format)
+        copy = _called(_after(source), aten.clone.default, source, memory_format=torch.contiguous_format)
         changed.add(copy)
         node.replace_input_with(source, copy)
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -135,7 +164,7 @@ def _layout(value: Any) -> Any:
     return _strides_of(value) if isinstance(value, torch.Tensor) else value
 
 
-def _strides_of(value: torch.Tensor) -> tuple[Any, ...]:
+def _strides_of(value: torch.Tensor) -> Strides:
     return tuple(s if isinstance(s, int) else s.node.expr for s in value.stride())
 
 
@@ -158,30 +187,37 @@ def _outputs(module: GraphModule) -> list[Any]:
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def _strides(output: Any) -> tuple[Any, ...] | None:
+def _strides(output: Any) -> Strides | None:
     value = output.meta.get("val") if isinstance(output, Node) else None
     return _strides_of(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
-def restore_outputs(kind: str, module: GraphModule, wanted: Sequence[tuple[Any, ...] | None]) -> None:
-    """Copy what the caller sees back to eager's strides (a forward's saved tensors are not seen)."""
-    outputs = _outputs(module)
+def restore_outputs(kind: str, module: GraphModule, wanted: Sequence[Strides | None]) -> None:
+    """Give what the caller sees eager's strides again (a forward's saved tensors are not seen)."""
+    outputs, before = _outputs(module), module.graph.output_node().prev
     seen = _returned(len(outputs)) if kind == "forward" else len(outputs)
     for i in range(seen):
-        if wanted[i] is not None and _strides(outputs[i]) != wanted[i]:
-            with module.graph.inserting_before(module.graph.output_node()):
-                value = outputs[i].meta["val"]
-                wanted_format: dict[str, Any] = {"memory_format": _format(wanted[i], value)}
-                back = module.graph.call_function(aten.clone.default, (outputs[i],), wanted_format)
-                back.meta = {"val": torch.clone(value, **wanted_format)}
-            outputs[i] = back
+        strides = wanted[i]
+        if strides is not None and _strides(outputs[i]) != strides:
+            order = _order(outputs[i].meta["val"], strides)
+            outputs[i] = _laid_out(outputs[i], order, before, share=_is_only(outputs[i], outputs))
     module.graph.output_node().args = (tuple(outputs),)
 
 
-def _format(strides: Any, value: torch.Tensor) -> torch.memory_format:
-    """The memory format that gives the strides (eager's results of convolution nets have one of the two)."""
-    contiguous = torch.empty(value.shape, device="meta")
-    return torch.contiguous_format if contiguous.stride() == strides else torch.channels_last
+def _is_only(output: Node, outputs: Sequence[Any]) -> bool:
+    """Whether the caller gets a tensor whose memory nothing else can reach: made here, returned once, read by nobody."""
+    maker = output.args[0] if output.target is operator.getitem else output
+    return isinstance(maker, Node) and makes_memory(maker) and len(output.users) == 1 and outputs.count(output) == 1
+
+
+def _order(value: torch.Tensor, strides: Strides) -> list[int]:
+    """The dimensions from the outermost to the innermost under dense strides, which are those of eager's results."""
+    order = list(range(value.dim()))
+    if value.dim() == 4 and strides == _strides_of(torch.empty_like(value, memory_format=torch.channels_last)):
+        return CHANNELS_LAST
+    if strides == _strides_of(torch.empty_like(value, memory_format=torch.contiguous_format)):
+        return order
+    return sorted(order, key=lambda dim: -strides[dim]) if all(isinstance(stride, int) for stride in strides) else order
 
 
 def _returned(default: int) -> int:

@@ -87,6 +87,8 @@ def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, 
         if args["self"].meta["val"].dtype is torch.bool:
             return None  # eager, to which any op may fall, has no position alone of bools
         return index.default, (args["self"], args["dim"], args["keepdim"])
+    if target is aten.max_pool2d_with_indices.default and all(user.args[1:] == (0,) for user in source.users):
+        return aten.max_pool2d.default, tuple(arguments(source).values())
     return None
 
 
@@ -135,11 +137,12 @@ def settle_strides(module: GraphModule) -> None:
     """
     for node in module.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and _makes_memory(node) and _overlaps(value):
+        if isinstance(value, torch.Tensor) and makes_memory(node) and _overlaps(value):
             node.meta["val"] = value.new_empty(value.shape)
 
 
-def _makes_memory(node: Node) -> bool:
+def makes_memory(node: Node) -> bool:
+    """Whether an op returns memory of its own, by its schema."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and not target.is_view and not target._schema.is_mutable
 
@@ -162,7 +165,7 @@ def remove_noops(module: GraphModule) -> None:
         source = _same_as(node)
         if source is None:
             continue
-        if output in node.users and (source.op in ("placeholder", "get_attr") or _makes_memory(node)):
+        if output in node.users and (source.op in ("placeholder", "get_attr") or makes_memory(node)):
             continue
         node.replace_all_uses_with(source)
         module.graph.erase_node(node)
