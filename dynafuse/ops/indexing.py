@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -205,18 +206,27 @@ def _sum(build: Builder, values: Sequence[Value], dtype: torch.dtype) -> Value:
     return functools.reduce(lambda left, right: build.expression("{0} + {1}", wide, left, right), values)
 
 
-def _window_value(build: Builder, operand: object, lead: Index, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
-    bounds = [check for position, size in zip(at, sizes, strict=True) for check in _inside(position, S.Zero, size)]
-    return _under(build, bounds, lambda: build.operand(operand, (*lead, *at)), 0)
+def _window_values(build: Builder, call: Call, index: Index, outside: float, dilation: Sequence[int] = (1,)) -> list[Value]:
+    """The input's values in the window of an output position; ``outside`` where it reaches beyond the input."""
+    sizes, places = build.shape(call["self"])[-2:], []
+    for at, (length, stride, padding), step in zip(index[-2:], _windows(call), _pair(dilation), strict=True):
+        places.append([at * stride - padding + step * k for k in range(length)])
+
+    def value(at: Index) -> Value:
+        bounds = [check for position, size in zip(at, sizes, strict=True) for check in _inside(position, S.Zero, size)]
+        return _under(build, bounds, lambda: build.operand(call["self"], (*index[:-2], *at)), outside)
+
+    return [value(at) for at in itertools.product(*places)]
 
 
 def _avg_pool(build: Builder, call: Call, index: Index) -> Value:
-    sizes, windows = build.shape(call["self"])[-2:], list(_windows(call))
-    starts = [at * stride - padding for at, (_, stride, padding) in zip(index[-2:], windows, strict=True)]
-    offsets = itertools.product(*(range(window[0]) for window in windows))
-    values = [_window_value(build, call["self"], index[:-2], (starts[0] + row, starts[1] + column), sizes)
-              for row, column in offsets]
+    values, sizes = _window_values(build, call, index, 0), build.shape(call["self"])[-2:]
     return _averaged(build, call, _sum(build, values, call.dtype), index[-2:], sizes)
+
+
+def _max_pool(build: Builder, call: Call, index: Index) -> Value:
+    values, wide = _window_values(build, call, index, -math.inf, call["dilation"]), opmath(call.dtype)
+    return functools.reduce(lambda left, right: build.expression("lm.maximum({0}, {1})", wide, left, right), values)
 
 
 def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
@@ -283,6 +293,10 @@ def _window_share(build: Builder, call: Call, index: Index, windows: Sequence[tu
 def _accepts_pool(call: Call) -> str:
     height, width = _pair(call["kernel_size"])
     return "" if height * width <= MAX_WINDOW else f"a window of {height * width} elements, more than {MAX_WINDOW}"
+
+
+def _accepts_max_pool(call: Call) -> str:
+    return _accepts_pool(call) if call.dtype.is_floating_point else f"max pooling of {str(call.dtype)[6:]}"
 
 
 def _adaptive_pool(build: Builder, call: Call, index: Index) -> Value:
@@ -374,7 +388,7 @@ _EAGER = {
     "aten.as_strided_scatter.default prims.as_strided_scatter.default": "as_strided: strides over the storage",
     "prims._low_memory_max_pool_with_offsets.default aten.max_pool2d_with_indices.default "
     "aten.max_pool3d_with_indices.default aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default":
-        "max pooling: two outputs",
+        "max pooling with indices, which the backward reads",
     "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default "
     "aten.adaptive_max_pool2d_backward.default aten.adaptive_max_pool3d_backward.default "
     "aten.max_pool2d_backward.default": "max pooling backward: adds at loaded indices",
@@ -403,6 +417,8 @@ for _target in overloads("aten.select_scatter.default"):
     register(rewrite(_target, Kind.INDEX, _select_scatter, accepts=_accepts_select_scatter))
 for _target in overloads("aten.avg_pool2d.default"):
     register(rewrite(_target, Kind.INDEX, _avg_pool, accepts=_accepts_pool, flops=9.0))
+for _target in overloads("aten.max_pool2d.default"):
+    register(rewrite(_target, Kind.INDEX, _max_pool, accepts=_accepts_max_pool, flops=9.0))
 for _target in overloads("aten.avg_pool2d_backward.default"):
     register(rewrite(_target, Kind.INDEX, _avg_pool_backward, accepts=_accepts_pool, flops=9.0))
 for _target in overloads("aten._adaptive_avg_pool2d.default"):

@@ -264,6 +264,10 @@ POOLS = [
     [[3, 2], [2, 2], [1, 0], False, True, 5], [[3, 2], [], [1, 0], False, True, None],
     [[3], [1], [1], False, True, None], [[3, 2], [3, 1], [1, 0], True, False, None],
 ]
+MAX_POOLS = [
+    [[3, 2], [2, 2], [1, 0], [1, 1], False], [[3, 2], [2, 1], [1, 1], [1, 1], True], [[2], [], [0], [1], False],
+    [[2, 3], [1, 1], [1, 1], [2, 1], False],
+]
 Make = Callable[[torch.Tensor], list[Any]]
 
 RESHAPES: list[Make] = [
@@ -345,6 +349,10 @@ MOVES: dict[str, list[Make]] = {
 }
 IMAGES: dict[str, list[Make]] = {
     "aten.avg_pool2d.default": [*(lambda x, pool=pool: [x, *pool] for pool in POOLS), lambda x: [x[0], *POOL]],
+    "aten.max_pool2d.default": [
+        *(lambda x, pool=pool: [x, *pool] for pool in MAX_POOLS), lambda x: [x.where(x < 1, torch.nan), *MAX_POOLS[0]],
+        lambda x: [x.where(x < 1, -torch.inf), *MAX_POOLS[0]], lambda x: [x[0], *MAX_POOLS[0]],
+    ],
     "aten.avg_pool2d_backward.default": [
         lambda x, pool=pool: [torch.ops.aten.avg_pool2d.default(x, *pool).cos(), x, *pool] for pool in POOLS
     ],

@@ -33,6 +33,12 @@ POOLS = [
     pooled(kernel_size=[3], padding=[1], stride=[1]),
     pooled(ceil_mode=True, count_include_pad=False, stride=[3, 1]),
 ]
+MAX_POOLS = [
+    [[3, 2], [2, 2], [1, 0], [1, 1], False],
+    [[3, 2], [2, 1], [1, 1], [1, 1], True],
+    [[2], [], [0], [1], False],
+    [[2, 3], [1, 1], [1, 1], [2, 1], False],
+]
 
 
 def grad_of(pool: list[Any]) -> torch.Tensor:
@@ -93,6 +99,8 @@ CASES: list[tuple[str, list[Any]]] = [
     ("aten.glu.default", [X / 10, -1]),
     *(("aten.avg_pool2d.default", [IMAGE, *pool]) for pool in POOLS),
     ("aten.avg_pool2d.default", [IMAGE[0], *pooled()]),
+    *(("aten.max_pool2d.default", [IMAGE, *pool]) for pool in MAX_POOLS),
+    ("aten.max_pool2d.default", [IMAGE[0], *MAX_POOLS[0]]),
     *(("aten.avg_pool2d_backward.default", [grad_of(pool), IMAGE, *pool]) for pool in POOLS),
     ("aten._adaptive_avg_pool2d.default", [IMAGE[..., :6, :], [3, 2]]),
     ("aten._adaptive_avg_pool2d_backward.default", [torch.randn(2, 2, 3, 2), torch.randn(2, 2, 6, 6)]),

@@ -104,6 +104,20 @@ def test_the_position_of_a_bool_comes_with_the_maximum() -> None:
         "return amax_default, getitem_1")
 
 
+def test_pooling_whose_indices_nobody_reads_has_one_output() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        return item(build, build.op("aten.max_pool2d_with_indices.default", x, [3, 3], [2, 2], [1, 1]), 0)
+
+    assert after(write, X[None]) == (
+        "max_pool2d_default = aten.max_pool2d.default(arg0, [3, 3], [2, 2], [1, 1], [1, 1], False)\nreturn max_pool2d_default")
+
+    def read(build: graphs.Builder, x: Node) -> list[Node]:
+        both = build.op("aten.max_pool2d_with_indices.default", x, [2, 2])
+        return [item(build, both, 0), item(build, both, 1)]
+
+    assert "aten.max_pool2d.default" not in after(read, X[None])
+
+
 def test_other_outputs_stay_as_they_are() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         return item(build, build.op("aten.sort.default", x), 0)
