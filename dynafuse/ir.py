@@ -30,6 +30,9 @@ Size: TypeAlias = int | sympy.Expr
 COUNT = "count"
 """The argument of a kernel that says how many terms its fold has."""
 
+MAX_TENSORS = 100
+"""The most tensors that one kernel reads and writes."""
+
 INT32_LIMIT = 2**31 - 1 - 2**16
 """What offsets in 32 bits stay below, with room for a block beyond the end."""
 

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dynafuse.ir import Fitted, OpSpec, Ref, Spec, references
+from dynafuse.ir import MAX_TENSORS, Fitted, OpSpec, Ref, Spec, references
 from dynafuse.ops import Cast, Kind, lookup
 from dynafuse.ops.algebra import commutes
 from dynafuse.ops.literals import Number
 from dynafuse.ops.overloads import overload
 
-WIDTHS = (4, 8, 16, 32, 64, 100)
+WIDTHS = (4, 8, 16, 32, 64, MAX_TENSORS)
 """Terms of a family's kernel; every count between two of them goes to the larger one."""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from dynafuse.ir import Refusal
+from dynafuse.ir import MAX_TENSORS, Refusal
 from dynafuse.partition import legality
 from dynafuse.partition.calls import calls_prediction
 from dynafuse.partition.cost import Choice, Prediction, Work, choose, objective, predict
@@ -24,7 +24,6 @@ from dynafuse.partition.legality import Shape, classify, members, product
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.spaces import Read, Spaces
 
-MAX_TENSORS = 100  # tensors that one kernel reads and writes
 COLUMN_PROGRAMS = 256  # columns that keep as much of a device busy as one row does
 NOTHING = Prediction()
 REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
