@@ -230,6 +230,8 @@ class _Growth:
         Such are reductions, readers of a tensor that the region overwrites, and what is computed from either.
         """
         written = {self.spaces.base(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
+        if not written and not any(map(self.spaces.is_reduction, nodes)):
+            return None
         fixed: set[Node] = set()
         for node in nodes:
             for read in self.reads[node]:
