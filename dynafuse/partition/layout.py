@@ -12,14 +12,14 @@ layouts: it gets the other strides, and is not copied.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.partition.normalize import makes_memory
+from dynafuse.partition.normalize import is_view, makes_memory
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
@@ -32,13 +32,13 @@ Strides = tuple[Any, ...]
 
 def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
     """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides."""
-    wanted = [_strides(a) for a in _outputs(module)]
+    before = strides_of(module)
     if kind == "backward":
         adopt_inputs(module, example_inputs)
     if not pays(kind, module):
         return
     to_channels_last(module)
-    restore_outputs(kind, module, wanted)
+    restore_outputs(kind, module, before)
     if kind == "forward":
         report_strides(module)
 
@@ -187,21 +187,43 @@ def _outputs(module: GraphModule) -> list[Any]:
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def _strides(output: Any) -> Strides | None:
-    value = output.meta.get("val") if isinstance(output, Node) else None
-    return _strides_of(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+def strides_of(module: GraphModule) -> dict[Node, Strides]:
+    """The strides of every tensor of a graph, as tracing found them."""
+    values = ((node, node.meta.get("val")) for node in module.graph.nodes)
+    return {node: _strides_of(value) for node, value in values
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided}
 
 
-def restore_outputs(kind: str, module: GraphModule, wanted: Sequence[Strides | None]) -> None:
-    """Give what the caller sees eager's strides again (a forward's saved tensors are not seen)."""
-    outputs, before = _outputs(module), module.graph.output_node().prev
+def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Strides]) -> None:
+    """Give what the caller sees eager's strides again, and shared memory where eager's results share it.
+
+    A forward's saved tensors are not seen.
+    """
+    outputs, after = _outputs(module), module.graph.output_node().prev
     seen = _returned(len(outputs)) if kind == "forward" else len(outputs)
-    for i in range(seen):
-        strides = wanted[i]
-        if strides is not None and _strides(outputs[i]) != strides:
-            order = _order(outputs[i].meta["val"], strides)
-            outputs[i] = _laid_out(outputs[i], order, before, share=_is_only(outputs[i], outputs))
-    module.graph.output_node().args = (tuple(outputs),)
+    restored: dict[Node, Node] = {}
+
+    def restore(node: Node) -> Node:
+        """Of a view, the same view of what it looks at; else a copy, unless the strides are eager's."""
+        if node not in restored:
+            restored[node] = again(node)
+        return restored[node]
+
+    def again(node: Node) -> Node:
+        if node not in before:  # a copy that was made here stands for what it copies
+            return restore(node.args[0])  # type: ignore[arg-type]
+        if is_view(node):
+            source = node.args[0]
+            base = restore(source)  # type: ignore[arg-type]
+            return node if base is source else _called(base, node.target, base, *node.args[1:], **node.kwargs)
+        value = node.meta["val"]
+        if _strides_of(value) == before[node]:
+            return node
+        return _laid_out(node, _order(value, before[node]), after, share=_is_only(node, outputs))
+
+    known = (isinstance(output, Node) and output in before for output in outputs[:seen])
+    shown = [restore(output) if tensor else output for output, tensor in zip(outputs, known, strict=False)]
+    module.graph.output_node().args = ((*shown, *outputs[seen:]),)
 
 
 def _is_only(output: Node, outputs: Sequence[Any]) -> bool:

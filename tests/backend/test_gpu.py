@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from cases import CASES, Case, Maker
 from differential import check, compiled, regions
 from graphs import recorded
+from test_channels_last import NETS, check_batch_norm, check_net
 from test_models import MODELS, check_model
 from test_numerics import masks_agree, parameters
 
@@ -29,6 +30,17 @@ def test_case(case: Case, dtype: torch.dtype, device: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step(name: str, dtype: torch.dtype, device: str) -> None:
     check_model(name, dtype, device)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_channels_last(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    check_net(name, device, monkeypatch)
+
+
+def test_batch_norm_in_channels_last(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    check_batch_norm(device, monkeypatch)
 
 
 @pytest.mark.parametrize("shape", [(2048, 4096), (4, 100_003), (16384, 64), (3, 1 << 20)])

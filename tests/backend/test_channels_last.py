@@ -1,0 +1,125 @@
+"""Convolution nets that are moved to channels-last, against eager: values, gradients, the strides of both, shared memory.
+
+torch's heuristic leaves nets as small as these alone; here every graph with convolutions moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import Maker
+from differential import check, compiled, copies, run, significant
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dynafuse.partition import layout
+
+Shape = tuple[int, ...]
+
+
+def squeeze_and_excite(x: Tensor, w: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    y = F.silu(F.conv2d(x, w, padding=1))
+    gate = F.conv2d(F.relu(F.conv2d(y.mean((2, 3), keepdim=True), down)), up)
+    return y * gate.sigmoid()
+
+
+def depthwise(x: Tensor, w: Tensor, each: Tensor, point: Tensor) -> Tensor:
+    y = F.relu6(F.conv2d(x, w))
+    return F.conv2d(F.relu6(F.conv2d(y, each, padding=1, groups=y.shape[1])), point)
+
+
+def gray(x: Tensor, w: Tensor, point: Tensor) -> Tensor:
+    return F.conv2d(F.relu(F.conv2d(x, w)), point) * 2
+
+
+def one_pixel(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return F.conv2d(F.gelu(F.conv2d(x, first)), second)
+
+
+def transposed(x: Tensor, w: Tensor, back: Tensor) -> Tensor:
+    return F.conv_transpose2d(F.elu(F.conv2d(x, w)), back, stride=2).tanh()
+
+
+def features(x: Tensor, w: Tensor, point: Tensor) -> tuple[Tensor, ...]:
+    """What detectors and transformers take out of such nets: features, also flattened, also with channels behind."""
+    y = F.relu(F.conv2d(x, w))
+    z = F.conv2d(y, point)
+    return y, z.flatten(2).transpose(1, 2), z.permute(0, 2, 3, 1), y.permute(1, 0, 3, 2).exp(), z[:, 2:4], z.mean((2, 3))
+
+
+def pooled(x: Tensor, w: Tensor, point: Tensor) -> tuple[Tensor, ...]:
+    y = F.conv2d(x, w)
+    return F.max_pool2d(F.relu(y), 3, 2, 1), F.conv2d(F.max_pool2d(y, 2, ceil_mode=True), point), F.avg_pool2d(y, 2)
+
+
+def shared(x: Tensor, w: Tensor, point: Tensor) -> tuple[Tensor, ...]:
+    """One weight for two convolutions, and its own part of the result: its gradient is a sum."""
+    y = F.conv2d(F.conv2d(x, w), point)
+    return F.conv2d(y, point).relu() + y, point * 3
+
+
+def normalized(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, var: Tensor, point: Tensor) -> Tensor:
+    """In training, which overwrites the statistics."""
+    y = F.batch_norm(F.conv2d(x, w), mean, var, scale, shift, training=True)
+    return F.conv2d(F.relu(y), point)
+
+
+NETS: dict[str, tuple[Callable[..., Any], Sequence[Shape]]] = {
+    "squeeze and excite": (squeeze_and_excite, [(2, 3, 7, 6), (8, 3, 3, 3), (4, 8, 1, 1), (8, 4, 1, 1)]),
+    "depthwise": (depthwise, [(2, 3, 7, 6), (8, 3, 3, 3), (8, 1, 3, 3), (5, 8, 1, 1)]),
+    "gray": (gray, [(2, 1, 7, 6), (4, 1, 3, 3), (5, 4, 1, 1)]),
+    "one pixel": (one_pixel, [(3, 4, 1, 1), (5, 4, 1, 1), (2, 5, 1, 1)]),
+    "one channel": (gray, [(2, 1, 7, 6), (1, 1, 3, 3), (1, 1, 1, 1)]),
+    "transposed": (transposed, [(2, 3, 7, 6), (4, 3, 3, 3), (4, 2, 3, 3)]),
+    "features": (features, [(2, 3, 7, 6), (4, 3, 3, 3), (6, 4, 1, 1)]),
+    "pooled": (pooled, [(2, 3, 9, 8), (4, 3, 3, 3), (6, 4, 1, 1)]),
+    "shared": (shared, [(2, 3, 7, 6), (4, 3, 3, 3), (4, 4, 1, 1)]),
+}
+
+
+def move_all(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
+    """Have every graph with convolutions go channels-last; returns those that do."""
+    graphs: list[GraphModule] = []
+
+    def pays(kind: str, module: GraphModule) -> bool:
+        has = any(node.target in layout.CONVOLUTIONS for node in module.graph.nodes)
+        graphs.extend([module] * has)
+        return has
+
+    monkeypatch.setattr(layout, "pays", pays)
+    return graphs
+
+
+def check_net(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inference, training, and the strides of the gradients, which optimizers and reducers look at."""
+    (function, shapes), make, moved = NETS[name], Maker(device, torch.float32), move_all(monkeypatch)
+    given = [make(*shape) for shape in shapes]
+    with torch.no_grad():
+        check(function, *given)
+    assert len(moved) == 1
+    check(function, *given)
+    assert len(moved) == 3
+    torch._dynamo.reset()
+    ours, eager = (run(call, copies(given)).gradients for call in (compiled(function), function))
+    for mine, theirs in zip(ours, eager, strict=True):
+        assert significant(mine) == significant(theirs)
+
+
+def check_batch_norm(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, moved = Maker(device, torch.float32), move_all(monkeypatch)
+    running = make(4, grad=False), make(4, grad=False).abs()
+    check(normalized, make(2, 3, 7, 6), make(4, 3, 3, 3), make(4), make(4), *running, make(6, 4, 1, 1))
+    assert len(moved) == 2
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_net(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_net(name, "cpu", monkeypatch)
+
+
+def test_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_batch_norm("cpu", monkeypatch)
