@@ -35,11 +35,12 @@ def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any
     before = strides_of(module)
     if kind == "backward":
         adopt_inputs(module, example_inputs)
-    if not pays(kind, module):
-        return
-    to_channels_last(module)
-    restore_outputs(kind, module, before)
-    if kind == "forward":
+    moves = pays(kind, module)
+    if moves:
+        to_channels_last(module)
+    if moves or kind == "backward":
+        restore_outputs(kind, module, before)
+    if moves and kind == "forward":
         report_strides(module)
 
 
@@ -118,7 +119,8 @@ def _called(after: Node, target: Any, source: Node, *args: Any, **kwargs: Any) -
     """A call on ``source``, behind another node, with its fake value."""
     with after.graph.inserting_after(after):
         node = after.graph.call_function(target, (source, *args), kwargs)
-    node.meta = {"val": target(source.meta["val"], *args, **kwargs)}
+    known_args, known_kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    node.meta = {"val": target(*known_args, **known_kwargs)}
     return node
 
 
