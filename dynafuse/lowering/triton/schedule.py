@@ -302,8 +302,8 @@ def _split(
 
 
 def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], sets: list[frozenset[int]]) -> Tiles:
-    row = next(s for s in sets if _contiguous(probed, accesses, s))
-    column = next(s for s in sets if s is not row)
+    row = frozenset(k for k, axis in enumerate(spec.axes) if axis.reduced)
+    column = next(s for s in sets if s != row)
     order = {"x": _ordered(probed, accesses, sorted(column)), "r": _ordered(probed, accesses, sorted(row))}
     rows, length = _count(spec, sorted(column)), _count(spec, sorted(row))
     r = power_of_two(length)
