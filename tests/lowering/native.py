@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python native.py goldens|classes|llama|numbers|folds`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python native.py goldens|classes|llama|numbers|folds|doubles`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ import numbered
 import representative
 import torch
 import triton
+from samples import Sample, samples
+from test_rows import ROWS, eager, tensors, write
 from torch.fx import Node
 
 from dynafuse import backend
 from dynafuse.cache.key import Bound, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.lower import lower
+from dynafuse.ops import Row
 
 CAPABILITY = 90
 USED = re.compile(r"Used (\d+) registers")
@@ -57,6 +61,20 @@ def total(build: graphs.Builder, x: Node, *rest: Node) -> Node:
     for other in rest:
         x = build.op("aten.add.Tensor", x, other)
     return build.op("aten.tanh.default", x)
+
+
+def doubles() -> Iterator[Bound]:
+    """What rows make at an index, in float64: the interpreter does not mind a literal that Triton takes for float32."""
+    calls = [(row, sample) for row in ROWS if row.lower for sample in samples(row)]
+    for row, sample in calls:
+        inputs = tensors(sample)
+        if not sample.dynamic and any(t.dtype is torch.float64 for t in inputs) and eager(row, sample) is not None:
+            plan = graphs.planned(graphs.built(partial(called, row, sample), *inputs))
+            yield from (canonical(plan.annotated, region, (), "sm90") for region in plan.regions)
+
+
+def called(row: Row, sample: Sample, build: graphs.Builder, *nodes: Node) -> Node:
+    return write(build, row, sample, nodes)
 
 
 def llama() -> Iterator[Bound]:
@@ -101,5 +119,6 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds}
+    groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
+              "doubles": doubles}
     print(json.dumps(compiled(groups[sys.argv[1]]())))

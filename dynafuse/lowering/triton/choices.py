@@ -140,7 +140,8 @@ class Choices(Scopes):
         return value.name if value.tiles == self._everywhere else f"tl.broadcast_to({value}, {shape})"
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
-        """A value from a Triton expression over operands."""
+        """A value from a Triton expression over operands. A literal of float64 is held: Triton takes it for float32."""
+        operands = tuple(self.held(v) if v.dtype is torch.float64 else v for v in operands)
         tiles = frozenset[str]().union(*(v.tiles for v in operands))
         made = self.define(escape(text.format(*(wrap(v.name) for v in operands))), dtype, tiles)
         if dtype is torch.bool and operands and all(v.name in self._conditions for v in operands):
