@@ -46,6 +46,12 @@ class Choices(Scopes):
         """A literal."""
         return Value(literal(value, dtype), dtype)
 
+    def held(self, value: Value) -> Value:
+        """A literal as a tensor: Triton takes a bare number for float32, and a bare number has no methods."""
+        if not is_literal(value):
+            return value
+        return self.define(f"tl.full([], {value}, {triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
+
     def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
         """A comparison of index expressions."""
         left, right = sympy.sympify(left), sympy.sympify(right)

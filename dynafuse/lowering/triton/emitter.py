@@ -140,12 +140,6 @@ class Emitter(Choices):
             number = float(text) if value.dtype.is_floating_point else int(text)
         return self.constant(number, dtype)
 
-    def held(self, value: Value) -> Value:
-        """A literal as a tensor: Triton takes a bare number for float32, and a bare number has no methods."""
-        if not is_literal(value):
-            return value
-        return self.define(f"tl.full([], {value}, {triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
-
     # ------------------------------------------------------------------ ops
 
     def value(self, position: int, index: Index) -> Value:
