@@ -46,13 +46,13 @@ def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any
 
 def pays(kind: str, module: GraphModule) -> bool:
     """Whether torch's heuristic would move this graph's convolutions to channels-last."""
-    from torch._inductor.graph import GraphLowering
-
     convolutions = [n for n in module.graph.nodes if n.target in CONVOLUTIONS]
     if not convolutions or not all(_may_move(n) for n in convolutions):
         return False
     if kind == "backward":  # its forward decided: follow the tensors that it saved
         return any(_is_channels_last(a.meta["val"]) for n in convolutions for a in _read(n))
+    from torch._inductor.graph import GraphLowering
+
     return bool(GraphLowering.decide_layout_opt(module, is_inference=kind == "inference"))
 
 
