@@ -40,6 +40,7 @@ def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any
         to_channels_last(module)
     if moves or kind == "backward":
         restore_outputs(kind, module, before)
+        module.graph.eliminate_dead_code()  # copies and views that others took the place of
     if moves and kind == "forward":
         report_strides(module)
 
