@@ -11,7 +11,7 @@ layouts, hence one key and one kernel; so do norms that add 1e-5 and 1e-6. Where
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -20,7 +20,6 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from dynafuse.cache.difference import differences
 from dynafuse.cache.families import Member, member
@@ -200,12 +199,17 @@ class _Canonical:
     def _lifted(self, node: Node) -> Mapping[str, Any]:
         facts = self.facts[node]
         assert facts.tensor is not None
-        operands = [t.dtype for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None]
+        operands = (t.dtype for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None)
         return lifted_arguments(facts.row, self.calls[node], facts.tensor.dtype, operands)
 
     def _hashed(self, node: Node, args: Mapping[str, Any], tensor: str, which: int) -> str:
-        named = pytree.tree_map(lambda a: self._digest_of(a)[which] if isinstance(a, Node) else str(a), dict(args))
+        named = {name: self._named(value, which) for name, value in args.items()}
         return hashlib.sha256(f"{node.target} {named} {tensor}".encode()).hexdigest()[:16]
+
+    def _named(self, value: Any, which: int) -> Any:
+        if isinstance(value, Node):
+            return self._digest_of(value)[which]
+        return [self._named(one, which) for one in value] if isinstance(value, (list, tuple)) else str(value)
 
     # ------------------------------------------------------------------ numbering
 
@@ -226,8 +230,8 @@ class _Canonical:
                 stack.extend((a, False) for a in reversed(self._operands(node)))
 
     def _operands(self, node: Node) -> Sequence[Node]:
-        leaves = dict.fromkeys(a for a in pytree.tree_leaves(list(self.calls[node].values())) if isinstance(a, Node))
-        return [a for a in leaves if self.facts[a].role != "host"]
+        operands = dict.fromkeys(_nodes(list(self.calls[node].values())))
+        return [a for a in operands if self.facts[a].role != "host"]
 
     def _number(self, node: Node) -> None:
         facts = self.facts[node]
@@ -267,6 +271,15 @@ class _Canonical:
         target = self.region.copies.get(node)
         into = None if target is None else self.inputs.setdefault(target, len(self.inputs))
         return Store(self.ops[node], self._layout(node if target is None else target), dims, into)
+
+
+def _nodes(value: Any) -> Iterator[Node]:
+    """The nodes among an op's arguments, in order, those in lists included."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _nodes(one)
 
 
 def _expr(value: Any) -> Any:

@@ -21,7 +21,7 @@ def lifted(spec: Spec) -> tuple[Spec, tuple[float, ...]]:
 
 
 def _op(spec: Spec, op: OpSpec, values: list[float]) -> OpSpec:
-    operands = [(spec.inputs if ref.kind == "in" else spec.ops)[ref.position].dtype for ref in references(op.args)]
+    operands = ((spec.inputs if ref.kind == "in" else spec.ops)[ref.position].dtype for ref in references(op.args))
     found = numbers.lifted(lookup(overload(op.target)), dict(op.args), op.dtype, operands)
     args = []
     for name, value in op.args:

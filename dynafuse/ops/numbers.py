@@ -8,7 +8,7 @@ draw from one seed after another of their graph: ``k0`` is the seed's number, as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Lifted:
     inverse: bool
 
 
-def lifted(row: Row | None, args: Mapping[str, Any], out: torch.dtype, operands: Sequence[torch.dtype]) -> dict[str, Lifted]:
+def lifted(row: Row | None, args: Mapping[str, Any], out: torch.dtype, operands: Iterable[torch.dtype]) -> dict[str, Lifted]:
     """Of a call's arguments by name, those that kernels are handed; ``operands`` are the dtypes of its tensors."""
     if row is None or not (row.lifts or row.inverts):
         return {}
@@ -44,11 +44,11 @@ def _seeds(row: Row, args: Mapping[str, Any]) -> Iterator[tuple[str, Lifted]]:
             yield name, Lifted(float(value), False)
 
 
-def _in_float32(row: Row, out: torch.dtype, operands: Sequence[torch.dtype]) -> bool:
+def _in_float32(row: Row, out: torch.dtype, operands: Iterable[torch.dtype]) -> bool:
     """Whether the call's expression is evaluated in float32."""
     if row.cast is Cast.OUTPUT:
         return opmath(out) is torch.float32
-    return row.cast is Cast.PROMOTED and bool(operands) and all(opmath(dtype) is torch.float32 for dtype in operands)
+    return row.cast is Cast.PROMOTED and {opmath(dtype) for dtype in operands} == {torch.float32}
 
 
 def _lifted(row: Row, args: Mapping[str, Any]) -> Iterator[tuple[str, Lifted]]:

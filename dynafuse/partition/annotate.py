@@ -70,12 +70,12 @@ def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, 
     """
     facts: dict[Node, Facts] = {}
     for node in module.graph.nodes:
-        found = _facts(node, module, device_type)
+        found = _facts(node, module, device_type, facts)
         facts[node] = replace(found, role="eager", reason=eager[node]) if node in eager else found
     return Annotated(module.graph, forcing.applied(module.graph, facts))
 
 
-def _facts(node: Node, module: GraphModule, device_type: str | None) -> Facts:
+def _facts(node: Node, module: GraphModule, device_type: str | None, before: Mapping[Node, Facts]) -> Facts:
     value = node.meta.get("val")
     tensor = tensor_of(value) if _is_strided(value) else None
     if node.op == "output":
@@ -91,7 +91,7 @@ def _facts(node: Node, module: GraphModule, device_type: str | None) -> Facts:
         return Facts("host" if scalar and not _touches_tensor(node) else "eager", None, reason=reason)
     if not isinstance(node.target, torch._ops.OpOverload):
         return Facts("eager", tensor, reason=f"{node.target} is no ATen op")
-    return _computed(node, tensor, device_type)
+    return _computed(node, tensor, device_type, before)
 
 
 def _constant(node: Node, module: GraphModule) -> Facts:
@@ -109,7 +109,7 @@ def _is_strided(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
 
 
-def _computed(node: Node, tensor: Tensor | None, device_type: str | None) -> Facts:
+def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before: Mapping[Node, Facts]) -> Facts:
     row = ops.lookup(node.target)
     if row is None:
         return Facts("eager", tensor, reason="no row in the op table")
@@ -122,14 +122,16 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None) -> Fac
         reason = reason or "its place is known only once it has run"
     if row.kind is Kind.VIEW and not reason:
         return Facts("view", tensor, row, call)
-    reason = reason or obstacle(node, row, tensor, call, device_type)
+    reason = reason or obstacle(node, row, tensor, call, device_type, before)
     return Facts("eager" if reason else "fused", tensor, row, call, reason)
 
 
-def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None) -> str:
-    """Why this call of a fusible op cannot be fused; empty if it can."""
-    tensors = [tensor, *(tensor_of(v) for v in _operand_values(node) if _is_strided(v))]
-    if any(not _is_strided(v) for v in _operand_values(node)):
+def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None,
+             before: Mapping[Node, Facts]) -> str:
+    """Why this call of a fusible op cannot be fused; empty if it can. ``before`` has the facts of its operands."""
+    operands = [before[a].tensor for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
+    tensors = [t for t in (tensor, *operands) if t is not None]
+    if len(tensors) <= len(operands):
         return "an operand is not a strided tensor"
     for t in tensors:
         if t.device.type != device_type or t.device != tensor.device:
@@ -138,7 +140,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return f"dtype {t.dtype} is not fused"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
             return EMPTY
-    if not is_dense(node.meta["val"].shape, node.meta["val"].stride()):
+    if not _is_contiguous(tensor) and not is_dense(node.meta["val"].shape, node.meta["val"].stride()):
         return "its output is not dense"
     if row.kind is Kind.REDUCTION and _reduced_count(node, call) in (None, 1):
         return ONE_ELEMENT
@@ -147,6 +149,16 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
     if any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in _scalar_values(node)):
         return "takes a number that is known only at run time"
     return ""
+
+
+def _is_contiguous(tensor: Tensor) -> bool:
+    """Whether the elements lie in memory row by row, without gaps."""
+    expected: Size = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected = expected * size
+    return True
 
 
 def _into_input(node: Node) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,12 +47,15 @@ def arguments(node: Node) -> dict[str, Any]:
     """A call's arguments by schema name, defaults filled in."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
-    schema = target._schema.arguments
-    given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
-    for argument in schema:
-        if argument.name not in given:
-            given[argument.name] = argument.default_value if argument.has_default_value() else None
-    return {argument.name: given[argument.name] for argument in schema}
+    defaults = _defaults(target)
+    given = dict(zip(defaults, node.args, strict=False)) | node.kwargs
+    return {name: given.get(name, default) for name, default in defaults.items()}
+
+
+@cache
+def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
+    """An overload's parameters with their defaults; None where there is none."""
+    return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
 
 
 def dissolve_multiple_outputs(module: GraphModule) -> None:
