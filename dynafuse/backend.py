@@ -29,6 +29,7 @@ from torch._dynamo.utils import dynamo_timed
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
+from dynafuse import persist
 from dynafuse.build import STORE, TURNED_DOWN, bind, failures, request
 from dynafuse.cache.key import Bound
 from dynafuse.cache.store import outcome
@@ -280,9 +281,10 @@ class Graph:
         while True:
             annotated = annotate(self.module, self.fused_device, demoted.to_eager, self.forcing)
             executors = Executors(annotated.facts, enabled, demoted.denied)
-            planned = partition(annotated, self.device, executors, captured=config.cudagraphs, recompute=config.recompute,
-                                max_ops=config.max_region_ops)
-            plan, bounds = bind(planned, config, self.target)
+            make = partition if _plan_only else functools.partial(persist.plan, config)
+            plan = make(annotated, self.device, executors, captured=config.cudagraphs, recompute=config.recompute,
+                        max_ops=config.max_region_ops)
+            plan, bounds = bind(plan, config, self.target)
             if not plan.unplaced:
                 break
             demoted = demoted.without_executor(plan.unplaced)

@@ -1,11 +1,11 @@
-"""Kernels and measurements on disk: which are kept, under which key, as what.
+"""Kernels, plans and measurements on disk: which are kept, under which key, as what.
 
 Worked example: the region that process 1 compiled in half a second is, in process 2, ``kernel(bound, 90, config, make)``
 without a call of ``make``: its source, its launches and its binary come from one file.
 
-Kept are Triton's kernels (source, launches, binaries; in the interpreter, source and launches), nvFuser's recipes and
-what was measured. What Inductor makes is in Inductor's own cache. A region with an op whose row of the op table was
-registered at run time is not kept: no key describes the function behind such a row.
+Kept are Triton's kernels (source, launches, binaries; in the interpreter, source and launches), nvFuser's recipes, plans
+of graphs that are not small, and what was measured. What Inductor makes is in Inductor's own cache. Nothing is kept that
+has an op whose row of the op table was registered at run time: no key describes the function behind such a row.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ import torch
 from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 
 from dynafuse import config as options
-from dynafuse.cache import launches, sources
+from dynafuse.cache import launches, plans, sources
 from dynafuse.cache.disk import KERNELS, Disk
 from dynafuse.cache.entry import Damaged, Entry, unpack
-from dynafuse.cache.key import Bound
+from dynafuse.cache.key import Bound, versions
 from dynafuse.cache.once import Codec, Traffic, once
 from dynafuse.config import Config
-from dynafuse.ir import Launch, Lowered
+from dynafuse.ir import Annotated, Launch, Lowered, Plan
 from dynafuse.lowering.nvfuser import recipe
 from dynafuse.lowering.triton import binary, compiler
 from dynafuse.ops import shipped
 from dynafuse.partition import calibration
+from dynafuse.partition.device import Device
+from dynafuse.partition.executors import Executors
+from dynafuse.partition.force import user_line
+from dynafuse.partition.regions import partition
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel
 from dynafuse.tuning import VERDICTS, Measured, Verdict, VerdictStore
@@ -41,6 +45,9 @@ from dynafuse.tuning import VERDICTS, Measured, Verdict, VerdictStore
 log = logging.getLogger(__name__)
 
 ARTIFACT = "dynafuse"
+LEAST_NODES = 64
+"""Nodes of a graph from which its plan is kept: smaller ones are planned as fast as an entry is read."""
+
 Fuse: TypeAlias = Callable[[recipe.Recipe], FusionKernel]
 
 TRAFFIC = Traffic()
@@ -189,6 +196,47 @@ def _fusions(bound: Bound, fuse: Fuse) -> Codec[FusionKernel]:
 def _expect(entry: Entry, kind: str, bound: Bound) -> None:
     if entry.kind != kind or entry.data["region"] != bound.key:
         raise ValueError(f"it is a {entry.kind} entry of region {entry.data.get('region')}")
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+def plan(config: Config, annotated: Annotated, device: Device, executors: Executors, **settings: Any) -> Plan:
+    """What :func:`partition` answers, from the disk or kept there. ``settings`` are its keyword arguments."""
+    kept = disk(config) if len(annotated.facts) >= LEAST_NODES else None
+    key = _plan_key(annotated, device, str(executors), settings) if kept else None
+    if kept is None or key is None:
+        return partition(annotated, device, executors, **settings)
+    found = _plan(kept, key, annotated)
+    if found is None:
+        found = partition(annotated, device, executors, **settings)
+        with contextlib.suppress(launches.NoEntry):
+            kept.write(Entry("plan", key, plans.plan_to_json(found, user_line)))
+    return found
+
+
+def _plan_key(annotated: Annotated, device: Device, executors: str, settings: dict[str, Any]) -> str | None:
+    """The key of a graph's plan; None for a graph that no key describes."""
+    prices = device.capability, sorted(device.constants.items())
+    try:
+        graph = plans.digest(annotated, prices, executors, sorted(settings.items()))
+    except launches.NoEntry as error:
+        log.info("a plan is not kept: %s", error)
+        return None
+    return _digest("plan", graph, sources.digest(sources.PLANNERS), *versions())
+
+
+def _plan(kept: Disk, key: str, annotated: Annotated) -> Plan | None:
+    entry = kept.read(key)
+    if entry is None:
+        return None
+    try:
+        if entry.kind != "plan":
+            raise ValueError(f"it is a {entry.kind} entry")
+        return plans.plan_from_json(entry.data, annotated, user_line)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        log.warning("ignored %s in the kernel cache: %s: %s", kept.path(key), type(error).__name__, error)
+        return None
 
 
 # Measurements ---------------------------------------------------------------------------------------------------------

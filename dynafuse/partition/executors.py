@@ -32,6 +32,10 @@ class Executors:
         self.enabled = tuple(name for name in enabled if name != "eager")
         self._reasons: dict[str, dict[Node, str]] = {}
 
+    def __str__(self) -> str:
+        failed = sorted(f"{name} failed on {node.name}" for name, node in self._denied)
+        return "; ".join([", ".join(self.enabled), *failed])
+
     def of(self, nodes: Sequence[Node]) -> tuple[str, ...]:
         """The executors that can run all of the nodes as one kernel."""
         return tuple(name for name in self.enabled if not self.reason(name, nodes))

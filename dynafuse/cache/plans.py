@@ -1,0 +1,132 @@
+"""Plans as JSON can hold them, and the key of what a plan is made from.
+
+A plan is a function of the annotated graph and of what the planner is told besides. Its entry names nodes by their places in
+the graph, so it is read back onto an equal graph of another process, and nothing is grown or priced again.
+
+Worked example: the plan of ``relu(x) + 1`` becomes ``{"steps": [{"name": "r0", "nodes": [1, 2], "inputs": [0], …}], …}``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from dynafuse.cache.launches import NoEntry, size_from_json, size_to_json
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Facts, Option, Plan, Refusal, Region
+from dynafuse.ops import shipped
+
+TOLD = frozenset({int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout,
+                  torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool})
+"""Types of arguments whose text says all of them."""
+
+Line: TypeAlias = Callable[[Node], str]
+"""The line of the user's code that a node comes from."""
+
+
+def digest(annotated: Annotated, *told: Any) -> str:
+    """The digest of an annotated graph, its nodes' names included, and of what else a plan is made from.
+
+    Raises NoEntry for a graph that its text does not describe: with a subgraph, or a row registered at run time.
+    """
+    lines = [_line(node, facts) for node, facts in annotated.facts.items()]
+    return hashlib.sha256("\n".join([*lines, *map(repr, told)]).encode()).hexdigest()[:40]
+
+
+def _line(node: Node, facts: Facts) -> str:
+    """All that the planner sees of a node."""
+    if facts.row is not None and not shipped(str(node.target)):
+        raise NoEntry(f"the row of {node.target} was registered at run time")
+    found = facts.tensor
+    tensor = (found.shape, found.stride, found.dtype, found.device, found.hint) if found else None
+    _check(node.args)
+    _check(node.kwargs)
+    return (f"{node.name} {node.op} {_target(node)} {node.args} {node.kwargs} {tensor} "
+            f"{facts.role} {facts.reason!r} {facts.forced} {facts.fallback!r}")
+
+
+def _target(node: Node) -> str:
+    target = node.target
+    if isinstance(target, (str, torch._ops.OpOverload)):
+        return str(target)
+    if isinstance(target, (FunctionType, BuiltinFunctionType)):
+        return f"{target.__module__}.{target.__qualname__}"
+    raise NoEntry(f"{target} is more than its name")
+
+
+def _check(value: Any) -> None:
+    """Raises NoEntry for an argument that is more than its text."""
+    if isinstance(value, Node) or type(value) in TOLD:
+        return
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            _check(one)
+    elif isinstance(value, dict):
+        _check(list(value.values()))
+    else:
+        raise NoEntry(f"an argument is a {type(value).__name__}")
+
+
+# There ----------------------------------------------------------------------------------------------------------------
+
+
+def plan_to_json(plan: Plan, line: Line) -> dict[str, Any]:
+    """A plan. Raises NoEntry for one with a size that would not be read back as the same."""
+    place = {node: i for i, node in enumerate(plan.annotated.graph.nodes)}
+    steps = [_region_to_json(step, place, line) if isinstance(step, Region) else place[step] for step in plan.steps]
+    return {"steps": steps, "refusals": [list(asdict(refusal).values()) for refusal in plan.refusals],
+            "unplaced": [[place[node], reason] for node, reason in plan.unplaced.items()]}
+
+
+def _region_to_json(region: Region, place: Mapping[Node, int], line: Line) -> dict[str, Any]:
+    def places(nodes: Iterable[Node]) -> list[int]:
+        return [place[node] for node in nodes]
+
+    def by_place(dims: Mapping[Node, Dims]) -> list[Any]:
+        return [[place[node], one] for node, one in dims.items()]
+
+    decision, of_line = region.decision, {line(node): place[node] for node in reversed(region.nodes)}
+    assert not decision.measured and decision.near is None, "what the planner left open"
+    return {
+        "name": region.name, "executor": region.executor, "nodes": places(region.nodes), "inputs": places(region.inputs),
+        "outputs": places(region.outputs), "axes": [[size_to_json(axis.size), axis.reduced] for axis in region.axes],
+        "dims": by_place(region.dims), "out_dims": by_place(region.out_dims),
+        "reductions": sorted(places(region.reductions)),
+        "copies": [[place[node], place[into]] for node, into in region.copies.items()],
+        "bytes": region.bytes, "predicted_us": region.predicted_us, "reasons": region.reasons,
+        "origins": [of_line[text] for text in region.origins],
+        "options": [list(asdict(option).values()) for option in decision.options], "margin": decision.margin,
+        "unsure": decision.unsure, "kernel_class": decision.kernel_class, "error": decision.error,
+    }
+
+
+# And back -------------------------------------------------------------------------------------------------------------
+
+
+def plan_from_json(plain: Mapping[str, Any], annotated: Annotated, line: Line) -> Plan:
+    """The plan that :func:`plan_to_json` wrote, of an equal graph."""
+    nodes = list(annotated.graph.nodes)
+    steps = tuple(_region_from_json(s, nodes, line) if isinstance(s, dict) else nodes[s] for s in plain["steps"])
+    refusals = tuple(Refusal(*fields) for fields in plain["refusals"])
+    return Plan(annotated, steps, refusals, {nodes[place]: reason for place, reason in plain["unplaced"]})
+
+
+def _region_from_json(plain: Mapping[str, Any], nodes: Sequence[Node], line: Line) -> Region:
+    def at(name: str) -> Iterator[Node]:
+        return (nodes[place] for place in plain[name])
+
+    def by_node(name: str) -> dict[Node, Dims]:
+        return {nodes[place]: tuple(map(tuple, dims)) for place, dims in plain[name]}
+
+    decision = Decision(tuple(Option(*fields) for fields in plain["options"]), plain["margin"], tuple(plain["unsure"]),
+                        plain["kernel_class"], error=plain["error"])
+    return Region(
+        plain["name"], plain["executor"], tuple(at("nodes")), tuple(at("inputs")), tuple(at("outputs")),
+        tuple(Axis(size_from_json(size), reduced) for size, reduced in plain["axes"]), by_node("dims"), by_node("out_dims"),
+        frozenset(at("reductions")), {nodes[place]: nodes[into] for place, into in plain["copies"]}, plain["bytes"],
+        plain["predicted_us"], tuple(plain["reasons"]), decision, tuple(map(line, at("origins"))))
