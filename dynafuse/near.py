@@ -27,28 +27,30 @@ def near(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device
     """The plan with the regions that run on their families' kernels, if the option ``near_match`` lets them."""
     if not config.near_match:
         return plan, dict(bounds)
-    families = _families(bounds, device)
+    least = int(device.near_least_terms)
+    families = {name: found for name, bound in bounds.items() if (found := family(bound, least)) is not None}
     for found in families.values():
         LENGTHS.setdefault(found.key, set()).add(_terms(found))
+    shared = _shared(bounds, families)
     sites = reuse(list(bounds.values()))
-    made = {name: _chosen(bound, families[name], sites[bound.key], plan, config, device) if name in families else bound
+    made = {name: _chosen(bound, shared[name], sites[bound.key], plan, config, device) if name in shared else bound
             for name, bound in bounds.items()}
     return replace(plan, steps=tuple(made[s.name].region if isinstance(s, Region) else s for s in plan.steps)), made
 
 
-def _families(bounds: Mapping[str, Bound], device: Device) -> dict[str, Bound]:
-    """The regions that have a family whose kernel computes the same bits, on that kernel."""
-    exact: dict[str, bool] = {}  # by key: a schedule takes milliseconds
-    families = {}
-    for name, bound in bounds.items():
-        if not exact.get(bound.key, True):
-            continue
-        found = family(bound, int(device.near_least_terms))
-        if bound.key not in exact:
-            exact[bound.key] = found is not None and _sums_alike(bound, found)
-        if found is not None and exact[bound.key]:
-            families[name] = found
-    return families
+def _shared(bounds: Mapping[str, Bound], families: Mapping[str, Bound]) -> dict[str, Bound]:
+    """Of the families those that have several lengths and whose kernel computes the same bits as the region's own."""
+    alike: dict[str, bool] = {}  # by key: a schedule takes milliseconds
+    shared = {}
+    for name, found in families.items():
+        bound = bounds[name]
+        if len(LENGTHS[found.key]) > 1 and bound.key not in alike:
+            alike[bound.key] = _sums_alike(bound, found)
+            if not alike[bound.key]:
+                LENGTHS[found.key].discard(_terms(found))
+        if alike.get(bound.key):
+            shared[name] = found
+    return shared
 
 
 def _sums_alike(bound: Bound, found: Bound) -> bool:
