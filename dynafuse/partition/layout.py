@@ -32,9 +32,11 @@ Strides = tuple[Any, ...]
 
 def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
     """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides."""
+    others = strange_inputs(module, example_inputs) if kind == "backward" else {}
+    if not others and not any(node.target in CONVOLUTIONS for node in module.graph.nodes):
+        return
     before = strides_of(module)
-    if kind == "backward":
-        adopt_inputs(module, example_inputs)
+    adopt(module, others)
     moves = pays(kind, module)
     if moves:
         to_channels_last(module)
@@ -174,16 +176,19 @@ def _strides_of(value: torch.Tensor) -> Strides:
 # ---------------------------------------------------------------------- the borders of the graph
 
 
-def adopt_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> None:
-    """Take over the strides that a backward's saved tensors have got from the forward."""
-    changed: set[Node] = set()
-    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    for node, example in zip(placeholders, example_inputs, strict=True):
-        if isinstance(example, torch.Tensor) and _layout(example) != _layout(node.meta["val"]):
-            node.meta["val"] = example
-            changed.add(node)
-    if changed:
-        propagate(module, changed)
+def strange_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, torch.Tensor]:
+    """The inputs of a backward that have got other strides from the forward than tracing knew, as they are."""
+    placeholders = (node for node in module.graph.nodes if node.op == "placeholder")
+    return {node: example for node, example in zip(placeholders, example_inputs, strict=True)
+            if isinstance(example, torch.Tensor) and _layout(example) != _layout(node.meta["val"])}
+
+
+def adopt(module: GraphModule, inputs: Mapping[Node, torch.Tensor]) -> None:
+    """Take over the strides that inputs really have."""
+    for node, example in inputs.items():
+        node.meta["val"] = example
+    if inputs:
+        propagate(module, set(inputs))
 
 
 def _outputs(module: GraphModule) -> list[Any]:
