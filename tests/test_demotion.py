@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Node
 
 import dynafuse
-from dynafuse import backend, build, ops
+from dynafuse import backend, build, ops, persist
 from dynafuse.config import FORCE_MARK, Config, resolve
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.ir import Region
@@ -210,7 +210,7 @@ def test_the_library_is_asked_once_for_all_equal_regions(
     library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     planned: list[Any] = []
-    monkeypatch.setattr(backend, "partition", lambda *args, **kwargs: planned.append(partition(*args, **kwargs)) or planned[-1])
+    monkeypatch.setattr(persist, "partition", lambda *args, **kwargs: planned.append(partition(*args, **kwargs)) or planned[-1])
     on_nvfuser(monkeypatch, tmp_path, halves, X, W)
     assert library.asked == 1 and len(planned) == 2
     on_nvfuser(monkeypatch, tmp_path, lambda g, x: softmax(g, x), X)

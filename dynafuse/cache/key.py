@@ -178,13 +178,19 @@ class _Canonical:
     def _digest_of(self, node: Node) -> tuple[str, ...]:
         return self.digests[node] if node in self.digests else tuple(f"~{tensor}" for tensor in self._tensors(node))
 
+    def _is_exact(self, node: Node) -> bool:
+        """Whether no float that does not change code takes part in a node."""
+        return len(set(self._digest_of(node))) == 1
+
     def _digest(self, node: Node) -> tuple[str, ...]:
         """What a node computes, whatever its inputs are called: without floats that do not change code, and with them.
 
         Where sizes may have classes, before that without what has one.
         """
-        args = self.calls[node]
-        forms = [args | dict.fromkeys(self._lifted(node), "number"), args]
+        args, numbers, exact = self.calls[node], self._lifted(node), self._tensors(node)[-1]
+        if not self.classes and not numbers and all(map(self._is_exact, node.all_input_nodes)):
+            return (self._hashed(node, args, exact, 0),) * 2
+        forms = [args | dict.fromkeys(numbers, "number"), args]
         if self.classes:
             forms.insert(0, forms[0] | dict.fromkeys(SIZES & args.keys(), "size"))
         pairs = zip(forms, self._tensors(node), strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeGuard
 
 import sympy
@@ -115,7 +116,7 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before
         return Facts("eager", tensor, reason="no row in the op table")
     if tensor is None:
         return Facts("eager", None, row, reason="not a strided tensor")
-    shape = tuple(sympy.sympify(s) for s in tensor.shape)
+    shape = tuple(map(_expression, tensor.shape))
     call = Call(node.target, arguments(node), shape, tensor.dtype)  # type: ignore[arg-type]
     reason = ops.refusal(row, call)
     if row.kind is Kind.VIEW and node.meta.get("unbacked_bindings"):
@@ -124,6 +125,11 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before
         return Facts("view", tensor, row, call)
     reason = reason or obstacle(node, row, tensor, call, device_type, before)
     return Facts("eager" if reason else "fused", tensor, row, call, reason)
+
+
+@cache
+def _expression(size: Size) -> sympy.Expr:
+    return sympy.sympify(size)
 
 
 def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None,

@@ -18,6 +18,8 @@ Worked example, for ``relu(x) @ w``::
 
 from __future__ import annotations
 
+import keyword
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -384,9 +386,7 @@ def _allocates(node: Node) -> bool:
 
 
 def _identifier(name: str) -> str:
-    import keyword
-
-    clean = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    clean = re.sub(r"\W", "_", name)
     return f"v_{clean}" if not clean.isidentifier() or keyword.iskeyword(clean) or clean in ("args", "call") else clean
 
 
