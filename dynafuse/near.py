@@ -27,8 +27,7 @@ def near(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device
     """The plan with the regions that run on their families' kernels, if the option ``near_match`` lets them."""
     if not config.near_match:
         return plan, dict(bounds)
-    least = int(device.near_least_terms)
-    families = {name: found for name, bound in bounds.items() if (found := family(bound, least)) is not None}
+    families = _families(bounds, int(device.near_least_terms))
     for found in families.values():
         LENGTHS.setdefault(found.key, set()).add(_terms(found))
     shared = _shared(bounds, families)
@@ -36,6 +35,19 @@ def near(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device
     made = {name: _chosen(bound, shared[name], sites[bound.key], plan, config, device) if name in shared else bound
             for name, bound in bounds.items()}
     return replace(plan, steps=tuple(made[s.name].region if isinstance(s, Region) else s for s in plan.steps)), made
+
+
+def _families(bounds: Mapping[str, Bound], least: int) -> dict[str, Bound]:
+    """The regions that have a fold of at least ``least`` terms, on their families' kernels."""
+    without: set[str] = set()  # keys
+    families = {}
+    for name, bound in bounds.items():
+        found = None if bound.key in without else family(bound, least)
+        if found is None:
+            without.add(bound.key)
+        else:
+            families[name] = found
+    return families
 
 
 def _shared(bounds: Mapping[str, Bound], families: Mapping[str, Bound]) -> dict[str, Bound]:
