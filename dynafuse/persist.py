@@ -27,7 +27,7 @@ from dynafuse.cache import launches, plans, sources
 from dynafuse.cache.disk import KERNELS, Disk
 from dynafuse.cache.entry import Damaged, Entry, unpack
 from dynafuse.cache.key import Bound, versions
-from dynafuse.cache.once import Codec, Traffic, once
+from dynafuse.cache.once import Codec, Traffic, once, read
 from dynafuse.config import Config
 from dynafuse.ir import Annotated, Launch, Lowered, Plan
 from dynafuse.lowering.nvfuser import recipe
@@ -203,11 +203,16 @@ def _expect(entry: Entry, kind: str, bound: Bound) -> None:
 
 def plan(config: Config, annotated: Annotated, device: Device, executors: Executors, **settings: Any) -> Plan:
     """What :func:`partition` answers, from the disk or kept there. ``settings`` are its keyword arguments."""
+    def decode(entry: Entry) -> Plan:
+        if entry.kind != "plan":
+            raise ValueError(f"it is a {entry.kind} entry")
+        return plans.plan_from_json(entry.data, annotated, user_line)
+
     kept = disk(config) if len(annotated.facts) >= LEAST_NODES else None
-    key = _plan_key(annotated, device, str(executors), settings) if kept else None
+    key = None if kept is None else _plan_key(annotated, device, executors, settings)
     if kept is None or key is None:
         return partition(annotated, device, executors, **settings)
-    found = _plan(kept, key, annotated)
+    found = read(kept, key, decode)
     if found is None:
         found = partition(annotated, device, executors, **settings)
         with contextlib.suppress(launches.NoEntry):
@@ -215,28 +220,15 @@ def plan(config: Config, annotated: Annotated, device: Device, executors: Execut
     return found
 
 
-def _plan_key(annotated: Annotated, device: Device, executors: str, settings: dict[str, Any]) -> str | None:
+def _plan_key(annotated: Annotated, device: Device, executors: Executors, settings: dict[str, Any]) -> str | None:
     """The key of a graph's plan; None for a graph that no key describes."""
-    prices = device.capability, sorted(device.constants.items())
+    told = device.capability, sorted(device.constants.items()), str(executors), sorted(settings.items())
     try:
-        graph = plans.digest(annotated, prices, executors, sorted(settings.items()))
+        graph = plans.described(annotated)
     except launches.NoEntry as error:
         log.info("a plan is not kept: %s", error)
         return None
-    return _digest("plan", graph, sources.digest(sources.PLANNERS), *versions())
-
-
-def _plan(kept: Disk, key: str, annotated: Annotated) -> Plan | None:
-    entry = kept.read(key)
-    if entry is None:
-        return None
-    try:
-        if entry.kind != "plan":
-            raise ValueError(f"it is a {entry.kind} entry")
-        return plans.plan_from_json(entry.data, annotated, user_line)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        log.warning("ignored %s in the kernel cache: %s: %s", kept.path(key), type(error).__name__, error)
-        return None
+    return _digest("plan", graph, repr(told), sources.digest(sources.PLANNERS), *versions())
 
 
 # Measurements ---------------------------------------------------------------------------------------------------------
@@ -280,14 +272,10 @@ def _verdict_key(key: str) -> str:
 
 
 def _verdict(kept: Disk, key: str) -> Verdict | None:
-    entry = kept.read(_verdict_key(key))
-    if entry is None:
-        return None
-    try:
+    def decode(entry: Entry) -> Verdict:
         found = Verdict.from_dict(entry.data)
         if entry.kind != "verdict" or found.key != key:
             raise ValueError(f"it is a {entry.kind} entry of {found.key}")
-    except ValueError as error:
-        log.warning("ignored %s in the kernel cache: %s", kept.path(entry.key), error)
-        return None
-    return found
+        return found
+
+    return read(kept, _verdict_key(key), decode)

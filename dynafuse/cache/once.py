@@ -57,7 +57,7 @@ class Codec(Generic[K]):
 
 def once(disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]], traffic: Traffic) -> Future[K]:
     """The kernel under ``key``. ``make`` is called by one process at a time, and only if there is no entry."""
-    found = _read(disk, key, codec)
+    found = read(disk, key, codec.decode)
     if found is not None:
         return _hit(found, traffic)
     lock = disk.lock(key)
@@ -68,14 +68,14 @@ def once(disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]], t
     return later
 
 
-def _read(disk: Disk, key: str, codec: Codec[K]) -> K | None:
-    """The kernel that an entry describes; None, with a line of log, if it describes none."""
+def read(disk: Disk, key: str, decode: Callable[[Entry], K]) -> K | None:
+    """What an entry describes; None without an entry and, with a line of log, if it does not describe that."""
     entry = disk.read(key)
     if entry is None:
         return None
     try:
-        return codec.decode(entry)
-    except Exception as error:  # whatever a loader raises: the kernel is compiled instead
+        return decode(entry)
+    except Exception as error:  # whatever a loader raises: what it should have been is made instead
         log.warning("ignored %s in the kernel cache: %s: %s", disk.path(key), type(error).__name__, error)
         return None
 
@@ -90,7 +90,7 @@ def _hit(kernel: K, traffic: Traffic) -> Future[K]:
 def _locked(lock: Lock, disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]],
             traffic: Traffic) -> Future[K]:
     """Make the kernel under a lock, unless somebody has done it meanwhile."""
-    found = _read(disk, key, codec) if disk.path(key).exists() else None
+    found = read(disk, key, codec.decode) if disk.path(key).exists() else None
     if found is not None:
         lock.release()
         return _hit(found, traffic)

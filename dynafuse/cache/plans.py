@@ -1,4 +1,4 @@
-"""Plans as JSON can hold them, and the key of what a plan is made from.
+"""Plans as JSON can hold them, and the graphs that they are made from, as text.
 
 A plan is a function of the annotated graph and of what the planner is told besides. Its entry names nodes by their places in
 the graph, so it is read back onto an equal graph of another process, and nothing is grown or priced again.
@@ -8,7 +8,6 @@ Worked example: the plan of ``relu(x) + 1`` becomes ``{"steps": [{"name": "r0", 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import BuiltinFunctionType, FunctionType
@@ -29,13 +28,12 @@ Line: TypeAlias = Callable[[Node], str]
 """The line of the user's code that a node comes from."""
 
 
-def digest(annotated: Annotated, *told: Any) -> str:
-    """The digest of an annotated graph, its nodes' names included, and of what else a plan is made from.
+def described(annotated: Annotated) -> str:
+    """All that the planner sees of an annotated graph, its nodes' names included, as text.
 
-    Raises NoEntry for a graph that its text does not describe: with a subgraph, or a row registered at run time.
+    Raises NoEntry for a graph that no text describes: with a subgraph, or a row registered at run time.
     """
-    lines = [_line(node, facts) for node, facts in annotated.facts.items()]
-    return hashlib.sha256("\n".join([*lines, *map(repr, told)]).encode()).hexdigest()[:40]
+    return "\n".join(_line(node, facts) for node, facts in annotated.facts.items())
 
 
 def _line(node: Node, facts: Facts) -> str:

@@ -129,7 +129,7 @@ def test_lines_are_those_of_the_graph_that_it_is_read_onto() -> None:
 
 def key(graph: Annotated, executors: Executors | None = None, device: devices.Device = H200, **settings: Any) -> str | None:
     executors = executors or Executors(graph.facts, ("triton",))
-    return persist._plan_key(graph, device, str(executors), {**SETTINGS, **settings})
+    return persist._plan_key(graph, device, executors, {**SETTINGS, **settings})
 
 
 def test_equal_graphs_have_one_key() -> None:
