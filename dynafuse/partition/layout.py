@@ -33,27 +33,32 @@ Strides = tuple[Any, ...]
 def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
     """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides."""
     others = strange_inputs(module, example_inputs) if kind == "backward" else {}
-    if not others and not any(node.target in CONVOLUTIONS for node in module.graph.nodes):
+    if not others and not convolutions(module):
         return
     before = strides_of(module)
     adopt(module, others)
     moves = pays(kind, module)
     if moves:
         to_channels_last(module)
-    if moves or kind == "backward":
+    if moves or others:
         restore_outputs(kind, module, before)
         module.graph.eliminate_dead_code()  # copies and views that others took the place of
     if moves and kind == "forward":
         report_strides(module)
 
 
+def convolutions(module: GraphModule) -> list[Node]:
+    """The calls whose layout this is about."""
+    return [node for node in module.graph.nodes if node.target in CONVOLUTIONS]
+
+
 def pays(kind: str, module: GraphModule) -> bool:
     """Whether torch's heuristic would move this graph's convolutions to channels-last."""
-    convolutions = [n for n in module.graph.nodes if n.target in CONVOLUTIONS]
-    if not convolutions or not all(_may_move(n) for n in convolutions):
+    found = convolutions(module)
+    if not found or not all(_may_move(n) for n in found):
         return False
     if kind == "backward":  # its forward decided: follow the tensors that it saved
-        return any(_is_channels_last(a.meta["val"]) for n in convolutions for a in _read(n))
+        return any(_is_channels_last(a.meta["val"]) for n in found for a in _read(n))
     from torch._inductor.graph import GraphLowering
 
     return bool(GraphLowering.decide_layout_opt(module, is_inference=kind == "inference"))
@@ -81,10 +86,8 @@ def _is_channels_last(value: Any) -> bool:
 def to_channels_last(module: GraphModule) -> None:
     """Copy what convolutions read to channels-last, and let the new strides flow through the graph."""
     copies: dict[Node, Node] = {}
-    for node in list(module.graph.nodes):
-        if node.target not in CONVOLUTIONS:
-            continue
-        for i in CONVOLUTIONS[node.target]:
+    for node in convolutions(module):
+        for i in CONVOLUTIONS[node.target]:  # type: ignore[index]
             source = node.args[i]
             if isinstance(source, Node) and source.meta["val"].dim() == 4:
                 if source not in copies:
@@ -122,9 +125,14 @@ def _called(after: Node, target: Any, source: Node, *args: Any, **kwargs: Any) -
     """A call on ``source``, behind another node, with its fake value."""
     with after.graph.inserting_after(after):
         node = after.graph.call_function(target, (source, *args), kwargs)
-    known_args, known_kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    node.meta = {"val": target(*known_args, **known_kwargs)}
+    node.meta = {"val": _computed(node)}
     return node
+
+
+def _computed(node: Node) -> Any:
+    """The fake value of a call."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _drop_idle_copies(module: GraphModule, copies: dict[Node, Node]) -> None:
@@ -143,24 +151,22 @@ def propagate(module: GraphModule, changed: set[Node]) -> None:
         if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes) or node in changed:
             continue
         with mode:
-            value = _evaluate(module, node, changed)
+            value = _evaluate(node, changed)
         if _layout(value) != _layout(node.meta.get("val")):
             changed.add(node)
         node.meta["val"] = value
 
 
-def _evaluate(module: GraphModule, node: Node, changed: set[Node]) -> Any:
+def _evaluate(node: Node, changed: set[Node]) -> Any:
     """The fake value of a call; a view that the new strides do not allow gets a contiguous copy to look at."""
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     try:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return _computed(node)
     except (RuntimeError, ValueError):
         source = node.all_input_nodes[0]
         copy = _called(_after(source), aten.clone.default, source, memory_format=torch.contiguous_format)
         changed.add(copy)
         node.replace_input_with(source, copy)
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return _computed(node)
 
 
 def _layout(value: Any) -> Any:

@@ -92,7 +92,7 @@ def move_all(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
     graphs: list[GraphModule] = []
 
     def pays(kind: str, module: GraphModule) -> bool:
-        has = any(node.target in layout.CONVOLUTIONS for node in module.graph.nodes)
+        has = bool(layout.convolutions(module))
         graphs.extend([module] * has)
         return has
 
