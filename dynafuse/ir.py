@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import sympy
 import torch
@@ -24,6 +24,7 @@ from torch.fx import Graph, Node
 from dynafuse.ops.literals import Number
 from dynafuse.ops.table import Call, Row
 
+T = TypeVar("T")
 Size: TypeAlias = int | sympy.Expr
 """A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
 
@@ -214,11 +215,16 @@ class Ref:
 
 def references(value: Any) -> Iterator[Ref]:
     """The tensors among an op's arguments, in order, those in lists included."""
-    if isinstance(value, Ref):
+    return among(value, Ref)
+
+
+def among(value: Any, kind: type[T]) -> Iterator[T]:
+    """What of a type is among a call's arguments, in order, those in lists included."""
+    if isinstance(value, kind):
         yield value
-    elif isinstance(value, tuple):
+    elif isinstance(value, (tuple, list)):
         for one in value:
-            yield from references(one)
+            yield from among(one, kind)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ layouts, hence one key and one kernel; so do norms that add 1e-5 and 1e-6. Where
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -25,7 +25,7 @@ from dynafuse.cache.difference import differences
 from dynafuse.cache.families import Member, member
 from dynafuse.cache.numbers import lifted
 from dynafuse.cache.sizes import SIZES, any_size, classed
-from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store
+from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store, among
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
 from dynafuse.ops.numbers import lifted as lifted_arguments
@@ -187,13 +187,13 @@ class _Canonical:
 
         Where sizes may have classes, before that without what has one.
         """
-        args, numbers, exact = self.calls[node], self._lifted(node), self._tensors(node)[-1]
+        args, numbers, tensors = self.calls[node], self._lifted(node), self._tensors(node)
         if not self.classes and not numbers and all(map(self._is_exact, node.all_input_nodes)):
-            return (self._hashed(node, args, exact, 0),) * 2
+            return (self._hashed(node, args, tensors[0], 0),) * 2
         forms = [args | dict.fromkeys(numbers, "number"), args]
         if self.classes:
             forms.insert(0, forms[0] | dict.fromkeys(SIZES & args.keys(), "size"))
-        pairs = zip(forms, self._tensors(node), strict=True)
+        pairs = zip(forms, tensors, strict=True)
         return tuple(self._hashed(node, form, tensor, which) for which, (form, tensor) in enumerate(pairs))
 
     def _tensors(self, node: Node) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ class _Canonical:
                 stack.extend((a, False) for a in reversed(self._operands(node)))
 
     def _operands(self, node: Node) -> Sequence[Node]:
-        operands = dict.fromkeys(_nodes(list(self.calls[node].values())))
+        operands = dict.fromkeys(among(tuple(self.calls[node].values()), Node))
         return [a for a in operands if self.facts[a].role != "host"]
 
     def _number(self, node: Node) -> None:
@@ -277,15 +277,6 @@ class _Canonical:
         target = self.region.copies.get(node)
         into = None if target is None else self.inputs.setdefault(target, len(self.inputs))
         return Store(self.ops[node], self._layout(node if target is None else target), dims, into)
-
-
-def _nodes(value: Any) -> Iterator[Node]:
-    """The nodes among an op's arguments, in order, those in lists included."""
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _nodes(one)
 
 
 def _expr(value: Any) -> Any:

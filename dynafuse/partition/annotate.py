@@ -148,7 +148,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return EMPTY
     if not _is_contiguous(tensor) and not is_dense(node.meta["val"].shape, node.meta["val"].stride()):
         return "its output is not dense"
-    if row.kind is Kind.REDUCTION and _reduced_count(node, call) in (None, 1):
+    if row.kind is Kind.REDUCTION and _reduced_count(tensors[1].shape, call) in (None, 1):
         return ONE_ELEMENT
     if node.target is COPIES_INTO and not _into_input(node):
         return "copies into something else than an input"
@@ -176,15 +176,10 @@ def _scalar_values(node: Node) -> Sequence[Any]:
     return [a.meta.get("val") for a in node.all_input_nodes]
 
 
-def _operand_values(node: Node) -> Sequence[torch.Tensor]:
-    return [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
-
-
-def _reduced_count(node: Node, call: Call) -> Size | None:
-    shape = _operand_values(node)[0].shape
+def _reduced_count(shape: tuple[Size, ...], call: Call) -> Size | None:
     count: Size = 1
     for dim in reduced_dims(call.target, call.args, len(shape)):
-        count = count * size_of(shape[dim])
+        count = count * shape[dim]
     return count
 
 

@@ -26,11 +26,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
-from torch.utils import _pytree as pytree
 
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import ForceError, Violation
-from dynafuse.ir import Facts
+from dynafuse.ir import Facts, among
 from dynafuse.ops import Kind, inductor_rows, nvfuser_rows
 from dynafuse.ops.whole import LIBRARY
 
@@ -282,7 +281,7 @@ def _able_nvfuser(node: Node, facts: Mapping[Node, Facts]) -> str:
     found = facts[node]
     if found.role not in ("fused", "view") or found.row is None or found.call is None:
         return found.reason
-    arguments = [facts[a].tensor for a in pytree.tree_leaves(list(found.call.args.values())) if isinstance(a, Node)]
+    arguments = [facts[a].tensor for a in among(tuple(found.call.args.values()), Node)]
     return nvfuser_rows.refusal(found.row, found.call, [tensor for tensor in arguments if tensor is not None])
 
 
