@@ -52,14 +52,6 @@ def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path / "kernels", MB)
 
 
-@pytest.fixture
-def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The cache is on, and empty."""
-    monkeypatch.setenv("DYNAFUSE_CACHE", "1")
-    monkeypatch.setenv("DYNAFUSE_CACHE_DIR", str(tmp_path))
-    return tmp_path / "kernels"
-
-
 # Entries --------------------------------------------------------------------------------------------------------------
 
 

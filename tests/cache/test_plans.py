@@ -29,13 +29,10 @@ CONTIGUOUS = torch.contiguous_format
 X, W = torch.randn(64, 48), torch.randn(48, 48)
 
 
-@pytest.fixture
-def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The cache is on, and empty; small graphs' plans are kept as well."""
-    monkeypatch.setenv("DYNAFUSE_CACHE", "1")
-    monkeypatch.setenv("DYNAFUSE_CACHE_DIR", str(tmp_path))
+@pytest.fixture(autouse=True)
+def _of_small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of small graphs are kept as well."""
     monkeypatch.setattr(persist, "LEAST_NODES", 1)
-    return tmp_path / "kernels"
 
 
 # Graphs ---------------------------------------------------------------------------------------------------------------

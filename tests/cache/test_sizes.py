@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import graphs
@@ -285,9 +284,8 @@ def test_the_second_batch_compiles_no_kernel() -> None:
     backend.reset()
 
 
-def test_kernels_on_disk_serve_their_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("DYNAFUSE_CACHE", "1")
-    monkeypatch.setenv("DYNAFUSE_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("cached")
+def test_kernels_on_disk_serve_their_class() -> None:
     found = []
     for size in (17, 30, 40):
         backend.reset()
