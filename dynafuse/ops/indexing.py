@@ -316,16 +316,17 @@ def _adaptive_pool_backward(build: Builder, call: Call, index: Index) -> Value:
 
 
 def _accepts_adaptive(operand: str, limit: int) -> Callable[[Call], str]:
-    """Windows of one size, which are what the sizes give when one divides the other; at most ``limit`` elements."""
+    """Windows of one size, which is when each output size divides its input size; at most ``limit`` elements."""
 
     def accepts(call: Call) -> str:
-        pairs = list(zip(_sizes(call[operand]), call.shape[-2:], strict=True))
-        if not all(as_expr(left).is_Integer and as_expr(right).is_Integer for left, right in pairs):
+        pairs = list(zip(_sizes(call[operand]), map(as_expr, call.shape[-2:]), strict=True))
+        if not all(left.is_Integer and right.is_Integer for left, right in pairs):
             return "adaptive pooling of a symbolic size"
-        ratios = [divmod(max(int(left), int(right)), max(min(int(left), int(right)), 1)) for left, right in pairs]
-        if any(rest for _, rest in ratios) or any(int(left) < int(right) for left, right in pairs if operand == "self"):
+        # The forward's operand is what is pooled, the backward's is the gradient of the result.
+        windows = [(int(left), int(right)) if operand == "self" else (int(right), int(left)) for left, right in pairs]
+        if any(pooled == 0 or size % pooled for size, pooled in windows):
             return "adaptive pooling with windows of several sizes"
-        window = ratios[0][0] * ratios[1][0]
+        window = math.prod(size // pooled for size, pooled in windows)
         return "" if window <= limit else f"a window of {window} elements, more than {limit}"
 
     return accepts

@@ -246,3 +246,14 @@ def test_the_backward_has_what_an_input_held_before_it_was_overwritten(view: Any
     torch._dynamo.reset()
     for ours, eager in zip(outcome(compiled(step)), outcome(step), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("size", [(4, 6), (1, 5)], ids=str)
+def test_adaptive_pooling_to_fewer_as_many_and_more_places(size: tuple[int, int], dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        pooled = [F.adaptive_avg_pool2d(x.sin(), (rows, columns)) for rows in (1, 3, 4, 8) for columns in (3, 5, 6, 12)]
+        pooled += [F.adaptive_max_pool2d(x.sin(), (8, 3)), F.adaptive_avg_pool1d(x[0].sin(), 12), F.adaptive_avg_pool3d(x.sin(), (6, 2, 12))]
+        return [pool * 2 for pool in pooled]
+
+    check(function, torch.randn(2, 3, *size, requires_grad=True), dynamic=dynamic)
