@@ -225,6 +225,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     Nobody waits here for kernels that worker processes compile: the function's first call does.
     """
     forcing = forcing or Forcing.of(config.force, config.executors or ())
+    if kind == "forward":
+        keep_saved_tensors()
     compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
         replace_random(module, forcing)
@@ -433,6 +435,18 @@ def static_inputs(kind: str) -> frozenset[int]:
     if kind == "backward" or context is None or context.fw_metadata is None:
         return frozenset()
     return frozenset(context.fw_metadata.static_input_indices)
+
+
+def keep_saved_tensors() -> None:
+    """Tell torch that the backward does not write into what the forward saves for it, so that it may run once more.
+
+    Torch offers that memory to the backward, which is compiled before anyone knows whether the graph will be retained, and
+    would then refuse ``retain_graph``. No lowering writes there: nothing is lost. The list belongs to the metadata of
+    plain tensors and of tensor subclasses alike.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
+        context.fw_metadata.bw_donated_idxs.clear()
 
 
 def report(compiled: Compiled) -> None:
