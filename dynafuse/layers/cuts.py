@@ -64,8 +64,19 @@ def crosses(node: Node) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) or isinstance(value, FakeTensor)
-    is_static = all(isinstance(size, int) for size in (*value.shape, *value.stride()))
-    return plain and is_static and (not node.op.startswith("call") or value._version == 0)
+    return plain and is_static(node) and (not node.op.startswith("call") or value._version == 0)
+
+
+def is_static(node: Node) -> bool:
+    """Whether nothing of a node's value is a symbol: neither a size of a tensor nor a number."""
+    return all(map(_is_static, pytree.tree_leaves(value_of(node))))
+
+
+def _is_static(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return all(isinstance(size, int) for size in (*value.shape, *strides))
+    return not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 class LibraryCall(NamedTuple):

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.layers.cuts import GRAD_MODE, Cut, Program, crosses, cuts, value_of
+from dynafuse.layers.cuts import GRAD_MODE, Cut, Program, crosses, cuts, is_static, value_of
 from dynafuse.layers.price import Price, price
 from dynafuse.layers.repeats import Run, runs
 from dynafuse.partition.device import Device
@@ -160,12 +160,12 @@ def take_apart(module: GraphModule, labels: Mapping[Node, Hashable], least_saved
 
 
 def _is_understood(nodes: Sequence[Node]) -> bool:
-    """Whether all inputs are tensors of static sizes, and every call has a value or is known to have none."""
+    """Whether all inputs are tensors, all sizes static, those that data tell too, and calls known that have no value."""
     inputs = (node for node in nodes if node.op == "placeholder")
     calls = (node for node in nodes if node.op.startswith("call"))
     silent = (node for node in calls if value_of(node) is None and not node.users)
     known = (node.target is GRAD_MODE or node.target in LOGS or _leaves(node) for node in silent)
-    return all(map(crosses, inputs)) and all(known)
+    return all(map(crosses, inputs)) and all(map(is_static, nodes)) and all(known)
 
 
 def _leaves(node: Node) -> bool:

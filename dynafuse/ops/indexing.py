@@ -332,7 +332,7 @@ def _accepts_adaptive(operand: str, limit: int) -> Callable[[Call], str]:
     return accepts
 
 
-def _sizes(arg: Any) -> Sequence[int | sympy.Expr]:
+def _sizes(arg: Any) -> Sequence[sympy.Expr]:
     """The last two sizes of a tensor argument: an FX node, or a tensor itself."""
     value = arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg
     return [as_expr(size) for size in value.shape[-2:]]

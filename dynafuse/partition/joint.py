@@ -13,12 +13,14 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dynafuse.partition.cut import Sides
+from dynafuse.partition.duplicates import merge_duplicates
 from dynafuse.partition.force import NOTHING, Forcing
 from dynafuse.partition.normalize import is_view
 
@@ -32,7 +34,10 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
     if not fallback_random:
         replace_random(joint, forcing)
     kwargs["compiler"] = "inductor"
-    with _cutting(joint, cut) if cut else nullcontext():
+    joint.graph.eliminate_dead_code()
+    merge_duplicates(joint.graph)
+    own_merging = torch._functorch.config.patch(cse=False)
+    with own_merging, _cutting(joint, cut) if cut else nullcontext():
         forward, backward = partitioners.min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
     save_before_overwriting(forward, kwargs["num_fwd_outputs"])
     return forward, backward

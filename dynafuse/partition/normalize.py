@@ -14,10 +14,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import GraphModule, Node
 
 from dynafuse.ops.views import split_piece
+from dynafuse.partition.duplicates import merge_duplicates
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -30,7 +30,7 @@ SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.reshape.default
 def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     """Run the clean-ups in order; the module's graph is changed in place.
 
-    ``merge_equal=False`` leaves out the merging of equal calls: AOTAutograd has done it for forward and backward graphs.
+    ``merge_equal=False`` leaves out the merging of equal calls: for forward and backward it was done in their joint graph.
     The module's own Python code is left stale: nothing calls it.
     """
     dissolve_multiple_outputs(module)
@@ -38,7 +38,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     remove_noops(module)
     settle_strides(module)
     if merge_equal:
-        module.graph = fx_graph_cse(module.graph)
+        merge_duplicates(module.graph)
     module.graph.eliminate_dead_code()
     return module
 

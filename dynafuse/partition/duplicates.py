@@ -1,0 +1,109 @@
+"""Makes one call of equal calls, where nobody can tell that there were two.
+
+Two calls are equal if they call one op with the same operands and the same literals: ``0.0`` and ``-0.0`` differ, so do
+``1``, ``1.0`` and ``True``. They stay apart where a second call is more than the first one's value:
+
+* ops whose result is not settled by their operands: random ones, memory that nobody has filled, and what is no op of torch's
+  own, of which nothing is known;
+* ops that write, and ops that read on different sides of one that writes;
+* ops whose result has a size or a value that only data tell: each has symbols of its own, which sizes further on name;
+* values that share memory with what the graph returns: two results of the user's code are two tensors.
+
+Worked example: ``sigmoid`` of one value in the forward and again in the backward becomes one ``sigmoid``; of ``x[x > 1]``
+twice the comparison is made once, and both ``nonzero`` stay.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+OWN = ("aten", "prims")
+PURE_MODULES = ("_operator", "math", "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.functions", "torch")
+UNFILLED = {
+    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted,
+    torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided,
+}
+
+
+def merge_duplicates(graph: Graph) -> None:
+    """Replace each call by an equal one before it, in place."""
+    returned = set(_memories(graph.output_node().all_input_nodes))
+    first: dict[Hashable, Node] = {}
+    for node in list(graph.nodes):
+        if writes(node):
+            first.clear()
+        elif is_settled(node) and returned.isdisjoint(_memories([node])):
+            other = first.setdefault(_call(node), node)
+            if other is not node:
+                node.replace_all_uses_with(other)
+                graph.erase_node(node)
+
+
+def is_settled(node: Node) -> bool:
+    """Whether operands and literals settle a call's result, and calling it does nothing else."""
+    target = node.target
+    if node.op != "call_function" or _new_symbols(node):
+        return False
+    if isinstance(target, torch._ops.OpOverload):
+        is_random = torch.Tag.nondeterministic_seeded in target.tags
+        makes_nothing = not target._schema.returns or target.overloadpacket in UNFILLED
+        return target.namespace in OWN and not is_random and not makes_nothing
+    return getattr(target, "__module__", None) in PURE_MODULES  # arithmetic of sizes
+
+
+def writes(node: Node) -> bool:
+    """Whether a call may write into memory that was there before it."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    return target is torch.ops.higher_order.triton_kernel_wrapper_mutation
+
+
+def _new_symbols(node: Node) -> bool:
+    """Whether a result has symbols for what only data tell, which no operand has."""
+    if node.target is operator.getitem:
+        return False  # they are its operand's
+    made = _unbacked(node)
+    return bool(made) and not made <= {symbol for operand in node.all_input_nodes for symbol in _unbacked(operand)}
+
+
+def _unbacked(node: Node) -> set[Any]:
+    leaves = tree_leaves(node.meta.get("val"))
+    return {symbol for leaf in leaves if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+            for symbol in free_unbacked_symbols(leaf)}
+
+
+def _memories(nodes: list[Node]) -> Iterator[StorageWeakRef]:
+    """The memory of each tensor that has some."""
+    for node in nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            try:
+                yield StorageWeakRef(value.untyped_storage())
+            except NotImplementedError:  # a sparse tensor
+                continue
+
+
+def _call(node: Node) -> Hashable:
+    return node.target, _literal(node.args), _literal(tuple(sorted(node.kwargs.items())))
+
+
+def _literal(value: Any) -> Hashable:
+    """An argument as something that is equal for equal arguments only."""
+    if isinstance(value, (list, tuple)):
+        return "sequence", *map(_literal, value)
+    if isinstance(value, slice):
+        return "slice", *map(_literal, (value.start, value.stop, value.step))
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return type(value), value.node.expr
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)  # tells 0.0 from -0.0, and a NaN equals itself
+    return (value,) if isinstance(value, Node) else (type(value), value)
