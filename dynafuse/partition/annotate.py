@@ -51,7 +51,7 @@ def hint(size: int | torch.SymInt) -> int:
     environment = size.node.shape_env
     values = "backed_var_to_val" if hasattr(environment, "backed_var_to_val") else "var_to_val"  # its name until torch 2.10
     known = environment.replace(size.node.expr).xreplace(getattr(environment, values))
-    return int(known) if known.is_number else UNKNOWN_SIZE
+    return int(known) if known.is_number and known.is_finite else UNKNOWN_SIZE
 
 
 def tensor_of(value: torch.Tensor) -> Tensor:

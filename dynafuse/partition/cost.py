@@ -66,7 +66,8 @@ class Work:
 class Prediction:
     """What work costs: device and host microseconds a call, seconds once; ``captured_us`` as nodes of a CUDA graph.
 
-    ``error`` is how far off it may be, relatively, where that is more than the model's ordinary error.
+    ``error`` is how far off it may be, relatively, where that is more than the model's ordinary error. A ``partial`` one
+    is of the bytes alone: how much is computed is not known.
     """
 
     device_us: float = 0.0
@@ -74,6 +75,7 @@ class Prediction:
     compile_s: float = 0.0
     captured_us: float = 0.0
     error: float = 0.0
+    partial: bool = False
 
     def __add__(self, other: Prediction) -> Prediction:
         return Prediction(self.device_us + other.device_us, self.host_us + other.host_us,

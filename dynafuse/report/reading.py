@@ -21,6 +21,7 @@ from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedSte
 from dynafuse.report.relatives import Kernels
 
 SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
+PARTIAL = "priced by its bytes alone: how much it computes is not known"
 MOST_LINES = 8  # of the user's code that a step names
 
 
@@ -110,16 +111,18 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
     """An op that runs eager, priced as the planner prices it: by its arithmetic, or by the bytes that are known."""
     known = _tensor_bytes(node, annotated)
     prices: tuple[Price, ...] = ()
+    notes: tuple[str, ...] = ()
     if device is not None:
         found = call_prediction(node, sum(size for size in known if size is not None), device)
         prices = (Price("eager", found.device_us, found.host_us),)
+        notes = (PARTIAL,) if found.partial else ()
     forced, fallback = _forcing([node], annotated)
     return ReportedStep(
         node.name, "eager", (str(node.target),), None, None if None in known else sum(filter(None, known)),
         prices[0].device_us if prices else None,
         reason=annotated.facts[node].reason,
         host_us=prices[0].host_us if prices else None,
-        prices=prices, forced=forced, fallback=fallback, reads=reads, nodes=(node.name,), lines=_lines([node]),
+        prices=prices, notes=notes, forced=forced, fallback=fallback, reads=reads, nodes=(node.name,), lines=_lines([node]),
     )
 
 
