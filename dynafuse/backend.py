@@ -14,12 +14,12 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import threading
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -37,6 +37,7 @@ from dynafuse.choice import tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
 from dynafuse.errors import DynafuseWarning
+from dynafuse.forks import Lock
 from dynafuse.ir import Plan
 from dynafuse.layers import take_apart
 from dynafuse.lowering.triton import pool
@@ -276,6 +277,7 @@ class Graph:
     target: int | None
     calls: int
     static_inputs: frozenset[int]
+    process: int = field(default_factory=os.getpid)
 
     def planned(self, demoted: Demoted) -> Planned:
         """Annotate, partition and bind until every region has an executor; then decide what is near or unsure."""
@@ -303,6 +305,8 @@ class Graph:
     @without_garbage_collection
     def finished(self, planned: Planned, requests: Mapping[str, Future[Any]]) -> Callable[..., Any]:
         """The function of a plan, or of one without the regions whose kernels fail."""
+        if os.getpid() != self.process:
+            requests = self.requests(planned)  # who has asked before is another process, with the threads that would answer
         kernels, errors = awaited(requests)
         while errors:
             demoted = demote(planned.plan, failures(planned.bounds, errors), self.config, planned.demoted)
@@ -361,7 +365,7 @@ def deferred(finish: Callable[[], Callable[..., Any]], pending: Collection[Futur
     With one to run ``meanwhile`` it is made at the first call that finds nothing ``pending``.
     """
     made: list[Callable[..., Any]] = []
-    lock = threading.Lock()
+    lock = Lock()
 
     def run(args: list[Any]) -> Any:
         if not made:

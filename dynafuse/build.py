@@ -7,7 +7,6 @@ on nvFuser was compiled when the future is returned.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,6 +21,7 @@ from dynafuse.cache.key import Bound, canonical, rekeyed
 from dynafuse.cache.store import Store
 from dynafuse.config import Config
 from dynafuse.demotion import turned_down
+from dynafuse.forks import Lock, in_child
 from dynafuse.ir import Option, Plan, Region, Spec
 from dynafuse.lowering.inductor import compiler as inductor_compiler
 from dynafuse.lowering.inductor import lower as inductor
@@ -46,8 +46,9 @@ Built: TypeAlias = Kernel | FusionKernel | DelegateKernel
 
 STORE: Store[Built] = Store()
 """Compiled kernels of this process, by key."""
+in_child(STORE.forget_pending)
 
-_LOWERING = threading.RLock()
+_LOWERING = Lock()
 """Lowering is not made for threads, and who has waited for another process's kernel may have to lower it in one."""
 
 REFUSES: Mapping[str, Callable[[Spec], str]] = {"nvfuser": nvfuser.refusal, "inductor": inductor.refusal}

@@ -18,7 +18,6 @@ import os
 import re
 import stat
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from dynafuse.cache.entry import Damaged, Entry, pack, unpack
 from dynafuse.cache.lock import Lock
+from dynafuse.forks import Lock as Guard
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Disk:
     seen: Callable[[str, bytes], None] = lambda key, packed: None
     _told: set[str] = field(default_factory=set, init=False, repr=False)
     _size: int = field(default=-1, init=False, repr=False)  # as far as this process knows; -1: not looked yet
-    _guard: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _guard: Guard = field(default_factory=Guard, init=False, repr=False)
 
     def path(self, key: str) -> Path:
         """Where a key's entry is. Raises ValueError for what is no key."""

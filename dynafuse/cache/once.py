@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from dynafuse.cache.disk import Disk
 from dynafuse.cache.entry import Entry
 from dynafuse.cache.lock import Lock
+from dynafuse.forks import Lock as Guard
 
 log = logging.getLogger(__name__)
 K = TypeVar("K")
@@ -34,7 +35,7 @@ class Traffic:
     hits: int = 0
     misses: int = 0
     compiled: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: Guard = field(default_factory=Guard, repr=False)
 
     def count(self, what: str) -> None:
         """One more hit, miss or compiled kernel."""

@@ -8,11 +8,12 @@ Worked example: a model of 32 equal layers asks for some 300 kernels; the store 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from dynafuse.forks import Lock
 
 K = TypeVar("K")
 
@@ -31,7 +32,7 @@ class Store(Generic[K]):
 
     counters: Counters = field(default_factory=Counters)
     _held: dict[str, Future[K]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: Lock = field(default_factory=Lock)
 
     def __len__(self) -> int:
         return sum(f.done() and f.exception() is None for f in self._held.values())
@@ -54,6 +55,11 @@ class Store(Generic[K]):
         """The kernel under ``key`` if it has been asked for; nobody is counted as asking for it now."""
         with self._lock:
             return self._held.get(key)
+
+    def forget_pending(self) -> None:
+        """Forget the kernels that are not there yet: for a process that has none of the threads that make them."""
+        with self._lock:
+            self._held = {key: future for key, future in self._held.items() if future.done()}
 
     def clear(self) -> None:
         """Forget every kernel."""

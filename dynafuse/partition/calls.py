@@ -63,7 +63,7 @@ def _attention(given: Mapping[str, Any], of_query: int, of_value: int) -> float:
     """
     *batch, rows, width = given["query"]
     *_, columns, value_width = given["value"]
-    return 2.0 * math.prod(batch) * rows * columns * (of_query * width + of_value * value_width)
+    return float(2 * math.prod(batch) * rows * columns * (of_query * width + of_value * value_width))
 
 
 def _forward(given: Mapping[str, Any]) -> float:

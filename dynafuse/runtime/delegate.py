@@ -9,12 +9,13 @@ for get another function.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from dynafuse.forks import Lock
 
 
 @dataclass
@@ -38,7 +39,7 @@ class DelegateKernel:
     _variants: dict[int | None, list[_Variant]] = field(default_factory=dict, init=False, repr=False)
     _direct: dict[int | None, Callable[[list[Any]], Sequence[torch.Tensor]]] = field(
         default_factory=dict, init=False, repr=False)  # by device: what needs no look at sizes or at outputs
-    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._into: tuple[int | None, ...] = self.program.into

@@ -10,12 +10,13 @@ alignment, not at dtypes: those are fixed by the key of the spec that the recipe
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from dynafuse.forks import Lock
 
 
 @dataclass
@@ -30,7 +31,7 @@ class FusionKernel:
     define: Callable[[Any], Any]
     _defined: Any = field(default=None, init=False, repr=False)
     _execute: Callable[..., Any] | None = field(default=None, init=False, repr=False)
-    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         outputs = self.recipe.outputs

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from dynafuse.forks import Lock
 from dynafuse.ir import Launch
 
+_INTERPRETING = Lock()
 Launcher = Callable[..., None]
 KINDS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 """How torch's launcher spells the types of scalar arguments; a pointer is ``O``."""
@@ -80,9 +82,11 @@ def _generated(compiled: Any, launch: Launch, device: int) -> Launcher:
 
 
 def _interpreted(function: Any, launch: Launch) -> Launcher:
+    """By Triton's interpreter, whose place in the grid is a global: one launch at a time."""
     constants = dict(launch.constants)
 
     def call(stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
-        function[(x, y, z)](*arguments, **constants)
+        with _INTERPRETING:
+            function[(x, y, z)](*arguments, **constants)
 
     return call

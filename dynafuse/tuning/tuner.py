@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse.cache.key import Bound
 from dynafuse.clock import CaptureFailed, Gpu, Refused, Timer
+from dynafuse.forks import Lock
 from dynafuse.ir import Spec
 from dynafuse.partition.annotate import UNKNOWN_SIZE
 from dynafuse.runtime.launch import Kernel
@@ -56,7 +56,7 @@ MOST_SETS = 32
 TARGET_US = 2000.0  # device time that one captured graph aims at
 MOST_CALLS = 200
 ROUGH_CALLS, REPLAYS, ROUNDS, HOST_CALLS, HOST_ROUNDS = 4, 3, 5, 20, 3
-_measuring = threading.Lock()  # two measurements at a time would measure each other
+_measuring = Lock()  # two measurements at a time would measure each other
 
 
 class Judged(Protocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from dynafuse.cache.numbers import lifted
+from dynafuse.forks import Lock
 from dynafuse.ir import Spec
 from dynafuse.partition import calibration
 from dynafuse.partition.cost import Prediction
@@ -152,7 +152,7 @@ class VerdictStore:
     """Measurements of this process, by the region's key and the executor."""
 
     _held: dict[str, dict[str, Measured]] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     def __len__(self) -> int:
         return len(self._held)

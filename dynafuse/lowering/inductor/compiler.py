@@ -10,7 +10,6 @@ least 2; its ``call([48, 130, x, y])`` returns the tensors of the stores that ov
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +25,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dynafuse.forks import Lock
 from dynafuse.lowering.inductor.lower import Program, size_at
 
-_one_at_a_time = threading.RLock()
+_one_at_a_time = Lock()
 
 
 @dataclass(frozen=True)

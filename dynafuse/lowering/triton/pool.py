@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from dynafuse.forks import in_child
 from dynafuse.ir import Lowered
 from dynafuse.lowering.triton.binary import compile_all, restored_all
 from dynafuse.lowering.triton.compiler import load
@@ -47,6 +48,9 @@ def _read_triton() -> None:
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "dynafuse-compile")
+
+
+in_child(_threads.cache_clear)
 
 
 def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Future[tuple[Any, ...]]:
