@@ -58,6 +58,7 @@ from dynafuse.partition.regions import partition
 from dynafuse.persist import TRAFFIC
 from dynafuse.runtime import capture as cuda_graphs
 from dynafuse.runtime.capture import capture
+from dynafuse.runtime.subclasses import without_subclasses
 from dynafuse.runtime.wrapper import Step, write
 from dynafuse.standin import stand_in
 from dynafuse.tuning import VERDICTS
@@ -119,7 +120,8 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
         config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
     forcing = Forcing.of(config.force, config.executors or ())
     gm = rewrite(gm)
-    return compile_layers(gm, example_inputs, config, forcing) or compile_joint(gm, example_inputs, config, forcing)
+    compiled = compile_layers(gm, example_inputs, config, forcing) or compile_joint(gm, example_inputs, config, forcing)
+    return without_subclasses(compiled, example_inputs)
 
 
 def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Config,
