@@ -33,6 +33,7 @@ from dynafuse import persist
 from dynafuse.build import STORE, TURNED_DOWN, bind, failures, request
 from dynafuse.cache.key import Bound
 from dynafuse.cache.store import outcome
+from dynafuse.catchable import catchable
 from dynafuse.choice import tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
@@ -108,10 +109,14 @@ def without_garbage_collection(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+@catchable
 @without_garbage_collection
 def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
              options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """Compile a Dynamo graph. Unknown modes, options and ``DYNAFUSE_`` variables raise ``OptionError``."""
+    """Compile a Dynamo graph. Unknown modes, options and ``DYNAFUSE_`` variables raise ``OptionError``.
+
+    Whatever subclass of ``DynafuseError`` it raises can be caught as such around the call of the compiled function.
+    """
     config = resolve(mode, options)
     if not _plan_only and torch.cuda.is_available():
         pool.warm(config.workers)

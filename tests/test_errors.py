@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
-from dynafuse.errors import CompileError, DynafuseError, DynafuseWarning, LoweringError, OptionError
+import dynafuse
+from dynafuse import backend
+from dynafuse.errors import (
+    CacheError,
+    CompileError,
+    DynafuseError,
+    DynafuseWarning,
+    ForceError,
+    LoweringError,
+    OptionError,
+    Violation,
+)
+
+ERRORS = (
+    OptionError.unknown("option", "a", ["b"]),
+    CompileError(["aten.add.Tensor"], "reason", "repro.py"),
+    LoweringError("aten.add.Tensor", "reason", "model.py:7"),
+    ForceError([Violation("triton", "aten.sort.default", "float32[3] on cpu", "reason", "model.py:7")], ["eager"]),
+    CacheError("no exported cache"),
+)
+each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 
 
 def test_unknown_name_lists_the_valid_ones_and_suggests_the_nearest() -> None:
@@ -49,15 +72,7 @@ def test_lowering_error_names_op_and_place() -> None:
     assert first == "cannot lower aten.sort.default (from model.py:7): no row for complex64"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OptionError.unknown("option", "a", ["b"]),
-        CompileError(["aten.add.Tensor"], "reason", "repro.py"),
-        LoweringError("aten.add.Tensor", "reason", "model.py:7"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
+@each_error
 def test_errors_cross_process_borders(error: DynafuseError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
@@ -68,3 +83,54 @@ def test_errors_cross_process_borders(error: DynafuseError) -> None:
 def test_families() -> None:
     assert all(issubclass(error, DynafuseError) for error in (OptionError, CompileError, LoweringError))
     assert issubclass(DynafuseWarning, UserWarning)
+
+
+# ---------------------------------------------------------------------- raised by the backend
+
+
+def test_every_public_error_is_among_those_that_are_tested() -> None:
+    public = {getattr(dynafuse, name) for name in dynafuse.__all__ if name.endswith("Error")} - {DynafuseError}
+    assert public <= set(map(type, ERRORS))
+
+
+@each_error
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_an_error_of_the_backend_is_caught_by_its_class(
+    error: DynafuseError, fullgraph: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> Any:
+        raise error from KeyError("cause")
+
+    monkeypatch.setattr(backend, "resolve", fail)
+    with pytest.raises(type(error)) as caught:
+        torch.compile(lambda x: x + 1, backend=backend.dynafuse, fullgraph=fullgraph)(torch.ones(3))
+    assert str(caught.value) == str(error), "without what Dynamo adds"
+    assert {name: getattr(caught.value, name) for name in vars(error)} == vars(error)
+    assert isinstance(caught.value, BackendCompilerFailed) and caught.value.inner_exception is error
+    assert isinstance(error.__cause__, KeyError)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is type(error) and str(copy) == str(error)
+
+
+@pytest.mark.parametrize(("options", "kind"), [
+    ({"stritc": True}, OptionError),
+    ({"workers": "many"}, OptionError),
+    ({"cost": {"bandwith": 1}}, OptionError),
+    ({"device": "h300"}, OptionError),
+    ({"force": {"lin": "tritn"}}, OptionError),
+])
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_is_wrong_with_options_is_caught_at_the_first_call(
+    options: dict[str, Any], kind: type[DynafuseError], fullgraph: bool, grad: bool,
+) -> None:
+    compiled = torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 4)), backend=backend.dynafuse, options=options,
+                             fullgraph=fullgraph)
+    for _ in range(2):
+        with torch.set_grad_enabled(grad), pytest.raises(kind):
+            compiled(torch.ones(4, 4))
+
+
+def test_an_unknown_mode_is_caught() -> None:
+    with pytest.raises(OptionError, match="unknown mode 'fast'; valid: default, reduce-overhead"):
+        torch.compile(lambda x: x + 1, backend=backend.dynafuse, mode="fast")(torch.ones(3))

@@ -16,6 +16,7 @@ SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 LEAVES = frozenset({"errors", "config", "ops", "ir", "fallback", "forks"})
 MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "errors": frozenset(),
+    "catchable": frozenset({"errors"}),
     "config": frozenset({"errors"}),
     "ops": frozenset({"errors", "config"}),
     "ir": frozenset({"errors", "config", "ops"}),
