@@ -17,7 +17,8 @@ Worked example, for a machine without a GPU::
 Planning compiles no kernel and runs the graphs node by node, on whatever device the tensors are.
 """
 
+from dynafuse.report.breaks import Break
 from dynafuse.report.data import Price, Relative, Report, ReportedGraph, ReportedStep, Reuse
 from dynafuse.report.tracing import explain
 
-__all__ = ["Price", "Relative", "Report", "ReportedGraph", "ReportedStep", "Reuse", "explain"]
+__all__ = ["Break", "Price", "Relative", "Report", "ReportedGraph", "ReportedStep", "Reuse", "explain"]

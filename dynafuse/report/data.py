@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dynafuse.ir import Near, Refusal
+from dynafuse.report.breaks import Break
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,15 @@ class Report:
     """The plans of all graphs of a function, in the order in which they were compiled.
 
     ``device`` names what was planned for, ``title`` spells it out. ``unusable`` are executors that the options name and
-    that cannot be used, with the reason. ``str`` gives plain tables of a fixed width.
+    that cannot be used, with the reason. ``breaks`` says why there is more than one graph, or code that runs eager because
+    Dynamo cannot follow it. ``str`` gives plain tables of a fixed width.
     """
 
     device: str
     title: str
     graphs: tuple[ReportedGraph, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
+    breaks: tuple[Break, ...] = ()
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -222,7 +225,7 @@ class Report:
         """The report as data that ``json`` can write."""
         graphs = [graph.to_dict() for graph in self.graphs]
         return {"device": self.device, "graphs": graphs, "kernels": self.kernels, "reuse": asdict(self.reuse),
-                "unusable": dict(self.unusable)}
+                "unusable": dict(self.unusable), "breaks": [asdict(one) for one in self.breaks]}
 
     def to_html(self) -> str:
         """The report as one page that needs nothing else: no network, no fonts, no other files."""

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from dynafuse.report.data import Report, ReportedGraph, ReportedStep
 from dynafuse.report.layout import layout
-from dynafuse.report.text import extent, place, relatives, reused, short, shorten, summary, text, total
+from dynafuse.report.text import breaks, extent, place, relatives, reused, short, shorten, summary, text, total
 
 MOST_REFUSALS = 5000  # of a graph that the page lists
 MOST_MERGES = 40  # of a step that the page lists
@@ -31,6 +31,7 @@ def page(report: Report) -> str:
     graphs = [_graph(graph, number, strings) for number, graph in enumerate(report.graphs, 1)]
     data = {"graphs": graphs, "strings": list(strings)}
     return _template().render(title=report.title, found=extent(report), unusable=list(report.unusable.values()), data=data,
+                              breaks=breaks(report),
                               reuse=reused(report.reuse) if report.reuse.regions else "", relatives=relatives(report),
                               plain=text(report))
 

@@ -40,6 +40,8 @@ def text(report: Report) -> str:
         lines += wrapped(reason)
     if report.reuse.regions:
         lines += wrapped(reused(report.reuse))
+    for line in breaks(report):
+        lines += wrapped(line)
     if not report.graphs:
         lines.append("nothing to compile: no tensor operations were captured")
     for number, graph in enumerate(report.graphs, 1):
@@ -51,6 +53,11 @@ def text(report: Report) -> str:
             lines += notes(graph)
     found = relatives(report)
     return "\n".join([*lines, "", f"{NEARLY}:", *(" " * RELATIVES_INDENT + line for line in found)] if found else lines)
+
+
+def breaks(report: Report) -> list[str]:
+    """The places where Dynamo ended a graph, a line each, with the cause."""
+    return [f"graph break at {one.where} – {one.reason}" for one in report.breaks]
 
 
 def extent(report: Report) -> str:

@@ -1,13 +1,17 @@
 """Planning a function without running it for real: :func:`explain` leaves everything as it was.
 
 Worked example: ``explain(model, x)`` runs a copy of ``model`` on a copy of ``x`` once, with a backend that only plans.
+``explain(torch.compile(model, backend="dynafuse", options=…), x)`` plans with those options.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,35 +21,74 @@ from dynafuse import backend
 from dynafuse.backend import Compiled
 from dynafuse.config import resolve
 from dynafuse.partition import device as devices
+from dynafuse.report.breaks import graph_breaks
 from dynafuse.report.data import Report
+from dynafuse.report.isolation import beside_what_is_compiled
 from dynafuse.report.reading import report_of
 
 
-def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, **kwargs: Any) -> Report:
+def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode: str | None = None,
+            options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
     """Plan ``fn(*args, **kwargs)``, and its backward if an output requires grad, and report the plan.
 
     ``fn`` is a function or an nn.Module; ``device`` names a described GPU to plan for, such as ``"h200"``, which need
-    not be there (a ``device`` argument of ``fn`` itself can be bound with ``functools.partial``). Options come from the
-    environment.
+    not be there. ``mode`` and ``options`` are those of ``torch.compile``; what has been compiled with this backend brings
+    its own, which those given here are put over. (Arguments of ``fn`` itself with these names can be bound with
+    ``functools.partial``.)
 
     The function is called once, and a backward runs from the sum of its outputs. A module, and the tensors among the
     arguments, are copied first, so that parameters, buffers and inputs stay as they are; gradients never go to a
     ``.grad``, and random number generators are put back. Only what a plain function changes by itself (buffers of a
-    module that it closes over, a list that it appends to) stays changed. Dynamo is reset before and after: what was
-    compiled compiles again at its next call.
+    module that it closes over, a list that it appends to) stays changed. What was compiled before stays compiled.
 
-    Raises OptionError for a device that is not described, and whatever ``fn`` raises.
+    Raises OptionError for a device that is not described and for wrong options, and whatever ``fn`` raises.
     """
-    config = resolve()
-    name = device or config.device
-    if name is not None:
-        devices.describe(name)
+    own = settings_of(fn)
+    options = {**own.options, **(options or {})} | ({} if device is None else {"device": device})
+    mode = mode or own.mode
+    config = resolve(mode, options)
+    if config.device is not None:
+        devices.describe(config.device)
     compiled: list[Compiled] = []
     call, args, kwargs = _detached(_eager(fn), args, kwargs)
-    options: dict[str, Any] = {} if name is None else {"device": name}
-    with _fresh_dynamo(), _unchanged_random(), backend.listening(compiled.append, plan_only=True):
-        _backward(torch.compile(call, backend=backend.dynafuse, options=options)(*args, **kwargs))
-    return report_of(compiled, name, config.cudagraphs)
+    planner = functools.partial(backend.dynafuse, mode=mode, options=options)
+    with (beside_what_is_compiled(planner), graph_breaks() as breaks, _unchanged_random(),
+          backend.listening(compiled.append, plan_only=True)):
+        _backward(torch.compile(call, backend=planner, dynamic=own.dynamic)(*args, **kwargs))
+    return replace(report_of(compiled, config.device, config.cudagraphs), breaks=tuple(breaks))
+
+
+# ---------------------------------------------------------------------- what was compiled before
+
+
+@dataclass(frozen=True)
+class Settings:
+    """With what ``torch.compile`` was called."""
+
+    mode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dynamic: bool | None = None
+
+
+def settings_of(fn: Any) -> Settings:
+    """The settings of what was compiled with this backend; none for anything else."""
+    inside: Any = _callback(fn)
+    while inside is not None and not isinstance(inside, torch._TorchCompileWrapper):
+        inside = getattr(inside, "_torchdynamo_orig_backend", None)
+    if inside is None or inside.compiler_fn is not backend.dynafuse:
+        return Settings()
+    return Settings(inside.kwargs.get("mode"), inside.kwargs.get("options", {}), inside.dynamic)
+
+
+def _callback(fn: Any) -> Any:
+    """What Dynamo calls for the frames of a compiled module or function; None for others."""
+    if isinstance(fn, torch._dynamo.OptimizedModule):
+        return fn.dynamo_ctx.callback
+    if isinstance(fn, torch.nn.Module):  # compiled in place, by its method ``compile``
+        fn = fn._compiled_call_impl
+    if not hasattr(fn, "_torchdynamo_orig_callable") or not inspect.isfunction(fn):
+        return None
+    return inspect.getclosurevars(fn).nonlocals.get("callback")
 
 
 # ---------------------------------------------------------------------- running without a trace
@@ -84,16 +127,6 @@ def _twin(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     made = made if tensor.is_leaf else made.clone()  # no leaf either: it may be overwritten
     made.__dict__.update(tensor.__dict__)
     return made
-
-
-@contextmanager
-def _fresh_dynamo() -> Iterator[None]:
-    """Nothing compiled before, and nothing left behind."""
-    torch._dynamo.reset()
-    try:
-        yield
-    finally:
-        torch._dynamo.reset()
 
 
 @contextmanager
