@@ -1,0 +1,127 @@
+"""Workers as processes of their own: jobs are handed out, answers collected, the dead and the stuck replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LIFETIME = 250
+"""Jobs after which a worker is replaced: compiled code is never freed."""
+
+GRACE = 20.0
+"""Seconds that a worker gets, beyond the limit of its program, before it is killed."""
+
+
+@dataclass
+class Worker:
+    """A process with the job that it is at."""
+
+    process: subprocess.Popen[bytes]
+    job: Mapping[str, Any] | None = None
+    since: float = 0.0
+    jobs: int = 0
+
+    def hand(self, job: Mapping[str, Any]) -> None:
+        """Give it a job."""
+        self.job, self.since, self.jobs = job, time.monotonic(), self.jobs + 1
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(job).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Let it finish, or kill it in the middle of a job."""
+        if self.job is not None:
+            self.process.kill()
+        elif self.process.stdin:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Pool:
+    """``jobs`` workers started with ``arguments`` and ``environment``."""
+
+    jobs: int
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    limit: float
+    errors: Path
+    queue: deque[Mapping[str, Any]] = field(default_factory=deque)
+    workers: list[Worker] = field(default_factory=list)
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def _start(self) -> Worker:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzz", *self.arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.errors.open("ab"), env={**os.environ, **self.environment}, cwd=Path(__file__).parents[2])
+        worker = Worker(process)
+        self.selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        self.workers.append(worker)
+        return worker
+
+    def _drop(self, worker: Worker) -> None:
+        assert worker.process.stdout
+        self.selector.unregister(worker.process.stdout)
+        worker.end()
+        worker.process.stdout.close()
+        self.workers.remove(worker)
+
+    def answers(self, deadline: float | None) -> Iterator[dict[str, Any]]:
+        """Answers as they come, until the queue is empty and all is done, or the deadline is over."""
+        try:
+            while self.queue or any(worker.job for worker in self.workers):
+                if deadline is not None and time.monotonic() > deadline:
+                    return
+                self._feed()
+                for key, _ in self.selector.select(timeout=1.0):
+                    yield self._read(key.data)
+                yield from self._stuck()
+        finally:
+            for worker in list(self.workers):
+                self._drop(worker)
+
+    def _feed(self) -> None:
+        for worker in list(self.workers):
+            if worker.job is None and worker.jobs >= LIFETIME:
+                self._drop(worker)
+        while self.queue and len(self.workers) < self.jobs:
+            self._start().hand(self.queue.popleft())
+        for worker in self.workers:
+            if self.queue and worker.job is None:
+                worker.hand(self.queue.popleft())
+
+    def _read(self, worker: Worker) -> dict[str, Any]:
+        assert worker.process.stdout
+        line, job = worker.process.stdout.readline(), dict(worker.job or {})
+        if not line:
+            code = worker.process.wait()
+            self._drop(worker)
+            name = signal.Signals(-code).name if code < 0 else f"exit {code}"
+            return {**job, "status": "crash", "kind": name, "signature": f"crash {name}", "detail": "the worker died", "text": ""}
+        worker.job = None
+        return {**json.loads(line), "shrunk": bool(job.get("shrink"))}
+
+    def _stuck(self) -> Iterator[dict[str, Any]]:
+        for worker in list(self.workers):
+            more = worker.job.get("seconds", 0) if worker.job else 0
+            if worker.job and time.monotonic() - worker.since > self.limit + more + GRACE + (60 if worker.jobs == 1 else 0):
+                job = dict(worker.job)
+                self._drop(worker)
+                yield {**job, "status": "slow", "kind": "stuck", "signature": "stuck", "detail": "killed", "text": ""}

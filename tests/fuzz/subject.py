@@ -1,0 +1,141 @@
+"""Runs a program compiled and in eager, and gives a verdict."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+from differential import Outcome
+from fuzz import inputs
+from fuzz.noise import Noise
+from fuzz.oracle import Different, References, judge, same_bits
+from fuzz.program import Loaded, load
+
+from dynafuse import backend
+
+NOISES = 4
+SEED = 20
+TORCHS_OWN = "aot_eager"
+"""A backend of torch that runs graphs as they are: what fails with it too is not ours."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``ok``, ``wrong`` or ``raises``; ``torch`` if torch's own backend fails alike; ``invalid`` if eager raises."""
+
+    status: str
+    kind: str = ""  # what differs, or the exception
+    detail: str = ""
+    where: str = ""  # the innermost line of dynafuse that raised
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is a fault of ours."""
+        return self.status in ("wrong", "raises")
+
+    @property
+    def signature(self) -> str:
+        """What alike failures have in common."""
+        if self.status == "raises":
+            return f"raises {self.kind} {self.where} {re.sub(r'[0-9]+|v[0-9]|p[0-9]', '#', self.detail.strip().splitlines()[0])[:80]}"
+        return f"{self.status} {self.kind}"
+
+
+def examine(text: str, device: str = "cpu") -> Verdict:
+    """The verdict on a program's text."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            loaded = load(text)
+            references = [references_of(loaded, call, device) for call in loaded.calls]
+        except Exception as error:  # whatever eager raises: the program is no program
+            return Verdict("invalid", type(error).__name__, str(error)[:300])
+        verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
+        if verdict.failed and not tried(loaded, references, device, TORCHS_OWN, None).status == "ok":
+            return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
+        return verdict
+
+
+def references_of(loaded: Loaded, call: Sequence[int], device: str) -> References:
+    """Eager, eager with noise, and float64 where the program can be run so."""
+    eager = run(loaded, loaded.program, call, device)
+    others = [run(loaded, loaded.program, call, device, Noise(k, device)) for k in range(NOISES)]
+    if not loaded.random:
+        try:
+            others.append(run(loaded, loaded.program, call, device, wide=True))
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            pass  # casts in the text may make it impossible
+    return References(eager, tuple(others), loaded.check == "reproducible")
+
+
+def run(loaded: Loaded, function: Callable[..., Any], call: Sequence[int], device: str, mode: Any = None,
+        wide: bool = False) -> Outcome:
+    """Make the arguments, call, and back-propagate numbers that depend only on the shapes."""
+    with inputs.place(device, wide):
+        arguments = loaded.arguments(*call)
+    torch.manual_seed(SEED)
+    with mode or nullcontext():
+        result = function(*arguments)
+        leaves = list({id(a): a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf}.values())
+        roots = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+        gradients: list[torch.Tensor | None] = []
+        if leaves and roots:
+            tangents = [_tangent(t) for t in roots]
+            for again in range(1 + loaded.retain):
+                keep = loaded.retain and not again
+                gradients += torch.autograd.grad(roots, leaves, tangents, allow_unused=True, retain_graph=keep)
+    return Outcome(result, arguments, gradients)
+
+
+def _tangent(tensor: torch.Tensor) -> torch.Tensor:
+    """Multiples of an eighth, the same for a shape whatever the dtype, device and strides."""
+    values = torch.arange(tensor.numel(), device=tensor.device).mul(7).add(3).remainder(17).sub(8).div(8)
+    return values.view(tensor.shape).to(tensor.dtype)
+
+
+def tried(loaded: Loaded, references: Sequence[References], device: str, compiler: Any, options: Any) -> Verdict:
+    """The verdict on what a backend makes of a program."""
+    fresh()
+    try:
+        outcomes = compiled_outcomes(loaded, device, compiler, options)
+        for outcome, reference in zip(outcomes, references, strict=True):
+            judge(outcome, reference)
+        if loaded.check != "eager" and compiler is backend.dynafuse:
+            if loaded.check == "disk":
+                fresh()
+            for first, second in zip(outcomes, compiled_outcomes(loaded, device, compiler, options), strict=True):
+                same_bits(first, second, loaded.check)
+    except Different as different:
+        return Verdict("wrong", different.kind, str(different))
+    except Exception as error:  # the point of it all
+        return Verdict("raises", *described(error))
+    finally:
+        fresh()
+    return Verdict("ok")
+
+
+def compiled_outcomes(loaded: Loaded, device: str, compiler: Any, options: Any) -> list[Outcome]:
+    """The outcomes of all calls of one compiled object."""
+    function = torch.compile(loaded.program, backend=compiler, dynamic=loaded.dynamic, options=options)
+    return [run(loaded, function, call, device) for call in loaded.calls]
+
+
+def fresh() -> None:
+    """Forget everything that was compiled."""
+    torch._dynamo.reset()
+    backend.reset()
+
+
+def described(error: BaseException) -> tuple[str, str, str]:
+    """Type, message and place of an exception, of the one that caused it if Dynamo wrapped it."""
+    inner = getattr(error, "inner_exception", None) or error
+    ours = [frame for frame in traceback.extract_tb(inner.__traceback__) if "/dynafuse/" in frame.filename]
+    where = f"{ours[-1].filename.split('/dynafuse/')[-1]}:{ours[-1].name}" if ours else ""
+    return type(inner).__name__, str(inner)[:2000], where
