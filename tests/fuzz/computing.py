@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from fuzz.grammar import maker, proposed
 from fuzz.state import State, any_dtype
 

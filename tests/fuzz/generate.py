@@ -64,7 +64,7 @@ def differentiable(program: Program) -> Program:
 def _dynamic(rng: random.Random, dynamic: bool) -> bool | None:
     if dynamic:
         return rng.choice((True, True, None))
-    return True if rng.random() < 0.05 else False
+    return rng.random() < 0.05
 
 
 def started(rng: random.Random, dynamic: bool) -> State:

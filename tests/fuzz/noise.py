@@ -108,8 +108,5 @@ def _where_rounded(plain: Any, noisy: Any, exact: Any) -> Any:
     """``noisy`` where ``plain`` is not exactly the truth."""
     if not isinstance(plain, torch.Tensor) or not plain.is_floating_point() or exact.shape != plain.shape:
         return noisy if not isinstance(plain, torch.Tensor) or plain.is_floating_point() else plain
-    if plain.dtype is torch.float64:
-        same = plain == plain.round()
-    else:
-        same = plain.double() == exact.double()
+    same = plain == plain.round() if plain.dtype is torch.float64 else plain.double() == exact.double()
     return plain.copy_(torch.where(same, plain, noisy))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -43,10 +44,8 @@ class Worker:
         if self.job is not None:
             self.process.kill()
         elif self.process.stdin:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-            except BrokenPipeError:
-                pass
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:

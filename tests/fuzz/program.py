@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from fuzz import inputs
 
 NAME = re.compile(r"\b[a-z]+\d+\b")

@@ -9,13 +9,13 @@ from typing import Any
 
 import samples
 import torch
-from fuzz.grammar import maker, proposed
-from fuzz.program import Argument
-from fuzz.state import State
 from samples import Sample
 
 from dynafuse import ops
 from dynafuse.ops import Kind, Row
+from fuzz.grammar import maker, proposed
+from fuzz.program import Argument
+from fuzz.state import State
 
 SCALARS = (0, 1, -1, 2, 3, -2, 0.5, -0.5, 1.5, 2.5, -3.25, 0.1, -0.0, 7, 100)
 SMALL = re.compile("shift|pow|ldexp")
@@ -64,7 +64,7 @@ def arithmetic(state: State) -> bool:
     if first is None:
         return False
     other = state.partner(first) if state.rng.random() < 0.7 else shown(state.rng.choice(SCALARS))
-    operator = state.rng.choice("+ - * * + / == < >= // % &".split() if state.rng.random() < 0.3 else "+-*")
+    operator = state.rng.choice(["+", "-", "*", "*", "+", "/", "==", "<", ">=", "//", "%", "&"] if state.rng.random() < 0.3 else "+-*")
     return proposed(state, f"{first} {operator} {other}" if state.rng.random() < 0.8 else f"{other} {operator} {first}")
 
 

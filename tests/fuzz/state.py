@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from fuzz import inputs
 from fuzz.noise import Noise
 from fuzz.program import Argument, Program, Statement, namespace

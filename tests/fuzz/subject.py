@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch._dynamo
 from differential import Outcome
+
+from dynafuse import backend
 from fuzz import inputs
 from fuzz.noise import Noise
 from fuzz.oracle import Different, References, judge, same_bits
 from fuzz.program import Loaded, load
-
-from dynafuse import backend
 
 NOISES = 4
 SEED = 20
@@ -58,7 +58,7 @@ def examine(text: str, device: str = "cpu") -> Verdict:
         except Exception as error:  # whatever eager raises: the program is no program
             return Verdict("invalid", type(error).__name__, str(error)[:300])
         verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
-        if verdict.failed and not tried(loaded, references, device, TORCHS_OWN, None).status == "ok":
+        if verdict.failed and tried(loaded, references, device, TORCHS_OWN, None).status != "ok":
             return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
         return verdict
 
