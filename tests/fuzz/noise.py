@@ -30,11 +30,16 @@ EXACT = re.compile(
 
 
 class Noise(TorchDispatchMode):
-    """Disturbs the results of all ops that round, from a seed of its own: random ops draw the same numbers as without."""
+    """Disturbs the results of all ops that round, from a seed of its own: random ops draw the same numbers as without.
+
+    Seeds come in pairs, an even one and the next, with opposite disturbances: what is decided by rounding alone is decided the
+    other way by one of the two.
+    """
 
     def __init__(self, seed: int, device: str = "cpu") -> None:
         super().__init__()
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.sign = 1 - 2 * (seed % 2)
+        self.generator = torch.Generator(device).manual_seed(seed // 2)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,9 +64,9 @@ class Noise(TorchDispatchMode):
         return torch.finfo(value.dtype).eps * AMPLITUDE.get(value.dtype, 1.0)
 
     def _random(self, value: torch.Tensor) -> torch.Tensor:
-        """Numbers between -1 and 1, in float64."""
+        """Numbers between -1 and 1, in float64, or their opposites."""
         drawn = torch.rand(value.shape, generator=self.generator, device=value.device, dtype=torch.float64)
-        return drawn * 2 - 1
+        return self.sign * (drawn * 2 - 1)
 
     def _disturbed(self, value: Any) -> Any:
         """A copy of a tensor, with noise."""

@@ -6,7 +6,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ from fuzz.noise import Noise
 from fuzz.oracle import Different, References, judge, same_bits
 from fuzz.program import Loaded, load
 
-NOISES = 4
+NOISES, MANY = 4, 40
+"""How often eager runs with noise: of every program, and before a value is called wrong."""
+
 SEED = 20
 TORCHS_OWN = "aot_eager"
 """A backend of torch that runs graphs as they are: what fails with it too is not ours."""
@@ -54,24 +56,25 @@ def examine(text: str, device: str = "cpu") -> Verdict:
         warnings.simplefilter("ignore")
         try:
             loaded = load(text)
-            references = [references_of(loaded, call, device) for call in loaded.calls]
+            references = [references_of(loaded, call, device, NOISES) for call in loaded.calls]
         except Exception as error:  # whatever eager raises: the program is no program
             return Verdict("invalid", type(error).__name__, str(error)[:300])
         verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
+        if verdict.status == "wrong" and verdict.kind == "value":
+            references = [references_of(loaded, call, device, MANY) for call in loaded.calls]
+            verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
         if verdict.failed and tried(loaded, references, device, TORCHS_OWN, None).status != "ok":
             return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
         return verdict
 
 
-def references_of(loaded: Loaded, call: Sequence[int], device: str) -> References:
+def references_of(loaded: Loaded, call: Sequence[int], device: str, noises: int) -> References:
     """Eager, eager with noise, and float64 where the program can be run so."""
     eager = run(loaded, loaded.program, call, device)
-    others = [run(loaded, loaded.program, call, device, Noise(k, device)) for k in range(NOISES)]
+    others = [run(loaded, loaded.program, call, device, Noise(k, device)) for k in range(noises)]
     if not loaded.random:
-        try:
+        with suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):  # for the casts in the text
             others.append(run(loaded, loaded.program, call, device, wide=True))
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-            pass  # casts in the text may make it impossible
     return References(eager, tuple(others), loaded.check == "reproducible")
 
 

@@ -1,0 +1,93 @@
+"""A few random programs with every run of the tests, and the fuzzer itself: that it repeats, finds and shrinks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from fuzz.generate import generate
+from fuzz.noise import Noise
+from fuzz.program import Argument, Program, Statement, load
+from fuzz.shrink import shrink
+from fuzz.subject import examine
+
+from dynafuse import ops
+from dynafuse.ops import table
+
+SEED = 7
+CHUNKS, EACH = 10, 7
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_programs(chunk: int) -> None:
+    for index in range(chunk * EACH, (chunk + 1) * EACH):
+        text = str(generate(SEED, index))
+        verdict = examine(text)
+        assert not verdict.failed, f"program {index}\n{text}\n{verdict.status} {verdict.where}\n{verdict.detail}"
+
+
+def test_a_program_is_the_same_every_time() -> None:
+    assert str(generate(3, 11)) == str(generate(3, 11))
+    assert str(generate(3, 11)) != str(generate(3, 12))
+
+
+def test_a_text_is_all_that_is_needed() -> None:
+    text = str(generate(3, 11))
+    loaded = load(text)
+    assert len(loaded.program(*loaded.arguments(*loaded.calls[0]))) > 0
+
+
+LONG = Program(
+    sizes=(), arguments=(Argument("a0", ("4", "6"), "float32", 1), Argument("a1", ("4", "6"), "float32", 2, layout="transposed")),
+    parameters=(("p0", "a0"), ("p1", "a1")),
+    statements=(Statement("v0 = p0 + p1", ("v0",)), Statement("v1 = v0.flip(0)", ("v1",)), Statement("v2 = v1.sinh()", ("v2",)),
+                Statement("v3 = v2[1:] * 2", ("v3",)), Statement("v4 = p1.t().exp()", ("v4",))),
+    returns=("v3", "v4"), calls=((),), options={"executors": "triton"})
+
+
+@pytest.fixture
+def _wrong_sinh() -> object:
+    """A wrong row, as a mistake in the op table would be."""
+    row = ops.lookup(torch.ops.aten.sinh.default)
+    ops.register(dataclasses.replace(row, emit="{0} * 1.01"))
+    yield None
+    table.register(row)
+
+
+@pytest.mark.usefixtures("_wrong_sinh")
+def test_a_wrong_op_is_found_and_shrunk_to_itself() -> None:
+    verdict = examine(str(LONG))
+    assert (verdict.status, verdict.kind) == ("wrong", "value")
+    least, verdict = shrink(LONG, verdict, examine, 30)
+    assert verdict.status == "wrong"
+    assert [statement.text.partition(" = ")[2] for statement in least.statements] == ["p0.sinh()"]
+    assert len(least.arguments) == 1 and least.arguments[0].layout == "contiguous"
+
+
+def test_right_programs_pass() -> None:
+    assert examine(str(LONG)).status == "ok"
+
+
+def test_what_rounding_decides_is_not_compared() -> None:
+    """Sums in another order: one of them is above the other by rounding alone."""
+    text = """
+def arguments():
+    return (tensor((50, 64), "float32", seed=1),)
+
+def program(p0):
+    return (p0.sum(1) > p0.flip(1).cumsum(1)[:, -1], p0.sum(1) - p0.flip(1).cumsum(1)[:, -1])
+
+CALLS = [()]
+DYNAMIC = False
+OPTIONS = {"executors": "triton"}
+"""
+    assert examine(text).status == "ok"
+
+
+def test_noise_leaves_exact_results_alone() -> None:
+    values = torch.arange(24.0).reshape(4, 6)
+    with Noise(0):
+        assert torch.equal(values.flip(0) * 2 + 1, values.flip(0).mul(2).add(1))
+        assert torch.equal(values.sum(1), torch.tensor([15.0, 51.0, 87.0, 123.0]))
+        assert not torch.equal(values.sin(), torch.sin(values.clone()))
