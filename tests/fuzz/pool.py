@@ -19,8 +19,8 @@ from typing import Any
 LIFETIME = 250
 """Jobs after which a worker is replaced: compiled code is never freed."""
 
-GRACE = 20.0
-"""Seconds that a worker gets, beyond the limit of its program, before it is killed."""
+PATIENCE = 5.0
+"""How much longer than its limit, which is processor time, a program may take by the clock before its worker is killed."""
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Pool:
     def _stuck(self) -> Iterator[dict[str, Any]]:
         for worker in list(self.workers):
             more = worker.job.get("seconds", 0) if worker.job else 0
-            if worker.job and time.monotonic() - worker.since > self.limit + more + GRACE + (60 if worker.jobs == 1 else 0):
+            if worker.job and time.monotonic() - worker.since > PATIENCE * (self.limit + more):
                 job = dict(worker.job)
                 self._drop(worker)
                 yield {**job, "status": "slow", "kind": "stuck", "signature": "stuck", "detail": "killed", "text": ""}

@@ -77,7 +77,7 @@ def pointwise_call(state: State, row: Row) -> str | None:
     for position, argument in enumerate(row.target._schema.arguments):
         if "Tensor" in str(argument.type):
             made = _tensor_operand(state, row, position, first)
-            first = first or made
+            first = first or (made if made in state.tensors else None)
         elif not numbers:
             continue
         else:

@@ -15,17 +15,17 @@ SMALLER = (1, 2, 3, 0, 4)
 
 def shrink(program: Program, verdict: Verdict, examine: Callable[[str], Verdict], seconds: float) -> tuple[Program, Verdict]:
     """The smallest program found that fails as ``program`` does, with its verdict."""
-    deadline = time.monotonic() + seconds
+    deadline = time.process_time() + seconds
     seen = {str(program)}
     improved = True
-    while improved and time.monotonic() < deadline:
+    while improved and time.process_time() < deadline:
         improved = False
         for candidate in smaller(program):
             text = str(candidate)
             if text in seen:
                 continue
             seen.add(text)
-            if time.monotonic() > deadline:
+            if time.process_time() > deadline:
                 break
             found = examine(text)
             if found.status == verdict.status and found.kind == verdict.kind:
@@ -36,9 +36,43 @@ def shrink(program: Program, verdict: Verdict, examine: Callable[[str], Verdict]
 
 def smaller(program: Program) -> Iterator[Program]:
     """Programs that are a step simpler, the largest steps first."""
-    for step in (_fewer_calls, _fewer_returns, _fewer_statements, _simpler_settings, _fewer_parameters, _simpler_arguments,
-                 _smaller_sizes, _simpler_texts):
-        yield from step(program)
+    for step in (_one_result, _fewer_calls, _simpler_settings, _fewer_statements, _fewer_returns, _simpler_texts, _simpler_arguments,
+                 _smaller_sizes):
+        yield from map(tidy, step(program))
+
+
+def tidy(program: Program) -> Program:
+    """The program without parameters, arguments and sizes that nothing names."""
+    used = {name for s in program.statements for name in s.reads} | {r.split(".")[0] for r in program.returns}
+    parameters = tuple(p for p in program.parameters if p[0] in used) or program.parameters[-1:]
+    passed = " ".join(outside for _, outside in parameters)
+    arguments = tuple(a for a in program.arguments if re.search(rf"\b{a.name}\b", passed))
+    named = passed + " " + " ".join(size for a in arguments for size in a.shape)
+    kept = [k for k, name in enumerate(program.sizes) if re.search(rf"\b{name}\b", named)]
+    calls = dict.fromkeys(tuple(call[k] for k in kept) for call in program.calls)
+    return replace(program, parameters=parameters, arguments=arguments, sizes=tuple(program.sizes[k] for k in kept),
+                   calls=tuple(calls))
+
+
+def _one_result(program: Program) -> Iterator[Program]:
+    """One result, with the statements that it needs: without those that write in place, or with all of them."""
+    if len(program.returns) == 1 and not any(s.binds for s in _unneeded(program, program.returns, True)):
+        return
+    for name in program.returns:
+        for writes in (False, True):
+            gone = _unneeded(program, (name,), writes)
+            yield replace(program, returns=(name,), statements=tuple(s for s in program.statements if s not in gone))
+
+
+def _unneeded(program: Program, returns: tuple[str, ...], writes: bool) -> list[Statement]:
+    """The statements on which neither the results nor (with ``writes``) writes in place depend."""
+    needed, gone = {name.split(".")[0] for name in returns}, []
+    for statement in reversed(program.statements):
+        if needed & set(statement.binds) or (statement.writes and writes):
+            needed |= statement.reads
+        else:
+            gone.append(statement)
+    return gone
 
 
 def _fewer_calls(program: Program) -> Iterator[Program]:
@@ -110,27 +144,6 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
         yield replace(program, dynamic=True)
     if any(argument.grad for argument in program.arguments):
         yield replace(program, arguments=tuple(replace(a, grad=False) for a in program.arguments))
-
-
-def _fewer_parameters(program: Program) -> Iterator[Program]:
-    used = {name for s in program.statements for name in s.reads} | {r.split(".")[0] for r in program.returns}
-    kept = tuple(p for p in program.parameters if p[0] in used)
-    if len(kept) < len(program.parameters):
-        yield replace(program, parameters=kept)
-    passed = " ".join(outside for _, outside in program.parameters)
-    needed = tuple(a for a in program.arguments if re.search(rf"\b{a.name}\b", passed))
-    if len(needed) < len(program.arguments):
-        yield replace(program, arguments=needed)
-    yield from _fewer_names(program)
-
-
-def _fewer_names(program: Program) -> Iterator[Program]:
-    """Without sizes that nothing names; a size that all calls agree on becomes a number."""
-    for k, name in enumerate(program.sizes):
-        named = any(name in a.shape for a in program.arguments) or any(name in outside for _, outside in program.parameters)
-        calls = tuple(call[:k] + call[k + 1:] for call in program.calls)
-        if not named:
-            yield replace(program, sizes=program.sizes[:k] + program.sizes[k + 1:], calls=calls)
 
 
 def _simpler_arguments(program: Program) -> Iterator[Program]:

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+
+from dynafuse import ops
+from dynafuse.ops import table
 from fuzz.generate import generate
 from fuzz.noise import Noise
 from fuzz.program import Argument, Program, Statement, load
 from fuzz.shrink import shrink
 from fuzz.subject import examine
-
-from dynafuse import ops
-from dynafuse.ops import table
 
 SEED = 7
 CHUNKS, EACH = 10, 7
