@@ -219,6 +219,16 @@ def test_random_numbers(mode: str, mean: float, deviation: float) -> None:
         assert first.min() >= 0 and first.max() < 1
 
 
+@pytest.mark.parametrize("shape", [[], [1], [1, 1]])
+def test_random_numbers_of_one_element(shape: list[int]) -> None:
+    """Their place is a literal, and they are those of the first place of any tensor."""
+    for name, *args in (("prims.inductor_random.default", "rand"), ("prims.inductor_random.default", "randn")):
+        single, several = (drawn(name, size, SEED, *args, seed=7) for size in (shape, [40]))
+        assert single.shape == tuple(shape) and single.item() == several[0].item()
+    single, several = (drawn("prims.inductor_randint.default", -3, 5, size, SEED, seed=7) for size in (shape, [40]))
+    assert single.item() == several[0].item()
+
+
 def test_random_integers() -> None:
     first, again = (drawn("prims.inductor_randint.default", -3, 5, [40, 50], SEED, seed=7) for _ in range(2))
     assert torch.equal(first, again)

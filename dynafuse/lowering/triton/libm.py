@@ -407,21 +407,27 @@ def gelu_tanh_slope(x):
 
 
 @jit
+def _offsets(offset):
+    """The offsets as a tensor: the place of a single element is a literal."""
+    return tl.full([], 0, tl.int64) + offset
+
+
+@jit
 def rand(seed, offset):
     """Uniform float32 in [0, 1), one per offset, from Philox."""
-    return tl.rand(seed, offset)
+    return tl.rand(seed, _offsets(offset))
 
 
 @jit
 def randn(seed, offset):
     """Standard normal float32, one per offset, from Philox."""
-    return tl.randn(seed, offset)
+    return tl.randn(seed, _offsets(offset))
 
 
 @jit
 def randint64(seed, offset, low, high):
     """Uniform int64 in [low, high), one per offset, from Philox."""
-    first, second, _, _ = tl.randint4x(seed, offset)
+    first, second, _, _ = tl.randint4x(seed, _offsets(offset))
     word = first.to(tl.uint32, bitcast=True).to(tl.uint64) | (second.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
     span = tl.full([], 0, tl.int64) + (high - low)  # the bounds may be literals
     return (word % span.to(tl.uint64)).to(tl.int64) + low
