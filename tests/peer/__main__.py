@@ -1,0 +1,99 @@
+"""Runs PyTorch's own tests through dynafuse against the list of failures that are expected.
+
+    python -m tests.peer                                            # all modes, both executors of a CPU
+    python -m tests.peer --modes base,deep --executors triton --jobs 8 --out peer.jsonl
+    python -m tests.peer --tests 'test_*pool*' --executors default
+    python -m tests.peer --modes inductor/test_unbacked_symints.py  # any file of PyTorch's tests
+    PEER_GPUS=0,1 python -m tests.peer --executors cuda             # natively, in turn on two GPUs
+
+A run that is started again with the same ``--out`` goes on where it ended. Exits with 1 where anything is unexpected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from .expected import Expected, judge, read, table
+from .fetch import fetched
+from .run import Result, Task, Worker, results_in, run_all
+
+HERE = Path(__file__).parent
+MODES = "base,deep,dynamic,half,bf16,aot"
+SECONDS_BETWEEN_LINES = 30.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what the arguments say; the exit status."""
+    options = _arguments(argv)
+    folder = fetched()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    logs = options.out.parent
+    expected = read(options.expected)
+    tasks = _tasks(options, folder, logs)
+    results = [result for result in results_in(options.out) if result.task in frozenset(tasks)]
+    done = {result.task for result in results}
+    progress = Progress(results, expected, len(tasks), options.out)
+    run_all([task for task in tasks if task not in done], folder, logs, options.jobs, options.limit, progress.add)
+    print(table(results, expected))
+    unexpected = [result for result in results if judge(result, expected) == "unexpected"]
+    for result in unexpected:
+        print(shown(result))
+    return 1 if unexpected else 0
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.peer", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = {"type": lambda text: text.replace(",", " ").split()}
+    parser.add_argument("--modes", **words, default=MODES.split(","), help="modes, or files of PyTorch's tests")
+    parser.add_argument("--executors", **words, default=["default", "triton"], help="default, triton (interpreted), cuda")
+    parser.add_argument("--tests", default="*", help="a pattern of names")
+    parser.add_argument("--every", type=int, default=1, help="a sample: one of so many")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for a test")
+    parser.add_argument("--out", type=Path, default=Path(".peer/results.jsonl"), help="where results go, one a line")
+    parser.add_argument("--expected", type=Path, default=HERE / "expected.txt", help="the failures that are expected")
+    return parser.parse_args(argv)
+
+
+def _tasks(options: argparse.Namespace, folder: Path, logs: Path) -> list[Task]:
+    """What there is to run, in order."""
+    worker = Worker(options.executors[0], folder, logs / "worker-names.log", {})
+    names = {mode: [name for name in worker.tests(mode) if fnmatchcase(name, options.tests)] for mode in options.modes}
+    worker.stop()
+    return [Task(mode, executor, name) for executor in options.executors for mode in options.modes
+            for name in names[mode][::options.every]]
+
+
+class Progress:
+    """Keeps results, and prints what is unexpected at once and a line every now and then."""
+
+    def __init__(self, results: list[Result], expected: list[Expected], total: int, out: Path) -> None:
+        self.results, self.expected, self.total, self.out = results, expected, total, out
+        self.start = self.last = time.monotonic()
+
+    def add(self, result: Result) -> None:
+        """Note a result."""
+        self.results.append(result)
+        with self.out.open("a") as file:
+            file.write(result.line() + "\n")
+        if judge(result, self.expected) == "unexpected":
+            print(shown(result), flush=True)
+        if time.monotonic() - self.last > SECONDS_BETWEEN_LINES:
+            self.last = time.monotonic()
+            print(f"[{self.last - self.start:6.0f} s] {len(self.results)} of {self.total}", flush=True)
+
+
+def shown(result: Result) -> str:
+    """A result in a line: where, what, and the end of its trace."""
+    lines = [line for line in result.reason.splitlines() if line.strip()]
+    return f"{result.status:8}{result.task.mode}/{result.task.executor} {result.task.test}: {lines[-1][:200] if lines else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

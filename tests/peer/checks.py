@@ -1,0 +1,110 @@
+"""What a mode puts in the place of ``check_model``, the check that nearly all of Inductor's tests go through.
+
+A check counts the comparisons it came to: inputs without a float have nothing to be cast, eager may refuse a dtype, and a
+function that draws random numbers without a seed cannot be compared. A test in which nothing was compared does not apply.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import differential
+import torch
+from torch.utils._pytree import tree_map
+
+Check = Callable[..., None]
+
+
+class Compared:
+    """How many comparisons the checks of a test came to."""
+
+    count = 0
+
+
+def cast(check_model: Check, dtype: torch.dtype, compared: Compared) -> Check:
+    """The suite's own check on inputs and parameters cast to ``dtype``."""
+    def check(self: Any, model: Any, example_inputs: Sequence[Any], kwargs: Any = None, **options: Any) -> None:
+        inputs = [_cast(value, dtype) for value in example_inputs]
+        if all(a is b for a, b in zip(inputs, example_inputs, strict=True)):
+            return
+        model = copy.deepcopy(model).to(dtype) if isinstance(model, torch.nn.Module) else model
+        if not _runs(model, inputs, kwargs or {}):
+            return
+        if options.get("rtol") is not None:
+            options["rtol"] = max(2e-3, options["rtol"])  # as the suite's own low precision pass
+        check_model(self, model, inputs, kwargs, **options)
+        compared.count += 1
+
+    return check
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=dtype, device=value.device).copy_(value)
+
+
+def _runs(model: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether eager has the function in this dtype."""
+    try:
+        model(*[value.clone() if isinstance(value, torch.Tensor) else value for value in inputs], **kwargs)
+    except RuntimeError:
+        return False
+    return True
+
+
+def deep(_: Check, compared: Compared) -> Check:
+    """The project's own check: strides, aliases, what is written to arguments, and gradients of every float."""
+    def check(self: Any, model: Any, example_inputs: Sequence[Any], kwargs: Any = None, *, nopython: bool = True,
+              **_: Any) -> None:
+        arguments = (tuple(example_inputs), kwargs or {})
+
+        def function(args: Any, named: Any) -> Any:
+            return model(*args, **named)
+
+        def truth(args: Any, named: Any) -> Any:
+            return in_double(*args, **named)
+
+        in_double = copy.deepcopy(model).double() if isinstance(model, torch.nn.Module) else model
+        eager = None
+        for candidate in (tree_map(_differentiable, arguments), arguments):
+            eager = _outcome(function, candidate)
+            if eager is not None:
+                arguments = candidate
+                break
+        if eager is None or not _same(_outcome(function, arguments), eager):
+            return
+        torch._dynamo.reset()
+        # A fresh function for each check: torch would recompile one that it has seen.
+        compiled = torch.compile(lambda args, named: model(*args, **named), fullgraph=nopython)
+        ours = differential.run(compiled, differential.copies(arguments))
+        differential.compare(ours, eager, _outcome(truth, differential.copies(arguments, torch.float64)))
+        compared.count += 1
+
+    return check
+
+
+def _differentiable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided:
+        return differential.copies(value.detach()).requires_grad_()
+    return value
+
+
+def _outcome(function: Callable[..., Any], arguments: Any) -> differential.Outcome | None:
+    """What eager leaves; None where it refuses, as it does writing to a leaf that requires grad."""
+    try:
+        return differential.run(function, differential.copies(arguments))
+    except Exception:  # whatever eager raises: there is nothing to compare with then
+        return None
+
+
+def _same(again: differential.Outcome | None, eager: differential.Outcome) -> bool:
+    """Whether eager computes the same twice."""
+    try:
+        assert again is not None
+        differential.compare(again, eager)
+    except AssertionError:
+        return False
+    return True

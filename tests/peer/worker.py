@@ -1,0 +1,91 @@
+"""A process that runs one test after the other: a request is a line of JSON on stdin, its answer one on stdout.
+
+Worked example::
+
+    {"mode": "base"}                          -> {"tests": ["test_add_complex", ...]}
+    {"mode": "base", "test": "test_bool"}     -> {"status": "passed", "seconds": 0.4, "reason": ""}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+import unittest
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST_REASON = 6000
+OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "triton": {"executors": "triton"}, "cuda": {}}
+
+
+def main() -> None:
+    """Answer until stdin ends. What tests print goes to the log, which is what stderr is."""
+    executor, folder = sys.argv[1:]
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    peer = _prepared(executor, Path(folder))
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "test" in request:
+            answer: dict[str, Any] = _run(peer, request["mode"], request["test"])
+        else:
+            answer = {"tests": list(peer.tests(request["mode"]))}
+        channel.write(json.dumps(answer) + "\n")
+    os._exit(0)  # threads that tests left behind keep nobody waiting
+
+
+def _prepared(executor: str, folder: Path) -> Any:
+    """The suite, with the environment that Triton and dynafuse look at when they are imported."""
+    if executor == "triton":
+        os.environ["TRITON_INTERPRET"] = "1"
+    else:
+        os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.update(DYNAFUSE_CACHE="0", DYNAFUSE_WORKERS=os.environ.get("DYNAFUSE_WORKERS", "0"))
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "backend")]
+    warnings.simplefilter("ignore")
+    import torch
+    import torch._dynamo.guards
+
+    torch.set_num_threads(1)
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # flushes the processor's caches to time guards for a log
+    from .internals import Settings
+    from .modes import Peer
+
+    return Peer(folder, "cuda" if executor == "cuda" else "cpu", Settings(OPTIONS[executor]))
+
+
+def _run(peer: Any, mode: str, test: str) -> dict[str, Any]:
+    case, method = peer.tests(mode)[test]
+    result = unittest.TestResult()
+    peer.compared.count = 0
+    start = time.monotonic()
+    unittest.TestSuite([case(method)]).run(result)
+    status, reason = _status(result)
+    if status == "passed" and getattr(case, "compares", False) and not peer.compared.count:
+        status, reason = "skipped", "nothing to compare in this mode"
+    return {"status": status, "seconds": round(time.monotonic() - start, 2), "reason": reason}
+
+
+def _status(result: unittest.TestResult) -> tuple[str, str]:
+    bad = result.errors + result.failures
+    if bad:
+        return "failed", _plain(bad[0][1])[-LONGEST_REASON:]
+    if result.skipped:
+        return "skipped", result.skipped[0][1]
+    if result.expectedFailures:
+        return "skipped", "the suite itself expects this test to fail"
+    return "passed", ""
+
+
+def _plain(text: str) -> str:
+    """Without the lines that torch adds to every failure."""
+    return re.sub(r"\n\nTo execute this test.*|\nSet TORCHDYNAMO_VERBOSE=1.*", "", text, flags=re.DOTALL).strip()
+
+
+if __name__ == "__main__":
+    main()
