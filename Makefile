@@ -25,7 +25,7 @@ VENV_FLAGS := --system-site-packages
 INSTALL_TORCH = $(BIN)/python -c 'import torch, triton' || $(BIN)/pip install --quiet torch triton
 endif
 
-.PHONY: venv demo test test-nvfuser lint types bench clean
+.PHONY: venv demo test test-peer test-nvfuser lint types bench clean
 
 venv: $(VENV)/.installed
 
@@ -34,6 +34,12 @@ demo: $(VENV)/.installed
 
 test: lint types
 	DYNAFUSE_STRICT=1 $(if $(GPU),,TRITON_INTERPRET=1) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore=$(NVFUSER_TESTS)
+
+# PyTorch's own tests, hours of them on two cores; see tests/peer. MODES="base deep" EXECUTORS=triton choose.
+MODES ?= base deep dynamic half bf16 aot
+EXECUTORS ?= default triton
+test-peer: $(VENV)/.test-installed
+	$(BIN)/python -m tests.peer --modes "$(MODES)" --executors "$(EXECUTORS)" --jobs $(JOBS)
 
 test-nvfuser: $(NVFUSER_VENV)/.installed
 	DYNAFUSE_STRICT=1 OMP_NUM_THREADS=1 $(NVFUSER_BIN)/python -m pytest -n $(JOBS) --dist worksteal $(NVFUSER_TESTS)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,19 +32,26 @@ def main(argv: list[str] | None = None) -> int:
     """Run what the arguments say; the exit status."""
     options = _arguments(argv)
     folder = fetched()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    logs = options.out.parent
     expected = read(options.expected)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as logs:
+        return _run(options, folder, Path(logs), expected)
+
+
+def _run(options: argparse.Namespace, folder: Path, logs: Path, expected: list[Expected]) -> int:
     tasks = _tasks(options, folder, logs)
     results = [result for result in results_in(options.out) if result.task in frozenset(tasks)]
     done = {result.task for result in results}
     progress = Progress(results, expected, len(tasks), options.out)
-    run_all([task for task in tasks if task not in done], folder, logs, options.jobs, options.limit, progress.add)
+    left = [task for task in tasks if task not in done]
+    run_all(left, folder, logs, options.jobs, options.limit, progress.add, options.budget)
     print(table(results, expected))
+    if len(results) < len(tasks):
+        print(f"{len(tasks) - len(results)} were not run: the budget is spent")
     unexpected = [result for result in results if judge(result, expected) == "unexpected"]
     for result in unexpected:
         print(shown(result))
-    return 1 if unexpected else 0
+    return 1 if unexpected or len(results) < len(tasks) else 0
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -56,13 +64,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, help="a sample: one of so many")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a test")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no test is begun")
     parser.add_argument("--out", type=Path, default=Path(".peer/results.jsonl"), help="where results go, one a line")
     parser.add_argument("--expected", type=Path, default=HERE / "expected.txt", help="the failures that are expected")
     return parser.parse_args(argv)
 
 
 def _tasks(options: argparse.Namespace, folder: Path, logs: Path) -> list[Task]:
-    """What there is to run, in order."""
+    """What there is to run, in order; the processes write what they print to ``logs``."""
     worker = Worker(options.executors[0], folder, logs / "worker-names.log", {})
     names = {mode: [name for name in worker.tests(mode) if fnmatchcase(name, options.tests)] for mode in options.modes}
     worker.stop()

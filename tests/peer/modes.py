@@ -23,6 +23,9 @@ from . import aot, checks, internals
 Tests = dict[str, tuple[type[unittest.TestCase], str]]
 """The class and the method of each test, by its name."""
 
+NO_BACKEND = ("test_aoti_",)
+"""Tests of AOTInductor, which compiles without a backend of Dynamo's."""
+
 DYNAMIC = {"assume_static_by_default": False}
 
 
@@ -73,7 +76,8 @@ def _inductor(peer: Peer, check: Callable[..., checks.Check] | None = None, dyna
         gen = suite.InputGen(10, peer.device)
 
     suite.copy_tests(suite.CommonTemplate, Common, peer.device)
-    tests: Tests = {name.removesuffix(f"_{peer.device}"): (Common, name) for name in _methods(Common)}
+    tests: Tests = {name.removesuffix(f"_{peer.device}"): (Common, name) for name in _methods(Common)
+                    if not name.startswith(NO_BACKEND)}
     if check is None:  # the sweep has nothing but the suite's own check
         Sweep.populate()
         tests |= {name.replace(f"_{peer.device}_", "_sweep_"): (Sweep, name) for name in vars(Sweep) if name.startswith("test_")}

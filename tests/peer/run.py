@@ -146,14 +146,18 @@ class Queue:
 
 
 def run_all(tasks: Iterable[Task], folder: Path, logs: Path, jobs: int, limit: float,
-            report: Callable[[Result], None]) -> None:
-    """Run tasks in ``jobs`` processes; ``report`` is called with each result, by one thread at a time."""
+            report: Callable[[Result], None], budget: float = float("inf")) -> None:
+    """Run tasks in ``jobs`` processes; ``report`` is called with each result, by one thread at a time.
+
+    None is begun once ``budget`` seconds are over.
+    """
     queue, lock = Queue(tasks), threading.Lock()
+    end = time.monotonic() + budget
 
     def serve(number: int) -> None:
         worker: Worker | None = None
         executor = None
-        while task := queue.next(executor):
+        while time.monotonic() < end and (task := queue.next(executor)):
             if worker is not None and executor != task.executor:
                 worker.stop()
                 worker = None
