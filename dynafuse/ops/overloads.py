@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 import torch._inductor.inductor_prims
 from torch._ops import OpOverload
+from torch.fx import Node
 
 COPIES_INTO: OpOverload = torch.ops.aten.copy_.default
 """The op that overwrites its first operand: functional graphs end in it where the user's code wrote into an input."""
@@ -26,3 +27,15 @@ def overload(name: str) -> OpOverload | None:
 def overloads(names: str) -> Iterator[OpOverload]:
     """Those of the whitespace-separated overloads that exist."""
     return (op for op in map(overload, names.split()) if op is not None)
+
+
+def written_to(node: Node) -> Iterator[Node]:
+    """The arguments that a call writes to, by its schema: values, or sizes and memory as ``resize_`` and ``set_`` do."""
+    target = node.target
+    if not isinstance(target, OpOverload) or not target._schema.is_mutable:
+        return
+    for position, parameter in enumerate(target._schema.arguments):
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
+            values = given if isinstance(given, (list, tuple)) else (given,)
+            yield from (value for value in values if isinstance(value, Node))

@@ -13,7 +13,7 @@ from typing import Protocol
 from torch.fx import Node
 
 from dynafuse.ir import Region
-from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.partition.spaces import Spaces
 
 
@@ -28,23 +28,29 @@ Unit = Node | HasNodes
 
 
 def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
-    """Extra dependencies: every reader of an input comes before the copy that overwrites it."""
+    """Extra dependencies: readers of memory come before what writes to it, or after it where the graph has them so.
+
+    All readers of an input come before the copy that overwrites it at a functional graph's end.
+    """
+    place = {node: i for i, node in enumerate(spaces.graph.nodes)}
     extra: dict[Node, list[Node]] = {}
     for node in spaces.graph.nodes:
-        if node.target is COPIES_INTO:
-            for reader in _readers(spaces, spaces.base(node.all_input_nodes[0])):
+        for base in map(spaces.base, written_to(node)):
+            at_the_end = node.target is COPIES_INTO and base.op == "placeholder"
+            for reader in _readers(spaces, base):
                 if reader is not node:
-                    extra.setdefault(reader, []).append(node)
+                    first, second = (reader, node) if at_the_end or place[reader] < place[node] else (node, reader)
+                    extra.setdefault(first, []).append(second)
     return extra
 
 
 def _readers(spaces: Spaces, node: Node) -> Iterable[Node]:
+    """Who reads a node's memory or writes to it: looking through views, and through what its readers compute again."""
     for user in node.users:
-        if spaces.facts[user].role == "output":
-            continue
-        yield user
         if spaces.facts[user].role == "view" or user in spaces.cheap:
             yield from _readers(spaces, user)
+        elif spaces.facts[user].role != "output":
+            yield user
 
 
 class Dependencies:

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from dynafuse.ir import Annotated, Facts, Size, Tensor
 from dynafuse.ops import Kind
-from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import AxisDims, Unifier, fresh
 
@@ -148,8 +148,8 @@ class Spaces:
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:
-        """Inputs that a copy writes into."""
-        return frozenset(self.base(n.all_input_nodes[0]) for n in self.graph.nodes if n.target is COPIES_INTO)
+        """What something writes into: inputs, and whatever ops that are not functional change."""
+        return frozenset(self.base(written) for node in self.graph.nodes for written in written_to(node))
 
     def _recomputation(
         self, node: Node, facts: Facts, cheap: dict[Node, tuple[frozenset[Node], float]]

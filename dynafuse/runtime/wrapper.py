@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.ir import COUNT, Facts, Plan, Region, Size
-from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
@@ -113,7 +113,7 @@ class Writer:
         for number, node in enumerate(placeholders):
             if node not in self.read or (number in self.static and _starts_aligned(node)):
                 continue
-            if any(user.target is COPIES_INTO and user.args[0] is node for user in node.users):
+            if any(node in written_to(user) for user in node.users):
                 self.given[node] = f"given{number}"
                 self.lines.append(f"{self.given[node]} = {self.names[node]}")
             self._align_one(node)
@@ -306,11 +306,16 @@ class Writer:
             self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
         target = self.constant(_called(node.target), _identifier(getattr(node.target, "__name__", "op")))
-        arguments = [self._argument(a) for a in node.args]
-        if node.target is COPIES_INTO:
-            arguments[0] = self.given.get(node.args[0], arguments[0])  # type: ignore[arg-type]
-        arguments += [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
+        written = [argument for argument in written_to(node) if argument in self.given]
+        copies = {argument: self.names[argument] for argument in written}
+        self.names.update((argument, self.given[argument]) for argument in written)
+        arguments = [*map(self._argument, node.args), *(f"{k}={self._argument(v)}" for k, v in node.kwargs.items())]
         self.lines.append(f"{self.names[node]} = {target}({', '.join(arguments)})")
+        for argument, name in copies.items():
+            self.names[argument] = name
+            if node.target is not COPIES_INTO:  # after which nothing reads the input
+                self.lines.append(f"{name} = {self.given[argument]}")
+                self._align_one(argument)
         self._bind_symbols(node)
         if role == "eager" and node in self.read and not _allocates(node):
             self._align_one(node)

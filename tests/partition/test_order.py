@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import graphs
 import pytest
@@ -157,3 +157,59 @@ def test_a_copy_into_an_input_waits_for_the_inputs_readers() -> None:
     product, copy = steps
     assert isinstance(product, Node) and product.target is torch.ops.aten.mm.default
     assert isinstance(copy, Region) and [n.target for n in copy.outputs] == [COPIES_INTO]
+
+
+# What is not functional ------------------------------------------------------------------------------------------------
+
+
+def _doubled(tensor: torch.Tensor, others: Sequence[torch.Tensor], *, also: torch.Tensor | None = None) -> None:
+    tensor.mul_(2)
+    for other in (*others, *([] if also is None else [also])):
+        other.add_(1)
+
+
+@pytest.fixture(scope="module")
+def writes() -> Iterator[str]:
+    """An op that writes to what it is given, among others to a list and to a keyword."""
+    with torch.library._scoped_library("dynafuse_order", "FRAGMENT") as library:
+        library.define("doubled_(Tensor(a!) tensor, Tensor(b!)[] others, *, Tensor(c!)? also=None) -> ()")
+        library.impl("doubled_", _doubled, "CompositeExplicitAutograd")
+        yield "dynafuse_order.doubled_.default"
+
+
+def _between(build: graphs.Builder, op: str, x: Node) -> list[Node]:
+    """Fusible readers before and after, through a view and of what could be computed again."""
+    before, other, third = (build.op("aten.add.Tensor", x, value) for value in (1.0, 2.0, 3.0))
+    views = [build.op("aten.permute.default", value, [1, 0]) for value in (before, other, third)]
+    early = [build.op("aten.mul.Tensor", view, 3.0) for view in views]
+    build.op(op, before, [other], also=third)
+    late = [build.op("aten.mul.Tensor", view, 3.0) for view in views]
+    again = [build.op("aten.sub.Tensor", one, two) for one, two in zip(late, early, strict=True)]
+    return [*early, *late, *again, before]
+
+
+def _input(build: graphs.Builder, op: str, x: Node) -> list[Node]:
+    """An input that is read before and after it is written to."""
+    early = build.op("aten.mul.Tensor", x, 3.0)
+    build.op(op, x, [])
+    return [early, build.op("aten.mul.Tensor", x, 3.0)]
+
+
+def _copied(build: graphs.Builder, op: str, x: Node) -> list[Node]:
+    """What is written to is then copied into the input that it is made from."""
+    copy = build.op("aten.clone.default", x)
+    build.op(op, copy, [])
+    build.op("aten.copy_.default", x, copy)
+    return []
+
+
+@pytest.mark.parametrize("misaligned", [False, True])
+@pytest.mark.parametrize("write", [_between, _input, _copied])
+def test_what_writes_stays_between_its_readers(writes: str, write: Callable[..., list[Node]], misaligned: bool) -> None:
+    module = graphs.built(lambda build, x: write(build, writes, x), torch.randn(4, 6))
+    ours, eager = (torch.arange(25.0)[int(misaligned):][:24].view(4, 6) for _ in range(2))
+    expected = torch.fx.Interpreter(module).run(eager)
+    results = graphs.compiled(module, [ours]).call([ours])
+    torch.testing.assert_close(tuple(results), tuple(expected))
+    torch.testing.assert_close(ours, eager)
+
