@@ -18,14 +18,15 @@ Check = Callable[..., None]
 
 
 class Compared:
-    """How many comparisons the checks of a test came to."""
+    """How often a test asked for the check, and to how many comparisons that came."""
 
-    count = 0
+    asked = count = 0
 
 
 def cast(check_model: Check, dtype: torch.dtype, compared: Compared) -> Check:
     """The suite's own check on inputs and parameters cast to ``dtype``."""
     def check(self: Any, model: Any, example_inputs: Sequence[Any], kwargs: Any = None, **options: Any) -> None:
+        compared.asked += 1
         inputs = [_cast(value, dtype) for value in example_inputs]
         if all(a is b for a, b in zip(inputs, example_inputs, strict=True)):
             return
@@ -59,6 +60,7 @@ def deep(_: Check, compared: Compared) -> Check:
     """The project's own check: strides, aliases, what is written to arguments, and gradients of every float."""
     def check(self: Any, model: Any, example_inputs: Sequence[Any], kwargs: Any = None, *, nopython: bool = True,
               **_: Any) -> None:
+        compared.asked += 1
         arguments = (tuple(example_inputs), kwargs or {})
 
         def function(args: Any, named: Any) -> Any:
