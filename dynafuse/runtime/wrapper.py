@@ -73,6 +73,7 @@ class Writer:
         self._constants: dict[int, str] = {}
         self.locals = frozenset(_identifier(node.name) for node in self.facts)
         self.output = plan.annotated.graph.output_node()
+        self.returned_views = self._returned_views()
         self.last = self._last_uses()
         self.devices = self._devices()
         self.read = {i for step in steps.values() for i in step.inputs}
@@ -113,7 +114,7 @@ class Writer:
         for number, node in enumerate(placeholders):
             if node not in self.read or (number in self.static and _starts_aligned(node)):
                 continue
-            if any(node in written_to(user) for user in node.users):
+            if node in self.returned_views.values() or any(node in written_to(user) for user in node.users):
                 self.given[node] = f"given{number}"
                 self.lines.append(f"{self.given[node]} = {self.names[node]}")
             self._align_one(node)
@@ -136,7 +137,25 @@ class Writer:
     def _returned(self) -> str:
         outputs = self.output.args[0]
         assert isinstance(outputs, (list, tuple))
-        return "".join(f"{self._argument(o)}, " for o in outputs)
+        return "".join(f"{self._result(output)}, " for output in outputs)
+
+    def _result(self, output: Any) -> str:
+        return self._returned_view(output) if output in self.returned_views else self._argument(output)
+
+    def _returned_views(self) -> dict[Node, Node]:
+        """Outputs that are views of inputs, with those."""
+        outputs = (node for node in self.output.all_input_nodes if self.facts[node].role == "view")
+        return {node: base for node in outputs if (base := self._base(node)).op == "placeholder"}
+
+    def _returned_view(self, node: Node) -> str:
+        """A view of what the caller gave, also where kernels have an aligned copy of it.
+
+        Autograd has to know it for a view: to write to one of several is an error, and would be silently wrong otherwise.
+        """
+        base = self.returned_views[node]
+        given = self.given.get(base, self.names[base])
+        sizes, strides, offset = self._place(node)
+        return f"{given}.as_strided({sizes}, {strides}, {given}.storage_offset() + {offset})"
 
     # ------------------------------------------------------------------ lifetimes
 
@@ -148,7 +167,7 @@ class Writer:
         for number, step in enumerate(self.plan.steps):
             for node in self._uses(step):
                 last[owner.get(node, node)] = number
-        kept = {owner.get(node, node) for node in self.output.all_input_nodes}
+        kept = {owner.get(node, node) for node in self.output.all_input_nodes} | set(self.returned_views.values())
         found: dict[int, list[Node]] = {}
         for node, number in last.items():
             if node not in kept and node.op != "get_attr" and self.facts[node].role != "host":
@@ -303,7 +322,8 @@ class Writer:
         role = self.facts[node].role
         self.names[node] = _identifier(node.name)
         if role == "view":
-            self.lines.append(f"{self.names[node]} = {self._view(node)}")
+            if node not in self.returned_views or len(node.users) > 1:
+                self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
         target = self.constant(_called(node.target), _identifier(getattr(node.target, "__name__", "op")))
         written = [argument for argument in written_to(node) if argument in self.given]
@@ -322,14 +342,16 @@ class Writer:
 
     def _view(self, node: Node) -> str:
         """A chain of views as one new tensor over the base's memory."""
-        base = self._base(node)
-        facts, value, source = self.facts[node], node.meta["val"], base.meta["val"]
+        reinterpret = self.constant(guards._reinterpret_tensor, "reinterpret")
+        return f"{reinterpret}({self.names[self._base(node)]}, {', '.join(self._place(node))})"
+
+    def _place(self, node: Node) -> tuple[str, str, str]:
+        """The sizes and strides of a view, and how far behind its base it begins."""
+        facts, value, source = self.facts[node], node.meta["val"], self._base(node).meta["val"]
         assert facts.tensor is not None
         offset = value.storage_offset() - source.storage_offset()
         text = self.size(offset if isinstance(offset, int) else offset.node.expr)
-        reinterpret = self.constant(guards._reinterpret_tensor, "reinterpret")
-        sizes = f"{self._sizes(facts.tensor.shape)}, {self._sizes(facts.tensor.stride)}"
-        return f"{reinterpret}({self.names[base]}, {sizes}, {text})"
+        return self._sizes(facts.tensor.shape), self._sizes(facts.tensor.stride), text
 
     # ------------------------------------------------------------------ arguments
 

@@ -72,7 +72,7 @@ def _put_dynafuse(arguments: dict[str, Any], settings: Settings) -> None:
 
 
 def _compile(kind: str, config: Any, look: Compiler, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    look(copy.deepcopy(graph), inputs)
+    look(GraphModule(graph, copy.deepcopy(graph.graph)), inputs)
     return backend.compile_graph(kind, config, graph, inputs, captured={})
 
 
