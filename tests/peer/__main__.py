@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .expected import Expected, judge, read, table
 from .fetch import fetched
-from .run import Result, Task, Worker, results_in, run_all
+from .run import Result, Task, Worker, environment, results_in, run_all
 
 HERE = Path(__file__).parent
 MODES = "base,deep,dynamic,half,bf16,aot"
@@ -72,7 +72,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _tasks(options: argparse.Namespace, folder: Path, logs: Path) -> list[Task]:
     """What there is to run, in order; the processes write what they print to ``logs``."""
-    worker = Worker(options.executors[0], folder, logs / "worker-names.log", {})
+    worker = Worker(options.executors[0], folder, logs / "worker-names.log", environment(options.executors[0], 0))
     names = {mode: [name for name in worker.tests(mode) if fnmatchcase(name, options.tests)] for mode in options.modes}
     worker.stop()
     return [Task(mode, executor, name) for executor in options.executors for mode in options.modes

@@ -162,7 +162,7 @@ def run_all(tasks: Iterable[Task], folder: Path, logs: Path, jobs: int, limit: f
                 worker.stop()
                 worker = None
             executor = task.executor
-            worker = worker or Worker(executor, folder, logs / f"worker-{number}.log", _environment(number))
+            worker = worker or Worker(executor, folder, logs / f"worker-{number}.log", environment(executor, number))
             result = worker.run(task, limit)
             with lock:
                 report(result)
@@ -178,9 +178,7 @@ def run_all(tasks: Iterable[Task], folder: Path, logs: Path, jobs: int, limit: f
         thread.join()
 
 
-def _environment(number: int) -> dict[str, str]:
-    """One thread for each worker, and one GPU, in turn."""
-    environment = {"OMP_NUM_THREADS": "1"}
-    if gpus := os.environ.get("PEER_GPUS"):
-        environment["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[number % len(gpus.split(","))]
-    return environment
+def environment(executor: str, number: int) -> dict[str, str]:
+    """One thread for each worker, and where it runs natively one GPU, in turn; others see none."""
+    gpus = os.environ.get("PEER_GPUS", "0").split(",") if executor == "cuda" else [""]
+    return {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
