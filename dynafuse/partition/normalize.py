@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.views import split_piece
 from dynafuse.partition.duplicates import merge_duplicates
 
@@ -38,15 +37,10 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     unbatch(module)
     remove_noops(module)
     settle_strides(module)
-    if merge_equal and not any(_changes_memory(node) for node in module.graph.nodes):
+    if merge_equal:
         merge_duplicates(module.graph)
     module.graph.eliminate_dead_code()
     return module
-
-
-def _changes_memory(node: Node) -> bool:
-    """Whether equal calls on either side of this one may differ; a graph's copies into inputs stand at its end."""
-    return node.target is not COPIES_INTO and any(True for _ in written_to(node))
 
 
 def arguments(node: Node) -> dict[str, Any]:
