@@ -50,7 +50,7 @@ from dynafuse.partition.cost import Meanwhile
 from dynafuse.partition.cut import Sides, kept
 from dynafuse.partition.decompositions import decompositions
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.force import Forcing
+from dynafuse.partition.force import Forcing, index_lines
 from dynafuse.partition.joint import replace_random, split_joint
 from dynafuse.partition.layout import optimize_layout
 from dynafuse.partition.normalize import normalize
@@ -341,8 +341,8 @@ class Graph:
     def function(self, planned: Planned, kernels: Mapping[str, Any]) -> Callable[..., Any]:
         """The function of a plan with its kernels."""
         report(self.compiled(planned))
-        steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, (*b.symbols, *b.sizes), b.numbers, b.count)
-                 for name, b in planned.bounds.items()}
+        steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, (*b.symbols, *b.sizes), b.numbers, b.count,
+                            index_lines(b.region.nodes)) for name, b in planned.bounds.items()}
         with dynamo_timed("dynafuse.write"):
             call = write(planned.plan, self.module, steps, self.static_inputs)
         log.debug("%s graph:\n%s\n%s", self.kind, planned.plan, call.source)  # type: ignore[attr-defined]

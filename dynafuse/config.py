@@ -4,7 +4,7 @@
     >>> config.cudagraphs, config.workers, config.strict
     (True, 0, True)
     >>> config.key()
-    (('round_like_eager', False), ('fallback_random', False))
+    (('round_like_eager', False), ('fallback_random', False), ('check_indices', True))
 
 An option is looked for in the call's `options`, then in the environment, then in what `mode` stands for; its default
 comes last. The backend resolves once per graph, when it compiles it, so a changed variable holds for the next graph.
@@ -234,6 +234,15 @@ OPTIONS: tuple[Option, ...] = (
         in_key=True,
     ),
     Option(
+        "check_indices",
+        True,
+        BOOL,
+        "DYNAFUSE_CHECK_INDICES",
+        "check in kernels that an index which is loaded is in range, unless that is certain, and stop the program if not; "
+        "eager does so",
+        in_key=True,
+    ),
+    Option(
         "workers",
         None,
         COUNT,
@@ -363,6 +372,7 @@ class Config:
     executors: tuple[str, ...] | None
     round_like_eager: bool
     fallback_random: bool
+    check_indices: bool
     workers: int | None
     repro_dir: Path | None
     recompute: bool

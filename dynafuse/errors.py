@@ -91,6 +91,21 @@ class LoweringError(DynafuseError):
         return f"cannot lower {self.op}{place}: {self.reason}\n  {_DEMOTION}"
 
 
+class IndexOutOfRange(DynafuseError, IndexError):
+    """A loaded index is not within what it indexes: eager's IndexError, from a kernel that runs in Triton's interpreter.
+
+    `what` names the op and the range, `where` is the user's line; on a GPU a device assert prints both.
+    """
+
+    def __init__(self, what: str, where: str = "") -> None:
+        super().__init__(what, where)
+        self.what = what
+        self.where = where
+
+    def __str__(self) -> str:
+        return self.what + (f", at {self.where}" if self.where else "")
+
+
 @dataclass(frozen=True)
 class Violation:
     """One op that the executor it is forced to cannot run. ``tensor`` is its output, ``where`` the user's line."""

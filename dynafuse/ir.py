@@ -37,6 +37,9 @@ MAX_TENSORS = 100
 INT32_LIMIT = 2**31 - 1 - 2**16
 """What offsets in 32 bits stay below, with room for a block beyond the end."""
 
+PLACE_WIDTH = 160
+"""Bytes that a kernel's asserts leave for the user's line: it is put into the binary that is loaded, and into no key."""
+
 Dims: TypeAlias = tuple[tuple[int, ...], ...]
 """A tensor's dimensions in a region's axes: per dimension the axes that it runs over, outermost first."""
 
@@ -374,6 +377,7 @@ class Launch:
     warps: int
     stages: int = 1
     unaligned: frozenset[str] = frozenset()  # pointer arguments that may not be 16-byte aligned
+    asserts: bool = False  # whether it checks something on the device
 
 
 @dataclass(frozen=True)

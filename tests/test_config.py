@@ -44,6 +44,7 @@ def test_defaults() -> None:
         executors=None,
         round_like_eager=False,
         fallback_random=False,
+        check_indices=True,
         workers=None,
         repro_dir=None,
         recompute=True,
@@ -261,7 +262,7 @@ def test_unknown_cost_constants_list_the_known_ones() -> None:
 
 
 def test_key_holds_what_changes_code_and_nothing_else() -> None:
-    assert of().key() == (("round_like_eager", False), ("fallback_random", False))
+    assert of().key() == (("round_like_eager", False), ("fallback_random", False), ("check_indices", True))
     assert of(None, {"workers": 1, "strict": True, "cost": {"launch_us": 1}}).key() == of().key()
     assert of(None, {"round_like_eager": True}).key() != of().key()
 

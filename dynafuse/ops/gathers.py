@@ -26,26 +26,32 @@ _GATHER_FLOPS = 2.0
 
 def _embedding(build: Builder, call: Call, index: Index) -> Value:
     weight = call["weight"]
-    row = build.indirect(build.operand(call["indices"], index[:-1]), build.shape(weight)[0])
-    return build.operand(weight, (row, index[-1]))
+    return build.operand(weight, (_at(build, call["indices"], index[:-1], build.shape(weight)[0]), index[-1]))
 
 
 def _gather(build: Builder, call: Call, index: Index) -> Value:
-    operand, shape = call["self"], build.shape(call["self"])
-    if not shape:
-        return build.operand(operand, ())
-    dim = dim_of(call["dim"], len(shape))
-    picked = build.operand(call["index"], index if len(build.shape(call["index"])) else ())
-    return build.operand(operand, replaced(index, dim, build.indirect(picked, shape[dim])))
+    picked = index if len(build.shape(call["index"])) else ()
+    return _along(build, call, index, picked)
 
 
 def _index_select(build: Builder, call: Call, index: Index) -> Value:
+    dim = dim_of(call["dim"], max(1, len(build.shape(call["self"]))))
+    return _along(build, call, index, index[dim : dim + len(build.shape(call["index"]))])
+
+
+def _along(build: Builder, call: Call, index: Index, picked: Index) -> Value:
+    """The operand where, along a dimension, the index tensor says at ``picked``; one without dimensions has one element."""
     operand, shape = call["self"], build.shape(call["self"])
     if not shape:
+        build.picked(call["index"], picked, sympy.S.One)
         return build.operand(operand, ())
     dim = dim_of(call["dim"], len(shape))
-    picked = build.operand(call["index"], index[dim : dim + len(build.shape(call["index"]))])
-    return build.operand(operand, replaced(index, dim, build.indirect(picked, shape[dim])))
+    return build.operand(operand, replaced(index, dim, _at(build, call["index"], picked, shape[dim])))
+
+
+def _at(build: Builder, arg: Any, index: Index, size: sympy.Expr) -> sympy.Expr:
+    """What an index tensor holds at an index, as an index into a dimension of ``size`` elements."""
+    return build.indirect(build.picked(arg, index, size), size)
 
 
 def _index(build: Builder, call: Call, index: Index) -> Value:
@@ -63,12 +69,14 @@ def _advanced(build: Builder, call: Call, index: Index) -> Index:
     indices = [*call["indices"], *[None] * (len(shape) - len(call["indices"]))]
     start, rank = placement(indices, [len(build.shape(at)) for at in indices if at is not None])
     picked, kept = index[start : start + rank], iter((*index[:start], *index[start + rank :]))
-    return tuple(next(kept) if at is None else _loaded(build, at, picked, size)
+    trusted = call.target is not torch.ops.aten.index.Tensor
+    return tuple(next(kept) if at is None else _wrapped(build, at, picked, size, trusted)
                  for at, size in zip(indices, shape, strict=True))
 
 
-def _loaded(build: Builder, at: Any, picked: Index, size: sympy.Expr) -> sympy.Expr:
-    return build.indirect(build.operand(at, aligned(picked, build.shape(at))), size)
+def _wrapped(build: Builder, arg: Any, index: Index, size: sympy.Expr, trusted: bool) -> sympy.Expr:
+    at = aligned(index, build.shape(arg))
+    return build.indirect(build.picked(arg, at, size, wraps=True, trusted=trusted), size)
 
 
 def placement(indices: Sequence[Any], ranks: Sequence[int]) -> tuple[int, int]:
@@ -81,10 +89,11 @@ def placement(indices: Sequence[Any], ranks: Sequence[int]) -> tuple[int, int]:
 def _one_row_scatter(build: Builder, call: Call, index: Index) -> Value:
     """A scatter along a dimension in which the index has one element."""
     dim = dim_of(call["dim"], len(index))
+    size = build.shape(call["self"])[dim]
     at = replaced(index, dim, sympy.S.Zero)
     before = build.operand(call["self"], index)
     source = _scattered(build, call, at, before.dtype)
-    hit = build.expression("{0} == {1}", torch.bool, build.operand(call["index"], at), build.index_value(index[dim]))
+    hit = build.expression("{0} == {1}", torch.bool, build.picked(call["index"], at, size), build.index_value(index[dim]))
     if call.target is torch.ops.aten.scatter_add.default:
         source = build.expression("{0} + {1}", before.dtype, before, source)
     return build.expression("tl.where({0}, {1}, {2})", before.dtype, hit, source, before)

@@ -88,8 +88,14 @@ class Builder(Protocol):
         """An index expression as an int64 value."""
 
     def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
-        """A loaded integer ``value`` as an index into a dimension of ``size`` elements; negative values count from the
-        end, as in eager indexing."""
+        """An integer ``value`` that is in ``[0, size)`` as an index into a dimension of ``size`` elements."""
+
+    def picked(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False, trusted: bool = False) -> Value:
+        """The integer that tensor argument ``arg`` holds at ``index``, to be an index into a dimension of ``size`` elements.
+
+        It has to be in ``[0, size)``; with ``wraps`` negative ones count from the end. A kernel checks that, unless the op
+        is ``trusted`` to be called with such only.
+        """
 
     def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
         """A bool value ``left op right`` over index expressions; ``op`` is one of ``< <= > >= ==``."""

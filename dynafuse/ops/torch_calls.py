@@ -23,7 +23,20 @@ def torch_call(target: torch._ops.OpOverload, given: Mapping[str, Any], device: 
         made = prims.convert_element_type.default(given["src"], into.dtype).expand(into.shape)
     elif target in RESHAPES:
         made = given["self"].reshape(given["size"])
+    elif target is aten.index_select.default:
+        made = _index_select(given["self"], given["dim"], given["index"])
     else:  # the arguments that a spec leaves out and an op cannot do without
         placed = {argument.name: device for argument in target._schema.arguments if argument.name == "device"}
         made = target(**given, **placed)
     return made
+
+
+def _index_select(table: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """As a gather: what Inductor makes of an ``index_select`` takes negative indices, which eager does not."""
+    if not table.dim():
+        return table.reshape(1).gather(0, index.to(torch.int64).reshape(1)).reshape(())
+    dim %= table.dim()
+    alone = [1] * table.dim()
+    alone[dim] = index.numel()
+    sizes = [*table.shape[:dim], index.numel(), *table.shape[dim + 1 :]]
+    return table.gather(dim, index.to(torch.int64).reshape(alone).expand(sizes))

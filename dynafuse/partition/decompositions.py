@@ -16,6 +16,9 @@ aten = torch.ops.aten
 
 WHOLE = {
     aten.embedding_dense_backward: "CUDA's kernel sorts the indices: no atomics, the same result every time",
+    aten.index_copy: "negative indices are out of range in eager; in the decomposition they are not",
+    aten.index_fill: "made of index_copy, which takes no negative indices",
+    aten.index_select: "negative indices are out of range in eager; in the decomposition they are not",
     aten.max_pool2d_with_indices: "its kernel reads each window once; its backward pairs with it",
     aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
     aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",

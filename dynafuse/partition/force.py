@@ -30,7 +30,7 @@ from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import ForceError, Violation
 from dynafuse.ir import Facts, among
-from dynafuse.ops import Kind, inductor_rows, nvfuser_rows
+from dynafuse.ops import Kind, inductor_rows, lookup, nvfuser_rows
 from dynafuse.ops.whole import LIBRARY
 
 log = logging.getLogger(__name__)
@@ -350,6 +350,16 @@ def user_line(node: Node) -> str:
         return backward + line
     modules = [".".join(_parts(str(entry[0]))) for entry in _stack(node).values()]
     return f"{backward}module {modules[-1]}" if modules else ""
+
+
+def index_lines(nodes: Iterable[Node]) -> dict[str, str]:
+    """Where the user wrote what indexes by loaded values, as ``model.py:12; model.py:20``, per op."""
+    lines: dict[str, dict[str, None]] = {}
+    for node in nodes:
+        row = lookup(node.target)
+        if row is not None and row.kind is Kind.GATHER:
+            lines.setdefault(str(node.target), {})[user_line(node).partition(", in ")[0]] = None
+    return {op: "; ".join(filter(None, places)) for op, places in lines.items()}
 
 
 @cache

@@ -6,19 +6,25 @@ is one C call on a GPU: torch's launcher of Triton's binaries, which needs nothi
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dynafuse.errors import IndexOutOfRange
 from dynafuse.forks import Lock
-from dynafuse.ir import Launch
+from dynafuse.ir import PLACE_WIDTH, Launch
 
 _INTERPRETING = Lock()
 Launcher = Callable[..., None]
+Places = Mapping[str, str]
+"""Per op that indexes by what it loads, where the user wrote it: which op, and the line as asserts name it."""
+ASSERT = re.compile(rb"(index out of range: (\S+): [^\0]*?) {%d}" % PLACE_WIDTH)
+NOWHERE: Places = {}
 KINDS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 """How torch's launcher spells the types of scalar arguments; a pointer is ``O``."""
 
@@ -33,32 +39,44 @@ class Kernel:
     workspaces: tuple[Any, ...]
     compiled: tuple[Any, ...]
     interpreted: bool
-    _loaded: dict[int, tuple[Launcher, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _loaded: dict[Any, tuple[Launcher, ...]] = field(default_factory=dict, compare=False, repr=False)
 
-    def bound(self, device: int | None) -> tuple[Launcher, ...]:
+    def bound(self, device: int | None, places: Places = NOWHERE) -> tuple[Launcher, ...]:
         """One callable ``(stream, x, y, z, *arguments)`` per launch, on a CUDA device or (None) in the interpreter."""
         pairs = list(zip(self.compiled, self.launches, strict=True))
         if self.interpreted or device is None:
-            return tuple(_interpreted(function, launch) for function, launch in pairs)
-        if device not in self._loaded:
-            self._loaded[device] = tuple(_native(compiled, launch, device) for compiled, launch in pairs)
-        return self._loaded[device]
+            return tuple(_interpreted(function, launch, places) for function, launch in pairs)
+        asserts = any(launch.asserts for launch in self.launches)  # each place in the user's code has binaries of its own
+        key = (device, *(sorted(places.items()) if asserts else ()))
+        if key not in self._loaded:
+            self._loaded[key] = tuple(_native(compiled, launch, device, places) for compiled, launch in pairs)
+        return self._loaded[key]
 
 
-def _native(compiled: Any, launch: Launch, device: int) -> Launcher:
+def located(binary: bytes, places: Places) -> bytes:
+    """A binary whose asserts name the user's lines, in the room that is left for them."""
+    def filled(match: re.Match[bytes]) -> bytes:
+        place = places.get(match[2].decode(), "").encode()
+        told = b", at " + place[-(PLACE_WIDTH - 5):] if place else b""
+        return match[1] + told.ljust(PLACE_WIDTH, b"\0")
+
+    return ASSERT.sub(filled, binary)
+
+
+def _native(compiled: Any, launch: Launch, device: int, places: Places) -> Launcher:
     scratch = [getattr(compiled.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     if any(scratch) or not hasattr(torch._C, "_StaticCudaLauncher"):
         return _generated(compiled, launch, device)
-    return _static(compiled, launch, device, unused=sum(size is not None for size in scratch))
+    return _static(compiled, launch, device, places, unused=sum(size is not None for size in scratch))
 
 
-def _static(compiled: Any, launch: Launch, device: int, unused: int) -> Launcher:
+def _static(compiled: Any, launch: Launch, device: int, places: Places, unused: int) -> Launcher:
     """By torch's launcher. ``unused`` are the trailing parameters of the binary that nothing is passed for."""
     api: Any = torch._C._StaticCudaLauncher
     run, shared, warps = api._launch_kernel, compiled.metadata.shared, launch.warps
     with tempfile.TemporaryDirectory(prefix="dynafuse-") as folder:
         binary = Path(folder) / "kernel.cubin"
-        binary.write_bytes(compiled.asm["cubin"])
+        binary.write_bytes(located(compiled.asm["cubin"], places))
         function = api._load_kernel(str(binary), launch.entry, shared, device)[-3]  # .., function, registers, spills
     types = "".join("O" if kind[0] == "*" else KINDS[kind] for _, kind in launch.signature) + "O" * unused
     padding = (None,) * unused
@@ -81,12 +99,22 @@ def _generated(compiled: Any, launch: Launch, device: int) -> Launcher:
     return call
 
 
-def _interpreted(function: Any, launch: Launch) -> Launcher:
+def _interpreted(function: Any, launch: Launch, places: Places) -> Launcher:
     """By Triton's interpreter, whose place in the grid is a global: one launch at a time."""
     constants = dict(launch.constants)
 
     def call(stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
-        with _INTERPRETING:
-            function[(x, y, z)](*arguments, **constants)
+        try:
+            with _INTERPRETING:
+                function[(x, y, z)](*arguments, **constants)
+        except Exception as error:
+            if isinstance(error.__cause__, IndexOutOfRange):
+                raise _placed(error.__cause__, places) from None
+            raise
 
     return call
+
+
+def _placed(error: IndexOutOfRange, places: Places) -> IndexOutOfRange:
+    """An error of the interpreter with the user's line."""
+    return IndexOutOfRange(error.what, next((place for op, place in places.items() if f" {op}: " in error.what), ""))

@@ -21,7 +21,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -34,7 +34,7 @@ from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
-from dynafuse.runtime.launch import Kernel
+from dynafuse.runtime.launch import Kernel, Places
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 guards: Any = torch._C._dynamo.guards
@@ -53,6 +53,7 @@ class Step:
     symbols: tuple[Size, ...]  # of the kernel, as sizes of the graph
     numbers: tuple[float, ...] = ()
     count: int | None = None  # terms of the kernel's fold, if the kernel asks
+    places: Places = field(default_factory=dict)
 
 
 class Writer:
@@ -260,7 +261,7 @@ class Writer:
                 self._allocate(node)
         device = self._device(step)
         arguments = self._arguments(step, kernel, device)
-        for launcher, launch in zip(kernel.bound(device), kernel.launches, strict=True):
+        for launcher, launch in zip(kernel.bound(device, step.places), kernel.launches, strict=True):
             name = self.constant(launcher, f"k_{launch.entry}")
             passed = [_passed(arguments[a], kind, device) for a, kind in launch.signature]
             grid = [self._grid(g, step) for g in launch.grid]

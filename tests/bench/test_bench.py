@@ -18,7 +18,7 @@ from torch import Tensor, nn
 # The benchmarks are run from the checkout and not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench import host, measure, micro, run, subject, systems, table
+from bench import host, indices, measure, micro, run, subject, systems, table
 from bench.measure import Outcome
 from bench.worker import Failed, Process
 
@@ -258,3 +258,12 @@ def test_newest_file_of_each_suite(tmp_path: Path) -> None:
         data = {**FIXTURE, "date": f"2026-01-0{day}", "rows": rows_}
         (tmp_path / f"{name}.json").write_text(json.dumps(data))
     assert {path.name for path in table.newest(tmp_path)} == {"b.json", "c.json"}
+
+
+def test_checks_of_indices_are_measured_beside_none(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    fixed = ["--scale", "tiny", "--device", "cpu", "--rounds", "1", "--steps", "1", "--out", str(out)]
+    assert indices.main(["--case", "embedding,cross_entropy and backward", *fixed]) == 0
+    found = rows(out)
+    assert {case for case, _ in found} == {"embedding", "cross_entropy and backward"}
+    assert all(row["ratio"] == pytest.approx(row["checked_us"] / row["unchecked_us"], rel=1e-4) for row in found.values())

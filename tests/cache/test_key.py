@@ -163,9 +163,9 @@ def test_a_reduced_extent_is_in_the_key() -> None:
     assert key(reduced([1]), torch.randn(16, 32)) != key(reduced([1]), torch.randn(16, 48))
 
 
-@pytest.mark.parametrize("option", ["round_like_eager", "fallback_random"])
-def test_options_in_the_key_are(option: str) -> None:
-    assert key(chain) != key(chain, **{option: True})
+@pytest.mark.parametrize(("option", "value"), [("round_like_eager", True), ("fallback_random", True), ("check_indices", False)])
+def test_options_in_the_key_are(option: str, value: bool) -> None:
+    assert key(chain) != key(chain, **{option: value})
 
 
 def test_the_target_is_in_the_key() -> None:

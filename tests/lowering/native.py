@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python native.py goldens|classes|llama|numbers|folds|doubles`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python native.py goldens|classes|llama|numbers|folds|doubles|indices`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,20 @@ import graphs
 import numbered
 import representative
 import torch
+import torch.nn.functional as F
 import triton
 from samples import Sample, samples
 from test_rows import ROWS, eager, tensors, write
 from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse import backend
 from dynafuse.cache.key import Bound, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.ops import Row
+from dynafuse.partition.decompositions import decompositions
+from dynafuse.runtime.launch import located
 
 CAPABILITY = 90
 USED = re.compile(r"Used (\d+) registers")
@@ -55,6 +59,28 @@ def folds() -> Iterator[Bound]:
         found = family(canonical(plan.annotated, region, (), "sm90"), 3)
         assert found is not None
         yield found
+
+
+def indices() -> Iterator[Bound]:
+    """What indexes by loaded values, in the classes of kernels that there are; each checks them."""
+    table, short = (torch.empty(4096, size, dtype=torch.bfloat16) for size in (131072, 512))
+    long = torch.empty(4096, dtype=torch.int64)
+    calls: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+        (lambda w, i: F.embedding(i, w) * 2, (short, long)),
+        (lambda w, i: torch.cat([F.embedding(i, w), w[:77]]), (short, long)),
+        (lambda w, i: w[i].softmax(-1), (table, long)),
+        (lambda w, i: w[i].softmax(-1), (short, long)),
+        (lambda w, i: w[i].sum(0), (short, long)),
+        (lambda w, i: w.gather(1, i[:, None]) * 2, (short, long)),
+        (lambda w, i: w.t()[i, 3:80], (short, long)),
+        (lambda w, i: w.scatter(1, i[:, None], 1.0) * 2, (short, long)),
+        (lambda w, i: F.cross_entropy(w.float(), i), (table, long)),
+        (lambda w, i: F.layer_norm(w[i], [512]), (short, long)),
+    ]
+    for function, inputs in calls:
+        plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
+        found = [canonical(plan.annotated, region, (), "sm90") for region in plan.regions]
+        yield from (bound for bound in found if any(launch.asserts for launch in lower(bound.code).launches))
 
 
 def total(build: graphs.Builder, x: Node, *rest: Node) -> Node:
@@ -114,11 +140,13 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
         for launch in lowered.launches:
             kernel = compile_launch(lowered.source, launch, CAPABILITY)
             assert kernel.asm["cubin"][:4] == b"\x7fELF"
+            places = {op.target: "model.py:12" for op in bound.code.ops}
+            assert (b", at model.py:12\0" in located(kernel.asm["cubin"], places)) == launch.asserts, launch
             found[f"{launch.entry} {key[:8]}"] = resources(kernel)
     return found
 
 
 if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
-              "doubles": doubles}
+              "doubles": doubles, "indices": indices}
     print(json.dumps(compiled(groups[sys.argv[1]]())))

@@ -65,13 +65,19 @@ class ReferenceBuilder:
 
     def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
         made = symbol(f"loaded{len(self.loaded)}", size)
+        self.loaded[made] = lambda env: int(self.values[value.name](env))
+        return made
+
+    def picked(self, arg: torch.Tensor, index: Index, size: sympy.Expr, *, wraps: bool = False,
+               trusted: bool = False) -> Value:
+        value = self.operand(arg, index)
 
         def compute(env: Env) -> int:
             at = int(self.values[value.name](env))
-            return at + int(size) if at < 0 else at
+            assert trusted or (-int(size) if wraps else 0) <= at < int(size), (at, size)
+            return at + int(size) if wraps and at < 0 else at
 
-        self.loaded[made] = compute
-        return made
+        return self._new(torch.int64, compute)
 
     def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
         return self._new(torch.bool, lambda env: _OPERATORS[op](self.at(left, env), self.at(right, env)))

@@ -104,8 +104,8 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     bind = launch._interpreted
 
-    def recorded(function: Any, kernel: Any) -> Any:
-        call = bind(function, kernel)
+    def recorded(function: Any, kernel: Any, places: Any) -> Any:
+        call = bind(function, kernel, places)
 
         def wrapped(stream: Any, x: int, y: int, z: int, *arguments: Any) -> None:
             seen.extend(a.data_ptr() for a in arguments if isinstance(a, torch.Tensor))

@@ -50,10 +50,12 @@ class Compiled:
 
 def build(program: Program, device: torch.device, sizes: Sequence[int]) -> Compiled:
     """The function of a program, for tensors on a device; ``sizes`` are examples of its size symbols."""
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
-    with _one_at_a_time, _undisturbed(), torch.no_grad():
+    checks = bool(dict(program.spec.options).get("check_indices", True))
+    with _one_at_a_time, _undisturbed(), torch.no_grad(), config.patch(assert_indirect_indexing=checks):
         mode = FakeTensorMode(shape_env=ShapeEnv() if sizes else None)
         with tracing(TracingContext(mode)):
             symbols = [_symbol(mode.shape_env, i, size) for i, size in enumerate(sizes)]

@@ -22,7 +22,8 @@ from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.triton.choices import Choices
 from dynafuse.lowering.triton.guards import guarded_inputs
 from dynafuse.lowering.triton.promotion import compute_dtype
-from dynafuse.lowering.triton.text import escape, is_literal, wrap
+from dynafuse.lowering.triton.ranges import Range, Ranges
+from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
 from dynafuse.ops.literals import Number, Scalar, conversion, literal, opmath, triton_type
@@ -60,6 +61,10 @@ class Emitter(Choices):
         self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.calls = list(map(row_and_call, spec.ops))
         self.guards = guarded_inputs(spec)
+        self.position: int | None = None  # the op that is being lowered
+        self.checks = bool(dict(spec.options).get("check_indices", True))
+        self.asserts = False  # whether something is checked on the device
+        self.ranges = Ranges(spec, self.calls)
 
     # ------------------------------------------------------------------ indices
 
@@ -118,12 +123,35 @@ class Emitter(Choices):
         return bool(self.tiles(expr)) or any(str(s) in self.spec.symbols for s in expr.free_symbols)
 
     def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
-        """A loaded integer as an index; negative values count from the end."""
-        wide = self.cast(value, torch.int64)
-        wrapped = self.define(f"tl.where({wide} < 0, {wide} + {{0}}, {wide})", torch.int64, value.tiles, size)
-        index = symbol(wrapped.name, size)
+        """An integer that is in range as an index."""
+        index = symbol(value.name, size)
         self.tile_of[index] = value.tiles
         return index
+
+    def picked(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False, trusted: bool = False) -> Value:
+        """A loaded integer that is in range: what is not proven to be is checked where it is used."""
+        value = self.held(self.cast(self.operand(arg, index), torch.int64))
+        found = self.ranges.of(arg)
+        if wraps and not found.at_least(sympy.S.Zero):
+            value = self.define(f"tl.where({value} < 0, {value} + {{0}}, {value})", torch.int64, value.tiles, size)
+        if self.checks and not trusted:
+            self._check(value, size, wraps, found)
+        return value
+
+    def _check(self, value: Value, size: sympy.Expr, wraps: bool, found: Range) -> None:
+        """Have a kernel stop where an index is out of range, but for what is masked off."""
+        above = [] if found.at_least(-size if wraps else sympy.S.Zero) else [f"({value} >= 0)"]
+        below = [] if found.below(size) else [f"({value} < {{0}})"]
+        if not above + below:
+            return
+        assert self.position is not None
+        tiles = value.tiles.union(*(mask.tiles for mask in self.masks))
+        names = [mask.name for mask in self.masks] + [f"{tile}_mask" for tile in sorted(tiles - self.exact)]
+        masked = f" | ~({' & '.join(names)})" if names else ""
+        least, most = size_text(-size) if wraps else "0", size_text(size)
+        told = f"{self.calls[self.position][1].target}: {least} <= index < {most}"
+        self.once(f'lm.device_assert(({" & ".join(above + below)}){masked}, "index out of range: {told}")', tiles, size)
+        self.asserts = True
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """A value in another dtype."""
@@ -155,6 +183,12 @@ class Emitter(Choices):
         return made
 
     def _compute(self, position: int, index: Index) -> Value:
+        outer, self.position = self.position, position
+        made = self._lowered(position, index)
+        self.position = outer
+        return made
+
+    def _lowered(self, position: int, index: Index) -> Value:
         row, call = self.calls[position]
         if row.kind is Kind.POINTWISE:
             return self._round(self._pointwise(position, row, call, index))

@@ -14,6 +14,8 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
 
+from dynafuse.errors import IndexOutOfRange
+
 Array = np.ndarray[Any, Any]
 
 
@@ -58,6 +60,12 @@ def _rounding_cast(builder: InterpreterBuilder, src: TensorHandle, dest: tl.dtyp
 
 
 InterpreterBuilder.cast_impl = _rounding_cast
+
+
+def device_assert(condition: tl.tensor, message: str) -> None:
+    """Raise where a check of a kernel fails. Triton's own does nothing in the interpreter."""
+    if not condition.handle.data.all():
+        raise IndexOutOfRange(message)
 
 
 def _rsqrt(x: torch.Tensor) -> torch.Tensor:

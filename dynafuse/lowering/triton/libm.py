@@ -26,9 +26,14 @@ from typing import Any
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language.core import builtin
+
+from dynafuse.ir import PLACE_WIDTH
 
 if knobs.runtime.interpret:
     from dynafuse.lowering.triton import interpreted_libdevice as libdevice
+
+    device_assert = libdevice.device_assert
 
     def jit(function: Callable[..., Any]) -> Any:
         """In the interpreter a device function is itself; ``tl.reduce`` looks at ``fn`` of a combine function."""
@@ -39,6 +44,11 @@ else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]
 
     jit = triton.jit
+
+    @builtin
+    def device_assert(condition, message, _semantic=None):
+        """Stop the program where a condition does not hold. Behind the message is room for the user's line."""
+        return tl.device_assert(condition, message + " " * PLACE_WIDTH, _semantic=_semantic)
 
 # Thin wrappers instead of aliases: Triton replaces libdevice by the device's own library only where it is reached
 # through a global of the function that is being compiled.

@@ -145,7 +145,8 @@ def add_launch(parts: Parts, emit: Emitter, tiles: list[Tile], grid: tuple[Size,
     parts.sources.append(source)
     signature = (*pointers, *((s, _size_type(parts.spec)) for s in parts.spec.symbols), *((n, "fp32") for n in numbers),
                  *((n, "i32") for n in counts))
-    parts.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps or parts.tiles.warps))
+    parts.launches.append(
+        Launch(name, signature, grid, tuple(constants.items()), warps or parts.tiles.warps, asserts=emit.asserts))
 
 
 def _size_type(spec: Spec) -> str:

@@ -78,6 +78,13 @@ class Scopes:
         """A line that defines nothing that could be shared."""
         self.scope(tiles).lines.append(Line(text, exprs, comment))
 
+    def once(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr) -> None:
+        """A line that defines nothing; the same line in the same scope is written once."""
+        key = (text, exprs)
+        if not any(key in scope.known for scope in self.visible()):
+            self.line(text, tiles, *exprs)
+            self.scope(tiles).known[key] = Value("", torch.bool, tiles)
+
     def name(self, prefix: str = "v") -> str:
         """A new variable."""
         self._count += 1
