@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import functorch.compile
 import torch
@@ -71,8 +72,13 @@ def _put_dynafuse(arguments: dict[str, Any], settings: Settings) -> None:
         arguments["decompositions"] = decompositions(config.fallback_random)
 
 
+def _copied(module: GraphModule) -> GraphModule:
+    """The graph with its attributes themselves, which may be fake tensors that cannot be copied."""
+    return GraphModule(module, copy.deepcopy(module.graph))
+
+
 def _compile(kind: str, config: Any, look: Compiler, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    look(GraphModule(graph, copy.deepcopy(graph.graph)), inputs)
+    look(_copied(graph), inputs)
     return backend.compile_graph(kind, config, graph, inputs, captured={})
 
 
@@ -84,14 +90,18 @@ def programs(suite: ModuleType, settings: Settings) -> list[type[unittest.TestCa
     class TestAOTAutogradWithDynamo(suite_.TestAOTAutogradWithDynamo):  # type: ignore[misc,name-defined]
         def run_autograd(self, f: Callable[..., Any], fw_graph_cell: list[Any], *_: Any) -> Callable[..., Any]:
             """``f`` as ``torch.compile`` has it compiled, by the backend as it is."""
-            def compile_graph(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                fw_graph_cell[0] = graph
-                return backend.dynafuse(graph, inputs, options=settings.now())
+            compile_graph = backend.compile_graph
+
+            def seen(kind: str, config: Any, graph: GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+                if kind != "backward":
+                    fw_graph_cell[0] = _copied(graph)
+                return compile_graph(kind, config, graph, *args, **kwargs)
 
             def call(*args: Any) -> Any:
                 torch._dynamo.reset()
                 try:
-                    return torch.compile(f, backend=compile_graph)(*args)
+                    with patch.object(backend, "compile_graph", seen):
+                        return torch.compile(f, backend=settings.compile)(*args)
                 except torch._dynamo.exc.BackendCompilerFailed as error:
                     raise error.inner_exception from error
 
