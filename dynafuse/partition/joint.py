@@ -17,14 +17,12 @@ import torch._functorch.config
 from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from dynafuse.partition.cut import Sides
 from dynafuse.partition.duplicates import merge_duplicates
 from dynafuse.partition.force import NOTHING, Forcing
-from dynafuse.partition.normalize import is_view
+from dynafuse.partition.overwritten import save_before_overwriting
 
-aten = torch.ops.aten
 Cut = Callable[[GraphModule, Sides], list[Node]]
 
 
@@ -39,7 +37,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
     own_merging = torch._functorch.config.patch(cse=False)
     with own_merging, _cutting(joint, cut) if cut else nullcontext():
         forward, backward = partitioners.min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
-    save_before_overwriting(forward, kwargs["num_fwd_outputs"])
+    save_before_overwriting(forward, backward, kwargs["num_fwd_outputs"])
     return forward, backward
 
 
@@ -59,47 +57,6 @@ def _cutting(joint: GraphModule, cut: Cut) -> Iterator[None]:
         yield
     finally:
         partitioners.choose_saved_values_set = torchs
-
-
-def save_before_overwriting(forward: GraphModule, results: int) -> None:
-    """Have the backward get a copy of an input that the forward overwrites at its end, where it asks for the old values.
-
-    Torch's min-cut saves the input itself. ``results`` is the number of outputs in front of what is saved.
-    """
-    overwritten = {node.args[0] for node in forward.graph.nodes if node.target is aten.copy_.default}
-    output = next(node for node in forward.graph.nodes if node.op == "output")
-    values = list(output.args[0])
-    chains = {i: _views(values[i]) for i in range(results, len(values))}
-    lost = {i: chain for i, chain in chains.items() if chain and chain[-1].op == "placeholder" and chain[-1] in overwritten}
-    if lost:
-        output.args = (tuple(_copied(forward, lost[i]) if i in lost else value for i, value in enumerate(values)),)
-        forward.recompile()
-
-
-def _views(node: Any) -> list[Node]:
-    """A value, what it is a view of, and so on."""
-    chain: list[Node] = []
-    while isinstance(node, Node):
-        chain.append(node)
-        node = node.args[0] if is_view(node) else None
-    return chain
-
-
-def _copied(forward: GraphModule, chain: list[Node]) -> Node:
-    """The same views of a copy, which is made before anything is overwritten."""
-    *views, source = chain
-    graph = forward.graph
-    with graph.inserting_before(next(node for node in graph.nodes if node.op == "call_function")):
-        node = graph.call_function(aten.clone.default, (source,))
-    node.meta["val"] = aten.clone.default(source.meta["val"])
-    with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
-        for view in reversed(views):
-            target: Any = view.target
-            args = (node, *view.args[1:])
-            node = graph.call_function(target, args, view.kwargs)
-            values, named = map_arg((args, view.kwargs), lambda operand: operand.meta["val"])
-            node.meta["val"] = target(*values, **named)
-    return node
 
 
 def replace_random(module: GraphModule, forcing: Forcing = NOTHING) -> None:

@@ -202,6 +202,11 @@ def is_view(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
+def shares_memory(node: Node) -> bool:
+    """Whether a call returns a view of its first operand, or a piece of what may be views."""
+    return is_view(node) or node.target is operator.getitem
+
+
 def _undone(view: Node, value: torch.Tensor) -> Node | None:
     """What a chain of views began with, if ``value`` at its end is the same view of the same memory."""
     while is_view(view) and isinstance(view.args[0], Node):

@@ -35,7 +35,7 @@ def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
     place = {node: i for i, node in enumerate(spaces.graph.nodes)}
     extra: dict[Node, list[Node]] = {}
     for node in spaces.graph.nodes:
-        for base in map(spaces.base, written_to(node)):
+        for base in map(spaces.memory, written_to(node)):
             at_the_end = node.target is COPIES_INTO and base.op == "placeholder"
             for reader in _readers(spaces, base):
                 if reader is not node:
@@ -47,10 +47,11 @@ def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
 def _readers(spaces: Spaces, node: Node) -> Iterable[Node]:
     """Who reads a node's memory or writes to it: looking through views, and through what its readers compute again."""
     for user in node.users:
-        if spaces.facts[user].role == "view" or user in spaces.cheap:
-            yield from _readers(spaces, user)
-        elif spaces.facts[user].role != "output":
+        solid = spaces.facts[user].role != "view" and user not in spaces.cheap
+        if solid and spaces.facts[user].role != "output":
             yield user
+        if not solid or spaces.memory(user) is not user:  # a view that is made by an eager call is both
+            yield from _readers(spaces, user)
 
 
 class Dependencies:

@@ -217,10 +217,11 @@ class _Growth:
         for node in nodes:
             if node.target is not COPIES_INTO:
                 continue
-            into = self.spaces.base(node.all_input_nodes[0])
+            into = self.spaces.memory(node.all_input_nodes[0])
             written = [leaves(dim) for dim in self.spaces.dims[node]]
             for read in reads:
-                if read.source is into and (read.dims is None or [leaves(d) for d in read.dims] != written):
+                same = read.source is into and read.dims is not None and [leaves(d) for d in read.dims] == written
+                if self.spaces.memory(read.source) is into and not same:
                     return into.name
         return ""
 
@@ -229,7 +230,7 @@ class _Growth:
 
         Such are reductions, readers of a tensor that the region overwrites, and what is computed from either.
         """
-        written = {self.spaces.base(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
+        written = {self.spaces.memory(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
         if not written and not any(map(self.spaces.is_reduction, nodes)):
             return None
         fixed: set[Node] = set()
@@ -238,7 +239,7 @@ class _Growth:
                 if read.source in fixed and (node in inlined or not self._same_place(read)):
                     return read.source
             sources = {read.source for read in self.reads[node]}
-            if self.spaces.is_reduction(node) or sources & fixed or sources & written:
+            if self.spaces.is_reduction(node) or sources & fixed or written.intersection(map(self.spaces.memory, sources)):
                 fixed.add(node)
         return None
 

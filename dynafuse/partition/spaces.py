@@ -20,6 +20,7 @@ from dynafuse.ops import Kind
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import AxisDims, Unifier, fresh
+from dynafuse.partition.normalize import shares_memory
 
 aten = torch.ops.aten
 
@@ -101,13 +102,13 @@ class Spaces:
 
     def _reads_elsewhere(self, copy: Node) -> bool:
         """Whether what is copied is computed, element by element, from other elements of what is overwritten."""
-        into = self.base(copy.all_input_nodes[0])
+        into = self.memory(copy.all_input_nodes[0])
         stack: list[tuple[Node, bool]] = [(copy.args[1], False)]  # type: ignore[list-item]
         seen = set(stack)
         while stack:
             node, moved = stack.pop()
             facts = self.facts[node]
-            if node is into and moved:
+            if self.memory(node) is into and (moved or facts.role == "eager"):  # an eager view shows any element
                 return True
             if facts.role == "view" or (facts.role == "fused" and self._kind(node) is Kind.POINTWISE):
                 moved = moved or facts.role == "view"
@@ -142,14 +143,14 @@ class Spaces:
             return True
         if facts.row.kind is not Kind.POINTWISE or facts.call is None or not self._recompute:
             return False
-        if sources & self.overwritten:  # computed again, it would have to come before the overwriting everywhere
+        if self.overwritten.intersection(map(self.memory, sources)):  # computed again, it had to be before the overwriting
             return False
         return flops <= CHEAP_FLOPS and sum(self.tensor(s).bytes for s in sources) <= facts.tensor.bytes
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:
         """What something writes into: inputs, and whatever ops that are not functional change."""
-        return frozenset(self.base(written) for node in self.graph.nodes for written in written_to(node))
+        return frozenset(self.memory(written) for node in self.graph.nodes for written in written_to(node))
 
     def _recomputation(
         self, node: Node, facts: Facts, cheap: dict[Node, tuple[frozenset[Node], float]]
@@ -171,6 +172,12 @@ class Spaces:
     def base(self, node: Node) -> Node:
         """The node whose memory ``node`` is a view of, or itself."""
         while self.facts[node].role == "view":
+            node = node.all_input_nodes[0]
+        return node
+
+    def memory(self, node: Node) -> Node:
+        """The node whose memory ``node`` may be in: through every view, also those that are made by eager calls."""
+        while self.facts[node].role == "view" or (self.facts[node].role == "eager" and shares_memory(node)):
             node = node.all_input_nodes[0]
         return node
 
