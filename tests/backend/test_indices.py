@@ -6,6 +6,7 @@ Triton's interpreter runs here; a program of its own runs the same on the defaul
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -236,3 +237,37 @@ def test_the_default_on_cpu_raises_as_well() -> None:
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent, here.parents[1])))
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+# ---------------------------------------------------------------------- on a GPU
+
+ON_GPU = '''
+import sys
+import torch
+import test_indices as t
+
+name, at = sys.argv[1], int(sys.argv[2])
+function = t.compiled((t.WRAPPING | t.STRICT)[name])
+table, good, bad = t.TABLE.cuda(), torch.tensor([0, 3]).cuda(), torch.tensor([0, at]).cuda()
+torch.testing.assert_close(function(table, good), (t.WRAPPING | t.STRICT)[name](table, good))
+try:
+    function(table, bad)
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print(error)
+    raise SystemExit("device-side assert" not in str(error))
+raise SystemExit("nothing was raised")
+'''
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "at"), [
+    ("embedding", N), ("embedding", -1), ("gather", -FAR), ("index", FAR), ("index_select", -1), ("reduced", N),
+    ("softmax of rows", -N - 1), ("scatter of a value", N), ("cross_entropy", N)])
+def test_a_device_assert_names_op_range_and_the_users_line(name: str, at: int) -> None:
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, here.parents[1])))}
+    command = [sys.executable, "-c", ON_GPU, name, str(at)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"Assertion `index out of range: aten\.\S+: -?\d+ <= index < \d+, at .*test_indices\.py:\d+` failed", done.stderr)
