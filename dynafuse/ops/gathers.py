@@ -35,8 +35,11 @@ def _gather(build: Builder, call: Call, index: Index) -> Value:
 
 
 def _index_select(build: Builder, call: Call, index: Index) -> Value:
-    dim = dim_of(call["dim"], max(1, len(build.shape(call["self"]))))
-    return _along(build, call, index, index[dim : dim + len(build.shape(call["index"]))])
+    rank, picked = len(build.shape(call["self"])), len(build.shape(call["index"]))
+    if not rank:  # an operand without dimensions takes an index of one element
+        return _along(build, call, index, (sympy.S.Zero,) * picked)
+    dim = dim_of(call["dim"], rank)
+    return _along(build, call, index, index[dim : dim + picked])
 
 
 def _along(build: Builder, call: Call, index: Index, picked: Index) -> Value:

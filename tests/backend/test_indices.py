@@ -49,7 +49,7 @@ STRICT: dict[str, Function] = {
     "gather without dimensions": lambda w, i: w.sum().gather(0, i // N) + (i // N).gather(0, i * 0),
     "index_select": lambda w, i: w.index_select(0, i) * 2,
     "index_select of columns": lambda w, i: (w.t() * 1).index_select(-1, i) * 2,
-    "index_select without dimensions": lambda w, i: w[0, 0].mul(1).index_select(0, (i // N)[1]) * 2,
+    "index_select without dimensions": lambda w, i: w[0, 0].mul(1).index_select(0, (i // N)[1:]) * 2,
     "index_copy": lambda w, i: (w * 1).index_copy(0, i, w[:2]) * 2,
     "scatter of a row": lambda w, i: (w * 1).scatter(0, i[1:, None].expand(1, 8), w[:1]) * 2,
     "scatter of a value": lambda w, i: (w * 1).scatter(0, i[1:, None].expand(1, 8), 1.5) * 2,

@@ -335,6 +335,7 @@ MOVES: dict[str, list[Make]] = {
     "aten.index_select.default": [
         lambda x: [x, 1, torch.tensor([2, 2, 0])], lambda x: [x, -1, torch.tensor(3)],
         lambda x: [x, 0, torch.tensor([1, 0], dtype=torch.int32)],
+        lambda x: [x[0, 0, 0], 0, torch.tensor([0])], lambda x: [x[0, 0, 0], 0, torch.tensor(0)],
     ],
     "aten.index.Tensor": INDEXES,
     "aten._unsafe_index.Tensor": [*INDEXES, lambda x: [x, [None, COLUMNS_AT[:, None] % 3, COLUMNS_AT]]],
