@@ -14,7 +14,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynafuse.errors import CompileError, DynafuseError, DynafuseWarning, ForceError, LoweringError, OptionError
+    from dynafuse.backend import stats
+    from dynafuse.errors import (
+        CompileError,
+        DynafuseError,
+        DynafuseWarning,
+        ExecutorError,
+        ForceError,
+        LoweringError,
+        OptionError,
+    )
     from dynafuse.force import force_backend
     from dynafuse.report import Report, explain
 
@@ -24,18 +33,21 @@ _HOME = {
     "CompileError": "errors",
     "DynafuseError": "errors",
     "DynafuseWarning": "errors",
+    "ExecutorError": "errors",
     "ForceError": "errors",
     "LoweringError": "errors",
     "OptionError": "errors",
     "Report": "report",
     "explain": "report",
     "force_backend": "force",
+    "stats": "backend",
 }
 
 __all__ = [
     "CompileError",
     "DynafuseError",
     "DynafuseWarning",
+    "ExecutorError",
     "ForceError",
     "LoweringError",
     "OptionError",
@@ -43,6 +55,7 @@ __all__ = [
     "__version__",
     "explain",
     "force_backend",
+    "stats",
 ]
 
 

@@ -34,7 +34,7 @@ from dynafuse.build import STORE, TURNED_DOWN, bind, failures, request
 from dynafuse.cache.key import Bound
 from dynafuse.cache.store import outcome
 from dynafuse.catchable import catchable
-from dynafuse.choice import tuned, usable
+from dynafuse.choice import how_to_enable, tell, tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
 from dynafuse.errors import DynafuseWarning
@@ -124,6 +124,7 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     if "triton" not in enabled:
         config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
     forcing = Forcing.of(config.force, config.executors or ())
+    forcing.check(gm.graph, config.strict)
     gm = rewrite(gm)
     compiled = compile_layers(gm, example_inputs, config, forcing) or compile_joint(gm, example_inputs, config, forcing)
     return without_subclasses(compiled, example_inputs)
@@ -181,7 +182,7 @@ def cut(config: Config, forcing: Forcing, joint: GraphModule, sides: Sides) -> l
     """What the backward of a joint graph keeps of the forward, by the cost model."""
     with dynamo_timed("dynafuse.cut"):
         kind, enabled, _ = executors_for(values_of(joint), config)
-        annotated = annotate(joint, fused_device(kind, enabled), forcing=replace(forcing, enabled=enabled))
+        annotated = annotate(joint, fused_device(kind, enabled), forcing=allowing(forcing, kind, enabled, config))
         return kept(annotated, sides, device_of(values_of(joint), config))
 
 
@@ -244,8 +245,9 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
             optimize_layout(kind, module, example_inputs)
     device = device_of(values_of(module), config)
     tensors_on, enabled, unusable = executors_for(values_of(module), config)
-    graph = Graph(kind, module, config, replace(forcing, enabled=enabled), device, fused_device(tensors_on, enabled),
-                  unusable, None if interpreting() else device.capability, calls, static_inputs(kind))
+    forcing = allowing(forcing, tensors_on, enabled, config)
+    graph = Graph(kind, module, config, forcing, device, fused_device(tensors_on, enabled), unusable,
+                  None if interpreting() else device.capability, calls, static_inputs(kind))
     with dynamo_timed("dynafuse.plan"):
         planned = graph.planned(Demoted())
     if _plan_only:
@@ -432,7 +434,21 @@ def device_type(values: Iterable[Any]) -> str:
 def executors_for(values: Iterable[Any], config: Config) -> tuple[str, tuple[str, ...], Mapping[str, str]]:
     """The device type of some values, the executors that can be used there, and why others of the options cannot."""
     kind = device_type(values)
-    return (kind, *usable(config, kind, _plan_only and config.device is not None))
+    enabled, unusable = usable(config, kind, planning(config))
+    if not _plan_only:
+        tell(config, kind, enabled, unusable)
+    return kind, enabled, unusable
+
+
+def planning(config: Config) -> bool:
+    """Whether a plan is made for a described device, and nothing else."""
+    return _plan_only and config.device is not None
+
+
+def allowing(forcing: Forcing, kind: str, enabled: Sequence[str], config: Config) -> Forcing:
+    """Orders with the executors that can be used for tensors on a type of device."""
+    return replace(forcing, enabled=tuple(enabled),
+                   how_to_enable=lambda name: how_to_enable(name, config, kind, planning(config)))
 
 
 def fused_device(kind: str, enabled: Sequence[str]) -> str | None:

@@ -7,13 +7,16 @@ for which both are predicted within ``model_error`` of each other is measured, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dynafuse.build import moved, request
 from dynafuse.cache.key import Bound
 from dynafuse.config import Config
+from dynafuse.errors import DynafuseWarning, ExecutorError
 from dynafuse.ir import Decision, Plan, Region
 from dynafuse.lowering.inductor import availability as inductor
 from dynafuse.lowering.nvfuser import availability as nvfuser
@@ -24,9 +27,22 @@ from dynafuse.partition.device import Device
 from dynafuse.persist import verdicts
 from dynafuse.tuning import Tuner, contenders
 
+log = logging.getLogger(__name__)
+
 ON_CUDA = ("triton", "eager")
 ON_CPU = ("inductor", "eager")
 INTERPRETED = ("triton", "eager")
+SERVES = {"cuda": ("triton", "nvfuser", "inductor"), "cpu": ("inductor",)}
+"""Executors for tensors on a type of device, wherever there is one of it."""
+
+REMEDIES = {
+    "triton": "for CPU tensors there is `inductor`",
+    "nvfuser": "install it, or leave it out of `executors`",
+    "inductor": "`dynafuse doctor` tries the compiler",
+}
+"""Per executor what to do where it is not there."""
+
+_told: set[str] = set()
 
 
 def usable(config: Config, device_type: str, planning: bool) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -49,7 +65,50 @@ def _unusable(name: str, config: Config, device_type: str, on_gpu: bool) -> str:
             return "Inductor does not round as eager does (round_like_eager)"
         compiler = inductor.find("cuda" if on_gpu else device_type)
         return "" if compiler.available else str(compiler)
-    return "Triton runs on CUDA devices" if name == "triton" and not on_gpu and not interpreting() else ""
+    only = "Triton runs on CUDA devices, and slowly anywhere with TRITON_INTERPRET=1"
+    return only if name == "triton" and not on_gpu and not interpreting() else ""
+
+
+def tell(config: Config, device_type: str, enabled: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """Say, once per process and cause, which executors of a graph are not there and what to do about it.
+
+    Silence is for those that are for other devices, where another executor fuses. Raises ExecutorError when strict, but not
+    for what the options themselves rule out.
+    """
+    if config.executors is None and device_type == "cpu" and "triton" in enabled:
+        _once("TRITON_INTERPRET=1: CPU tensors run in Triton's interpreter, slowly, instead of in C++ kernels", log.warning)
+    fuses = any(name != "eager" for name in enabled)
+    for name, reason in reasons.items():
+        if fuses and name not in SERVES[device_type]:
+            continue
+        ruled_out = name == "inductor" and config.round_like_eager
+        tensors = f"{device_type.upper()} tensors"
+        left = f"plans for {tensors} use {', '.join(enabled)}" if fuses else f"nothing is fused, {tensors} run eager"
+        text = f"executor {name!r} cannot be used: {reason}. {left[0].upper()}{left[1:]}"
+        text += "" if ruled_out else f"; {REMEDIES[name]}"
+        if config.strict and not ruled_out:
+            raise ExecutorError(text)
+        _once(text, lambda told: warnings.warn(told, DynafuseWarning, stacklevel=2))
+
+
+def _once(text: str, say: Callable[[str], None]) -> None:
+    if text not in _told:
+        _told.add(text)
+        say(text)
+
+
+def reset() -> None:
+    """Forget what the user has been told."""
+    _told.clear()
+
+
+def how_to_enable(name: str, config: Config, device_type: str, planning: bool) -> str:
+    """Why an executor is not enabled for tensors on a type of device, and what enables it."""
+    reason = _unusable(name, config, device_type, device_type == "cuda" or planning)
+    if reason:
+        return f"{name} cannot be enabled here: {reason}"
+    named = ",".join(dict.fromkeys((*(one for one in usable(config, device_type, planning)[0] if one != "eager"), name)))
+    return f'to enable {name}: options={{"executors": "{named}"}}, or DYNAFUSE_EXECUTORS={named}'
 
 
 def tuned(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device,

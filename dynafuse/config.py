@@ -200,7 +200,8 @@ OPTIONS: tuple[Option, ...] = (
         False,
         BOOL,
         "DYNAFUSE_STRICT",
-        "raise when a region fails to lower or compile, instead of running it eager with a warning",
+        "raise when a region fails to lower or compile, an executor is not there or a `force` pattern matches nothing, "
+        "instead of going on with a warning",
     ),
     Option(
         "device",
@@ -214,7 +215,8 @@ OPTIONS: tuple[Option, ...] = (
         None,
         EXECUTORS,
         "DYNAFUSE_EXECUTORS",
-        "executors that the plan may use besides eager; None: triton for CUDA tensors, inductor for CPU tensors",
+        "executors that the plan may use besides eager; None: triton for CUDA tensors, inductor for CPU tensors, "
+        "or triton with TRITON_INTERPRET=1",
         choices=("triton", "nvfuser", "inductor", "eager"),
     ),
     Option(

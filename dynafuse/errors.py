@@ -47,6 +47,10 @@ class OptionError(DynafuseError):
         return cls(f"{where} is {value!r} ({type(value).__name__}): expected {expected}")
 
 
+class ExecutorError(DynafuseError):
+    """An executor that is asked for, or that tensors of a device run on by default, cannot be used on this machine."""
+
+
 class CacheError(DynafuseError):
     """A command on the kernel cache cannot be carried out: a file is no exported cache, or cannot be read or written."""
 
@@ -124,13 +128,15 @@ class Violation:
 class ForceError(DynafuseError):
     """Ops are forced to an executor that cannot run them, or that is not enabled.
 
-    ``violations`` holds all of a graph's, in order, ``enabled`` the names of the enabled executors.
+    ``violations`` holds all of a graph's, in order, ``enabled`` the names of the enabled executors, ``remedies`` how to
+    enable those that are not.
     """
 
-    def __init__(self, violations: Sequence[Violation], enabled: Sequence[str]) -> None:
-        super().__init__(violations, enabled)
+    def __init__(self, violations: Sequence[Violation], enabled: Sequence[str], remedies: Sequence[str] = ()) -> None:
+        super().__init__(violations, enabled, remedies)
         self.violations = tuple(violations)
         self.enabled = tuple(enabled)
+        self.remedies = tuple(remedies)
 
     def __str__(self) -> str:
         rest = len(self.violations) - _OPS_SHOWN
@@ -139,6 +145,7 @@ class ForceError(DynafuseError):
                 f"force_backend cannot be kept for {_count(self.violations)}:",
                 *map(str, self.violations[:_OPS_SHOWN]),
                 *([f"… {rest} more"] if rest > 0 else []),
+                *self.remedies,
                 f"move them out, force another executor (enabled: {', '.join(self.enabled)}), or let them fall back: "
                 "force_backend(..., strict=False), or `?` behind the executor of a `force` pattern",
             ]

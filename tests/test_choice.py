@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +16,23 @@ import pytest
 import torch
 
 from dynafuse import choice
+from dynafuse.backend import dynafuse
 from dynafuse.build import bind
 from dynafuse.config import Config, resolve
+from dynafuse.errors import DynafuseWarning, ExecutorError
 from dynafuse.ir import Plan, Region
+from dynafuse.lowering.inductor import availability as inductor
+from dynafuse.lowering.nvfuser import availability as nvfuser
 from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.normalize import normalize
 from dynafuse.partition.regions import partition
+from dynafuse.report import explain
 from dynafuse.tuning import Measured, Verdict
 
 BOTH = ("triton", "inductor")
+X = torch.linspace(0, 1, 8)
 
 
 class FakeTuner:
@@ -127,7 +138,120 @@ def test_what_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice.inductor, "find", lambda device: choice.inductor.Availability(False, "no C++ compiler"))
     asked = resolve(options={"executors": "triton,nvfuser,inductor"})
     assert choice.usable(asked, "cpu", False) == (("eager",), {
-        "triton": "Triton runs on CUDA devices", "nvfuser": "nvFuser runs on CUDA devices",
+        "triton": "Triton runs on CUDA devices, and slowly anywhere with TRITON_INTERPRET=1", "nvfuser": "nvFuser runs on CUDA devices",
         "inductor": "Inductor is not available: no C++ compiler"})
     rounding = resolve(options={"executors": "inductor", "round_like_eager": True})
     assert "round_like_eager" in choice.usable(rounding, "cuda", False)[1]["inductor"]
+
+
+# ---------------------------------------------------------------------- what is not there
+
+
+@pytest.fixture
+def _nothing_told() -> Iterator[None]:
+    choice.reset()
+    yield
+    choice.reset()
+
+
+def told(run: Callable[[], Any]) -> list[str]:
+    """The warnings of a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in caught if issubclass(one.category, DynafuseWarning)]
+
+
+def absent(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """A machine without a GPU, without an interpreter and without some executors."""
+    nothing = nvfuser.Availability(False, "no module nvfuser_direct")
+    monkeypatch.setattr(choice, "interpreting", lambda: False)
+    monkeypatch.setattr(nvfuser, "find", lambda: nothing)
+    if "inductor" in names:
+        monkeypatch.setattr(inductor, "find", lambda device: inductor.Availability(False, "no C++ compiler"))
+
+
+CASES: list[tuple[str | None, str, tuple[str, ...]]] = [
+    ("nvfuser", "nvfuser", ()),
+    ("triton", "triton", ()),
+    ("inductor", "inductor", ("inductor",)),
+    (None, "inductor", ("inductor",)),  # the default of CPU tensors
+]
+each_case = pytest.mark.parametrize(("executors", "name", "without"), CASES, ids=lambda value: str(value))
+
+
+@each_case
+@pytest.mark.usefixtures("_nothing_told")
+def test_what_turns_fusion_off_is_told_once(
+    executors: str | None, name: str, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent(monkeypatch, *without)
+    x, options = X, {"strict": False} | ({"executors": executors} if executors else {})
+
+    def call() -> None:
+        for fn in (torch.sin, torch.cos):
+            torch._dynamo.reset()
+            torch.testing.assert_close(torch.compile(lambda x, fn=fn: fn(x) + 1, backend=dynafuse, options=options)(x), fn(x) + 1)
+
+    (text,) = told(call)
+    assert text.startswith(f"executor '{name}' cannot be used: ") and "Nothing is fused, CPU tensors run eager; " in text
+    assert text.endswith(choice.REMEDIES[name])
+
+
+@each_case
+@pytest.mark.usefixtures("_nothing_told")
+def test_what_turns_fusion_off_raises_when_strict(
+    executors: str | None, name: str, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent(monkeypatch, *without)
+    for _ in range(2):
+        with pytest.raises(ExecutorError, match=f"executor '{name}' cannot be used"):
+            torch.compile(lambda x: x + 1, backend=dynafuse, options={"executors": executors, "strict": True})(torch.ones(8))
+
+
+@pytest.mark.usefixtures("_nothing_told")
+def test_executors_for_other_devices_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list for several kinds of machines names what is not for these tensors."""
+    absent(monkeypatch)
+
+    def call() -> None:
+        torch.compile(lambda x: x + 1, backend=dynafuse, options={"executors": "triton,nvfuser,inductor", "strict": True})(X)
+
+    assert told(call) == []
+    assert told(lambda: explain(torch.sin, X, options={"executors": "triton"})) == [], "a plan says it itself"
+
+
+@pytest.mark.usefixtures("_nothing_told")
+def test_on_a_gpu_what_is_named_and_not_there_is_told_though_another_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent(monkeypatch)
+    asked = resolve(options={"executors": "triton,nvfuser", "strict": False})
+    found = choice.usable(asked, "cuda", planning=False)
+    (text,) = told(lambda: choice.tell(asked, "cuda", *found))
+    assert text == ("executor 'nvfuser' cannot be used: nvFuser is not available: no module nvfuser_direct. "
+                    "Plans for CUDA tensors use triton, eager; install it, or leave it out of `executors`")
+    with pytest.raises(ExecutorError):
+        choice.tell(replace(asked, strict=True), "cuda", *found)
+
+
+@pytest.mark.usefixtures("_nothing_told")
+def test_options_that_rule_the_only_executor_out_are_told_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent(monkeypatch)
+    (text,) = told(lambda: torch.compile(lambda x: x + 1, backend=dynafuse, options={"round_like_eager": True})(X))
+    assert "round_like_eager" in text
+
+
+@pytest.mark.usefixtures("_nothing_told")
+def test_the_interpreter_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "dynafuse"):
+        for fn in (torch.sin, torch.cos):
+            torch.compile(lambda x, fn=fn: fn(x), backend=dynafuse)(X)
+        torch.compile(lambda x: x + 1, backend=dynafuse, options={"executors": "triton"})(X)
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "dynafuse.choice"]
+    assert message.startswith("TRITON_INTERPRET=1: CPU tensors run in Triton's interpreter")
+
+
+def test_a_compiler_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from dynafuse.lowering.inductor.availability import find; print(find('cpu'))"
+    for value, words in (("nope", "'nope', which CXX names, does not run"), ("g++", "g++")):
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "CXX": value}, stdout=subprocess.PIPE, text=True)
+        assert words in done.stdout

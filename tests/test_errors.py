@@ -16,6 +16,7 @@ from dynafuse.errors import (
     CompileError,
     DynafuseError,
     DynafuseWarning,
+    ExecutorError,
     ForceError,
     LoweringError,
     OptionError,
@@ -28,6 +29,7 @@ ERRORS = (
     LoweringError("aten.add.Tensor", "reason", "model.py:7"),
     ForceError([Violation("triton", "aten.sort.default", "float32[3] on cpu", "reason", "model.py:7")], ["eager"]),
     CacheError("no exported cache"),
+    ExecutorError("executor 'nvfuser' cannot be used"),
 )
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 

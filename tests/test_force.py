@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +22,7 @@ import dynafuse
 from dynafuse import backend, choice, force_backend
 from dynafuse.backend import Compiled
 from dynafuse.config import FORCE_MARK
-from dynafuse.errors import ForceError, OptionError, Violation
+from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.ir import Plan
 from dynafuse.partition import device as devices
 from dynafuse.partition import force
@@ -345,6 +345,7 @@ MLP = {"addmm", "tanh", "mul", "sigmoid"}
 ], ids=lambda value: value if isinstance(value, str) else " ".join(sorted(value)))
 def test_patterns(monkeypatch: pytest.MonkeyPatch, patterns: str, covered: set[str]) -> None:
     monkeypatch.setenv("DYNAFUSE_FORCE", patterns)
+    monkeypatch.setenv("DYNAFUSE_STRICT", "0")  # some match nothing
     found = forced(compiled(Model(), X)[0])
     assert {op for op, orders in found.items() if "eager" in orders} == covered
     both = {"tanh", "mul"} if "act" in patterns or "mlp" in patterns or "a-b" in patterns or "layers" in patterns else set()
@@ -420,28 +421,79 @@ def test_options_come_after_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["sin"] == {"triton"} and found["tanh"] == {"triton", "eager"}
 
 
-def test_a_pattern_that_matches_nothing_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pattern_that_matches_nothing_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAFUSE_STRICT", "0")
     options = {"force": {"layers.*.mpl": "eager", "layers.0": "eager"}}
-    with caplog.at_level(logging.WARNING, "dynafuse"):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for _ in range(2):
             compiled(Model(), leaf(), options=options)
         compiled(lambda x: x + 1, X, options={"force": {"nothing": "eager"}})  # no module at all
-    (record,) = [r for r in caplog.records if r.name == "dynafuse.partition.force"]
-    message = record.getMessage()
-    assert message.startswith("force pattern 'layers.*.mpl' matches no module of this graph; closest: layers.0.mlp")
-    assert record.levelno == logging.WARNING
+    (only,) = [str(one.message) for one in told if issubclass(one.category, DynafuseWarning)]
+    assert only.startswith("force pattern 'layers.*.mpl' matches no module of what is compiled; closest: layers.0.mlp")
 
 
-def test_a_pattern_within_a_marked_block_counts_as_matched(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_strict_pattern_that_matches_nothing_raises_when_strict() -> None:
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"force pattern 'layers.\*.mpl' matches no module of what is compiled; closest: "):
+            compiled(Model(), X, options={"force": {"layers.*.mpl": "eager"}})
+    with pytest.warns(DynafuseWarning, match="mpl"):
+        compiled(Model(), X, options={"force": {"layers.*.mpl": "eager?"}})
+
+
+class Broken(nn.Module):
+    """Three graphs: before the break, inside the module that breaks, behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Act(), Act()
+        self.unused = Act()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(x)
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Broken()
+        self.head = Act()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x))
+
+
+@pytest.mark.parametrize("pattern", ["head", "inner", "inner.first", "inner.last", "inner.unused", "**.last", "inn*.*", "self.head"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "function"])
+def test_a_pattern_for_another_graph_is_no_mistake(pattern: str, wrapped: bool) -> None:
+    model = Outer()
+    call = (lambda x: model(x)) if wrapped else model
+    if wrapped and pattern == "self.head":
+        pattern = "model.head"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DynafuseWarning)
+        assert len(compiled(call, X, options={"force": {pattern: "eager"}}, fullgraph=False)) >= 2
+    with pytest.raises(OptionError, match=r"'inner\.frist' matches no module"):
+        compiled(call, X, options={"force": {"inner.frist": "eager"}}, fullgraph=False)
+
+
+def test_patterns_are_looked_for_in_whole_graphs_and_not_in_repeated_layers() -> None:
+    model = nn.Sequential(*(Layer() for _ in range(12)), Act())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DynafuseWarning)
+        compiled(model, leaf(), options={"force": {"12": "eager"}, "reuse_layers": "always"})
+
+
+def test_a_pattern_within_a_marked_block_counts_as_matched() -> None:
     model = Model()
 
     def call(x: torch.Tensor) -> torch.Tensor:
         with force_backend("eager"):
             return model(x)
 
-    with caplog.at_level(logging.WARNING, "dynafuse"):
-        one = compiled(call, X, options={"force": {"layers.0": "triton"}})[0]
-    assert not [r for r in caplog.records if r.name == "dynafuse.partition.force"]
+    one = compiled(call, X, options={"force": {"layers.0": "triton"}})[0]
     assert forced(one)["sin"] == {"eager"}
 
 
@@ -723,6 +775,22 @@ def test_what_nvfuser_can_run_is_asked_of_its_rows(fn: Callable[..., Any], reaso
     with pytest.raises(ForceError) as caught:
         annotate(module, "cpu", forcing=forcing)
     assert reason in {v.reason for v in caught.value.violations}
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("inductor", 'to enable inductor: options={"executors": "triton,inductor"}, or DYNAFUSE_EXECUTORS=triton,inductor'),
+    ("nvfuser", "nvfuser cannot be enabled here: nvFuser is not available: not today"),
+])
+def test_an_executor_that_is_not_enabled_comes_with_how_to_enable_it(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice.nvfuser, "find", lambda: choice.nvfuser.Availability(False, "not today"))
+    lines = str(raised(force_backend(name)(torch.tanh), X)).splitlines()
+    assert lines[-2].strip() == words and lines[-1].startswith("  move them out")
+    if name == "inductor":
+        executors = words.split("=")[-1]
+        (one,) = compiled(force_backend(name)(torch.tanh), X, options={"executors": executors})
+        assert forced(one) == {"tanh": {name}}
 
 
 @pytest.mark.parametrize(("fn", "reason"), [

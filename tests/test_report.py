@@ -199,6 +199,20 @@ def test_what_is_forced_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fell back" in str(report)
 
 
+@pytest.mark.parametrize(("fn", "reason"), [
+    (lambda x: x @ x, "contraction: stays with the vendor's library"),
+    (lambda x: x[:0].exp(), "an empty tensor"),
+])
+def test_a_step_that_does_not_run_where_it_is_forced_says_what_happened(fn: Any, reason: str) -> None:
+    report = on_h200(dynafuse.force_backend("triton")(lambda x: torch.sin(fn(x))), torch.randn(16, 16))
+    eager = [step for step in report.graphs[0].steps if step.executor == "eager"]
+    assert eager and all(step.forced is None for step in eager)
+    assert f"triton: {reason}" in eager[0].fallback
+    text = str(report)
+    assert f"fell back   {eager[0].name}" in text and f"asked for triton: {reason}" in text
+    assert not any(step.name in line for line in text.splitlines() if line.startswith(" forced") for step in eager)
+
+
 def test_what_was_measured_is_said() -> None:
     seen: list[Compiled] = []
     with dynafuse.backend.listening(seen.append, plan_only=True):

@@ -12,28 +12,29 @@ their backward are forced to ``eager``, the other nodes of ``layers.0`` to ``tri
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
-import logging
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
 
 from dynafuse.config import FORCE_MARK
-from dynafuse.errors import ForceError, Violation
+from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.ir import Facts, among
 from dynafuse.ops import Kind, inductor_rows, lookup, nvfuser_rows
 from dynafuse.ops.whole import LIBRARY
-
-log = logging.getLogger(__name__)
 
 Mark = tuple[str, bool, str]  # executor, strict, name of the decorated class if it was one
 Path_ = tuple[str, ...]  # a module's dotted path, in parts
@@ -98,11 +99,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Forcing:
-    """All that forces nodes of one compiled function. ``enabled`` are the executors that the plan may use."""
+    """All that forces nodes of one compiled function. ``enabled`` are the executors that the plan may use;
+    ``how_to_enable`` says of others what to do to have them."""
 
     patterns: tuple[Pattern, ...] = ()
     around: Mark | None = None
     enabled: tuple[str, ...] = ("triton", "eager")
+    how_to_enable: Callable[[str], str] = field(default=lambda name: "", compare=False, repr=False)
     _found: dict[Any, tuple[Place, int, Order | None]] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
@@ -114,7 +117,6 @@ class Forcing:
 
     def applied(self, graph: Graph, facts: Mapping[Node, Facts]) -> dict[Node, Facts]:
         """The facts with what forces each node taken in. Raises ForceError where a strict order cannot be kept."""
-        self._tell_of_unmatched(graph)
         result = dict(facts)
         violations: list[Violation] = []
         for node, order in self.orders(graph).items():
@@ -125,7 +127,8 @@ class Forcing:
                 violations.append(_violation(node, order, facts[node], reason))
             result[node] = _forced(facts[node], order, reason)
         if violations:
-            raise ForceError(violations, self.enabled)
+            missing = dict.fromkeys(v.executor for v in violations if v.executor not in self.enabled)
+            raise ForceError(violations, self.enabled, [*filter(None, map(self.how_to_enable, missing))])
         return result
 
     def orders(self, graph: Graph) -> dict[Node, Order]:
@@ -180,20 +183,33 @@ class Forcing:
             return f"executor {order.executor!r} is not enabled"
         return "" if _is_exempt(node, facts[node]) else ABLE[order.executor](node, facts)
 
-    def _tell_of_unmatched(self, graph: Graph) -> None:
-        """Log, once each, the patterns that match nothing, in a graph that has modules."""
+    def check(self, graph: Graph, strict: bool) -> None:
+        """Look for patterns that match nothing, in a graph of Dynamo's that has modules; others say nothing about patterns.
+
+        Such a pattern may be for another graph, of code behind a graph break or of another module, and it is none if it
+        matches a module of which whoever calls the compiled code knows. Otherwise it is told of once, or raises OptionError
+        when ``strict``, unless it may fall back.
+        """
         unknown = [p for p in self.patterns if p.text not in _settled]
         if not unknown:
             return
-        places = [self._innermost(node)[0] for node in graph.nodes]
-        paths = sorted({".".join(path) for place in places for path, _ in place.paths if path})
-        for pattern in unknown:
-            matched = any(place.depth_of(pattern) >= 0 for place in set(places))
-            if matched or paths:
-                _settled.add(pattern.text)
-            if paths and not matched:
-                close = difflib.get_close_matches(pattern.text, paths, n=3, cutoff=0.0)
-                log.warning("force pattern %r matches no module of this graph; closest: %s", pattern.text, ", ".join(close))
+        places = {self._innermost(node)[0] for node in graph.nodes}
+        paths = {".".join(path) for place in places for path, _ in place.paths if path}
+        unmatched = [p for p in unknown if all(place.depth_of(p) < 0 for place in places)]
+        _settled.update(p.text for p in unknown if p not in unmatched)
+        if not paths or not unmatched:
+            return
+        known = _modules_of_callers()
+        names = sorted(paths | {".".join(path) for path in known if path[0] != "self"})
+        for pattern in unmatched:
+            if any(_matches(path, pattern.parts) for path in known):
+                continue
+            close = difflib.get_close_matches(pattern.text, names, n=3, cutoff=0.0)
+            text = f"force pattern {pattern.text!r} matches no module of what is compiled; closest: {', '.join(close)}"
+            if strict and pattern.order.strict:
+                raise OptionError(text)
+            _settled.add(pattern.text)
+            warnings.warn(text, DynafuseWarning, stacklevel=2)
 
 
 NOTHING = Forcing()
@@ -260,6 +276,35 @@ def _names(cls: Any) -> frozenset[str]:
     if not isinstance(cls, type):
         return frozenset({str(cls)})
     return frozenset(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+
+
+def _modules_of_callers() -> set[Path_]:
+    """The paths of all modules that running functions have variables for, with the variable's name and without."""
+    found: set[Path_] = set()
+    seen: set[tuple[str, int]] = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for name, value in _variables(frame):
+            if (name, id(value)) in seen or not isinstance(value, torch.nn.Module) or isinstance(value, GraphModule):
+                continue
+            seen.add((name, id(value)))
+            paths = [tuple(path.split(".")) for path, _ in getattr(value, "_orig_mod", value).named_modules() if path]
+            found.update((name, *path) for path in ((), *paths))
+            found.update(paths)
+        frame = frame.f_back
+    return found
+
+
+def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """Names and values that a running function sees, and those that functions among them close over."""
+    values = list(frame.f_locals.items())
+    for _, value in values:
+        if isinstance(value, FunctionType) and value.__closure__:
+            with contextlib.suppress(ValueError):  # a cell that is empty as yet
+                yield from [(name, cell.cell_contents) for name, cell in zip(value.__code__.co_freevars, value.__closure__,
+                                                                            strict=True)]
+    yield from values
+    yield from list(frame.f_globals.items())
 
 
 def _matches(path: Path_, pattern: Path_) -> bool:

@@ -88,7 +88,7 @@ def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
 
 def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str, ...]) -> ReportedStep:
     nodes = _computing(region, annotated)
-    forced, fallback = _forcing(nodes, annotated)
+    forced, fallback = _forcing(nodes, annotated, region.executor)
     prices = _prices(region)
     own = next((price for price in prices if price.executor == region.executor), None)
     margin, notes = region.decision.margin, [r for r in region.reasons if " + " not in r]
@@ -116,7 +116,7 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
         found = call_prediction(node, sum(size for size in known if size is not None), device)
         prices = (Price("eager", found.device_us, found.host_us),)
         notes = (PARTIAL,) if found.partial else ()
-    forced, fallback = _forcing([node], annotated)
+    forced, fallback = _forcing([node], annotated, "eager")
     return ReportedStep(
         node.name, "eager", (str(node.target),), None, None if None in known else sum(filter(None, known)),
         prices[0].device_us if prices else None,
@@ -155,11 +155,12 @@ def _override(option: Option, chosen: Option) -> str:
     return f"DYNAFUSE_COST_{constant.upper()} {rest}"
 
 
-def _forcing(nodes: Iterable[Node], annotated: Annotated) -> tuple[str | None, tuple[str, ...]]:
-    """The executor that the nodes are forced to, and what was asked for and is not kept."""
+def _forcing(nodes: Iterable[Node], annotated: Annotated, executor: str) -> tuple[str | None, tuple[str, ...]]:
+    """The executor that the nodes are forced to, if that runs them, and what was asked for and is not kept."""
     facts = [annotated.facts[node] for node in nodes]
-    forced = next((f.forced for f in facts if f.forced), None)
-    return forced, tuple(dict.fromkeys(f.fallback for f in facts if f.fallback))
+    forced = next((f.forced for f in facts if f.forced == executor), None)
+    elsewhere = (f"{f.forced}: {f.reason or f'runs on {executor}'}" for f in facts if f.forced not in (None, executor))
+    return forced, tuple(dict.fromkeys((*(f.fallback for f in facts if f.fallback), *elsewhere)))
 
 
 def _lines(nodes: Iterable[Node]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Whether Inductor can compile for a device here: it comes with torch, the compilers that it calls do not.
 
 Worked example: ``find("cpu")`` is ``Availability(True, "g++")``, or on a machine without one
-``Inductor is not available: no C++ compiler: install g++, or name one in CXX``.
+``Inductor is not available: no C++ compiler: install g++, or name one in CXX``, with what CXX names if it is set.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -41,4 +42,6 @@ def _for_cpu() -> Availability:
     try:
         return Availability(True, get_cpp_compiler())
     except InvalidCxxCompiler:
-        return Availability(False, "no C++ compiler: install g++, or name one in CXX")
+        named = os.environ.get("CXX")
+        return Availability(False, f"{named!r}, which CXX names, does not run: name another or unset it" if named else
+                            "no C++ compiler: install g++, or name one in CXX")
