@@ -1,20 +1,25 @@
 """``dynafuse doctor``: what dynafuse finds on this machine, and what to do about what is missing.
 
-Worked example, two of its findings on a machine without a GPU::
+Worked example, three of its findings on a machine without a GPU::
 
-    ✓  torch    2.13.0+cpu
-    ✗  GPU      none
-                to run kernels in Triton's interpreter, for looking and testing: TRITON_INTERPRET=1
+    ✓  torch         2.13.0+cpu
+    ✓  GPU           none: CPU tensors run in C++ kernels
+    ✗  C++ compiler  none: install g++, or name one in CXX
 
 A finding is fine, worth knowing, or a fault; the exit status is 1 if there is a fault in what dynafuse cannot do without.
+That is Triton where there is a GPU, and a C++ compiler where there is none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import platform
+import subprocess
+import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +32,7 @@ from rich.table import Table
 import dynafuse
 from dynafuse import config
 from dynafuse.errors import OptionError
+from dynafuse.lowering.inductor import availability as inductor
 from dynafuse.lowering.nvfuser import availability
 from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.partition import calibration
@@ -36,6 +42,7 @@ from dynafuse.partition.device import COST_CONSTANTS, Device
 TORCH = ((2, 10), (2, 13))  # the first and the last series that dynafuse is tested with
 TRITON = (3, 6)
 OLD_DAYS = 90
+COMPILER_SECONDS = 60
 FINE, NOTE, FAULT = "fine", "note", "fault"
 MARKS = {FINE: "[green]✓[/]", NOTE: "[yellow]![/]", FAULT: "[red]✗[/]"}
 WIDTH = 110
@@ -54,8 +61,8 @@ class Finding:
 def findings(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Everything, in the order in which it is printed."""
     looks: tuple[Callable[[], Finding], ...] = (
-        versions, torch_version, triton_version, gpu, nvfuser, description, calibrated, cache, lambda: options(environ),
-        workers,
+        versions, torch_version, triton_version, gpu, compiler, nvfuser, description, calibrated, cache,
+        lambda: options(environ), workers,
     )
     return [look() for look in looks]
 
@@ -106,12 +113,14 @@ def _series(version: str) -> tuple[int, ...]:
 def nvfuser() -> Finding:
     """nvFuser, and why it is not used if it is not."""
     found = availability.find()
+    if not found.available and not torch.cuda.is_available():
+        return Finding("nvFuser", FINE, "none, and of no use without a GPU")
     if found.available and found.matched:
         return Finding("nvFuser", FINE, found.reason)
     if found.available:
         return Finding("nvFuser", NOTE, found.reason, f"what it was not built for may crash: unset {availability.OVERRIDE}")
     advice = "optional, a second fuser to choose from: nvfuser-cuXXX-torchYZZ of this torch"
-    return Finding("nvFuser", NOTE, f"not available: {found.reason}", advice)
+    return Finding("nvFuser", NOTE, f"not available: {found.reason.partition(' (dynafuse doctor')[0]}", advice)
 
 
 # ---------------------------------------------------------------------- the device
@@ -123,16 +132,56 @@ def gpu() -> Finding:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         found = f"{properties.name}, capability {properties.major}.{properties.minor}, driver {calibration.driver()}"
         return Finding("GPU", FINE, f"{found}; {torch.cuda.device_count()} in all")
-    if _interprets():
-        return Finding("GPU", NOTE, "none; kernels run in Triton's interpreter, for looking and testing")
     driver = calibration.driver()
     if driver != "none" and torch.version.cuda is None:
         return Finding("GPU", FAULT, f"driver {driver} is there, but this torch is built without CUDA",
-                       "install a torch that is built for CUDA")
+                       "install a torch that is built for CUDA; for CPU tensors alone this one will do")
     if driver != "none":
         return Finding("GPU", FAULT, f"driver {driver} is there, but torch for CUDA {torch.version.cuda} finds no GPU",
                        "look at CUDA_VISIBLE_DEVICES; a newer driver, or a torch for an older CUDA")
-    return Finding("GPU", FAULT, "none", "TRITON_INTERPRET=1 runs kernels in Triton's interpreter, for looking and testing")
+    if _interprets():
+        return Finding("GPU", NOTE, "none: CPU tensors run in Triton's interpreter, slowly, because of TRITON_INTERPRET",
+                       "unset TRITON_INTERPRET for C++ kernels")
+    return Finding("GPU", FINE, "none: CPU tensors run in C++ kernels")
+
+
+PROGRAM = """
+#include <omp.h>
+#include <Python.h>
+#include <vector>
+extern "C" int threads() { std::vector<int> one(1, omp_get_max_threads()); return one[0]; }
+"""
+"""What kernels for CPU tensors need of a compiler: OpenMP, Python's headers, the standard library, a shared object."""
+
+
+def compiler() -> Finding:
+    """The C++ compiler that kernels for CPU tensors need, and whether it compiles; nothing else does on such a machine."""
+    needed = not torch.cuda.is_available() and not _interprets()
+    bad, advice = FAULT if needed else NOTE, "CPU tensors run eager without it"
+    found = inductor.find("cpu")
+    if not found.available:
+        return Finding("C++ compiler", bad, f"none: {found.reason}", advice)
+    failure = _compile_failure(found.reason)
+    if failure:
+        return Finding("C++ compiler", bad, f"{found.reason} does not compile: {failure}", f"repair it; {advice}")
+    return Finding("C++ compiler", FINE, f"{found.reason} compiles")
+
+
+def _compile_failure(name: str) -> str:
+    """Why a compiler does not make a shared object of a small program, in its words; "" if it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "probe.cpp", Path(folder) / "probe.so"
+        source.write_text(PROGRAM)
+        include = sysconfig.get_paths()["include"]
+        command = [name, "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-I", include, str(source), "-o", str(made)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILER_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if done.returncode == 0 and made.exists():
+            return ""
+        said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        return said[0].strip() if said else f"it ends with status {done.returncode} and leaves no library"
 
 
 def description() -> Finding:
@@ -150,7 +199,7 @@ def _device() -> tuple[Device, str]:
         return devices.describe(str(named)), "DYNAFUSE_DEVICE; "
     if torch.cuda.is_available():
         return devices.at_hand(torch.cuda.current_device()), ""
-    return devices.describe("h200"), "no GPU; "
+    return (devices.describe("h200"), "interpreter; ") if _interprets() else (devices.of_host(), "no GPU; ")
 
 
 def calibrated() -> Finding:
@@ -191,16 +240,32 @@ def _differences(then: Mapping[str, str]) -> str:
 def cache() -> Finding:
     """The cache folder: where, whether it can be written, and how much is in it."""
     folder = calibration.cache_folder()
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     advice = "set DYNAFUSE_CACHE_DIR to a folder that can be written"
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding("cache", FAULT, f"{folder} cannot be {'written' if there == folder else 'made'}", advice)
-    if there != folder:
+    try:
+        existed = folder.is_dir()
+        _write_in(folder)
+        if folder.is_dir() and folder.stat().st_uid != os.getuid():
+            return Finding("cache", FAULT, f"{folder} belongs to another user", advice)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return Finding("cache", FAULT, f"{folder} cannot be written: {why}", advice)
+    if not existed:
         return Finding("cache", FINE, f"{folder}, not yet made")
-    if folder.stat().st_uid != os.getuid():
-        return Finding("cache", FAULT, f"{folder} belongs to another user", advice)
     files, size = _contents(folder)
     return Finding("cache", FINE, f"{folder}, {files} files, {size / 1e6:.1f} MB")
+
+
+def _write_in(folder: Path) -> None:
+    """Make a folder with those above it and a file in it, and leave nothing of it. Raises OSError where that cannot be."""
+    made = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _contents(folder: Path) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from dynafuse import cli, doctor
 from dynafuse.doctor import FAULT, FINE, NOTE, Finding
+from dynafuse.lowering.inductor import availability as inductor
 from dynafuse.lowering.nvfuser.availability import Availability
 from dynafuse.partition import calibration
 from dynafuse.partition import device as devices
@@ -42,11 +43,18 @@ class Machine:
         self.patch(torch, "__version__", "2.11.0+cu130")
         self.patch(torch.version, "cuda", "13.0")
         self.interpreting(False)
+        self.compiler("")
         self.nvfuser(Availability(True, "nvfuser-cu130-torch211 0.3", "nvfuser-cu130-torch211", "0.3"))
         self.gpu("NVIDIA H200", 132)
 
     def interpreting(self, value: bool) -> None:
         self.patch(doctor, "interpreting", lambda: value)
+
+    def compiler(self, failure: str | None) -> None:
+        """A C++ compiler: None for none, else what is wrong with it, or ""."""
+        there = inductor.Availability(failure is not None, "g++" if failure is not None else "no C++ compiler: install g++")
+        self.patch(doctor.inductor, "find", lambda device: there)
+        self.patch(doctor, "_compile_failure", lambda name: failure)
 
     def nvfuser(self, found: Availability) -> None:
         self.patch(doctor.availability, "find", lambda: found)
@@ -98,17 +106,18 @@ def test_a_healthy_machine_has_no_faults(machine: Machine) -> None:
 def test_every_shortcoming_says_what_to_do(machine: Machine) -> None:
     machine.versions.update(triton="3.5.1")
     machine.patch(torch, "__version__", "2.9.1")
-    machine.gpu(None)
+    machine.compiler(None)
     machine.nvfuser(Availability(False, "it is for another torch"))
     machine.setenv("DYNAFUSE_WORKERS", "0")
     machine.setenv("DYNAFUSE_CACHE_DIR", "/dev/null/cache")
     found = doctor.findings()
     short = [one for one in found if one.state != FINE]
-    assert {one.name for one in short} == {"torch", "Triton", "GPU", "nvFuser", "cache", "workers"}
+    assert {one.name for one in short} == {"torch", "Triton", "C++ compiler", "nvFuser", "calibration", "cache",
+                                             "workers"}
     assert all(one.advice for one in short)
     shown = io.StringIO()
     assert doctor.main(console=Console(file=shown, width=200)) == 1
-    assert "4 faults" in shown.getvalue()
+    assert "3 faults" in shown.getvalue()
     assert all(one.advice in " ".join(shown.getvalue().split()) for one in short)
 
 
@@ -126,7 +135,7 @@ def test_json_is_the_same_as_data(machine: Machine, capsys: Capture) -> None:
     data = json.loads(capsys.readouterr().out)
     assert data["ok"] is True
     assert data["findings"] == [vars(one) for one in doctor.findings()]
-    machine.gpu(None)
+    machine.versions["triton"] = "none"
     assert cli.main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
@@ -171,7 +180,7 @@ def test_without_triton_nothing_asks_it(machine: Machine) -> None:
     machine.versions["triton"] = "none"
     machine.patch(doctor, "interpreting", missing)
     machine.gpu(None)
-    assert states()["Triton"] == states()["GPU"] == FAULT
+    assert states()["Triton"] == FAULT
 
 
 def test_nvfuser_that_does_not_match_is_no_fault(machine: Machine) -> None:
@@ -181,15 +190,46 @@ def test_nvfuser_that_does_not_match_is_no_fault(machine: Machine) -> None:
     assert finding("nvFuser").state == NOTE and "DYNAFUSE_NVFUSER_UNMATCHED" in finding("nvFuser").advice
 
 
-def test_interpreter_without_a_gpu_is_no_fault(machine: Machine) -> None:
+def test_a_machine_without_a_gpu_has_no_faults(machine: Machine) -> None:
     machine.gpu(None)
-    assert finding("GPU").state == FAULT
+    machine.versions["driver"] = "none"
+    machine.nvfuser(Availability(False, "no module"))
+    assert set(states().values()) == {FINE}
+    assert "C++" in finding("GPU").found and doctor.main(console=Console(file=io.StringIO())) == 0
+    assert finding("cost model").found.startswith("CPU of ")
     machine.interpreting(True)
-    assert finding("GPU").state == NOTE and finding("Triton").state == FINE
+    assert finding("GPU").state == NOTE and "TRITON_INTERPRET" in finding("GPU").advice and finding("Triton").state == FINE
+    assert finding("cost model").found.startswith("NVIDIA H200")
+    assert doctor.main(console=Console(file=io.StringIO())) == 0
+
+
+@pytest.mark.parametrize(("failure", "words"), [(None, "none: no C++ compiler"), ("omp.h: no such file", "omp.h: no such file")])
+def test_a_compiler_is_needed_where_there_is_no_gpu(failure: str | None, words: str, machine: Machine) -> None:
+    machine.compiler(failure)
+    assert finding("C++ compiler").state == NOTE and words in finding("C++ compiler").found
+    machine.gpu(None)
+    assert finding("C++ compiler").state == FAULT
+    assert doctor.main(console=Console(file=io.StringIO())) == 1
+    machine.interpreting(True)
+    assert finding("C++ compiler").state == NOTE
+
+
+def test_the_compiler_is_tried(tmp_path: Path) -> None:
+    def program(text: str) -> str:
+        path = tmp_path / "compiler"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    assert doctor._compile_failure("g++") == ""
+    assert doctor._compile_failure(program("echo 'probe.cpp:3: fatal error: no header' >&2; exit 1")).endswith("no header")
+    assert doctor._compile_failure(program("exit 3")) == "it ends with status 3 and leaves no library"
+    assert doctor._compile_failure(program("exit 0")) == "it ends with status 0 and leaves no library"
+    assert "No such file" in doctor._compile_failure(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(("cuda", "driver", "words"), [
-    (None, "580.0", "built without CUDA"), ("13.0", "580.0", "CUDA 13.0 finds no GPU"), (None, "none", "none"),
+    (None, "580.0", "built without CUDA"), ("13.0", "580.0", "CUDA 13.0 finds no GPU"),
 ])
 def test_why_there_is_no_gpu(cuda: str | None, driver: str, words: str, machine: Machine) -> None:
     machine.gpu(None)
@@ -235,13 +275,25 @@ def test_cache_folder(machine: Machine, tmp_path: Path) -> None:
     assert finding("cache").state == FAULT and "another user" in finding("cache").found
 
 
-def test_cache_that_cannot_be_written(machine: Machine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [
+    "{file}", "{file}/below", "{file}/below/deeper", "/proc/dynafuse", "/proc/dynafuse/below", "/dev/null/cache", "/" + "x" * 300,
+])
+def test_a_cache_that_cannot_be_written_is_a_fault(folder: str, machine: Machine, tmp_path: Path) -> None:
+    """Asking for permissions does not tell: to root they say yes everywhere."""
     file = tmp_path / "file"
     file.write_text("")
-    machine.setenv("DYNAFUSE_CACHE_DIR", str(file))
-    assert finding("cache").state == FAULT and finding("cache").found == f"{file} cannot be written"
-    machine.setenv("DYNAFUSE_CACHE_DIR", str(file / "below"))
-    assert finding("cache").state == FAULT and finding("cache").found == f"{file / 'below'} cannot be made"
+    path = folder.format(file=file)
+    machine.setenv("DYNAFUSE_CACHE_DIR", path)
+    found = finding("cache")
+    assert found.state == FAULT and found.found.startswith(f"{path} cannot be written: ") and found.advice
+    assert doctor.main(console=Console(file=io.StringIO())) == 1
+
+
+def test_looking_at_the_cache_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    machine.setenv("DYNAFUSE_CACHE_DIR", str(tmp_path / "a" / "b" / "c"))
+    assert finding("cache").state == FINE and not (tmp_path / "a").exists()
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    assert finding("cache").state == FINE and list((tmp_path / "a" / "b" / "c").iterdir()) == []
 
 
 @pytest.mark.parametrize(("variable", "value", "words"), [

@@ -96,7 +96,7 @@ class Disk:
 
     def has(self, key: str) -> bool:
         """Whether there is an entry under a key; whether it is sound, only reading it can tell."""
-        return self.path(key).is_file()
+        return os.path.isfile(self.path(key))
 
     def write(self, entry: Entry) -> bool:
         """Keep an entry; whether it is kept."""

@@ -106,7 +106,7 @@ def load(device: str, names: Iterable[str], of_versions: Mapping[str, str] | Non
 
     ``names`` are the constants there are; a file with others is none of ours.
     """
-    if not folder().is_dir():
+    if not os.path.isdir(folder()):  # unlike Path.is_dir never an error
         return None
     wanted = versions() if of_versions is None else dict(of_versions)
     found = read(path_of(device, wanted), frozenset(names))
@@ -118,6 +118,8 @@ def load(device: str, names: Iterable[str], of_versions: Mapping[str, str] | Non
 
 def stored(names: Iterable[str]) -> list[Calibration]:
     """All readable calibrations, whatever the device and the versions, newest last."""
+    if not os.path.isdir(folder()):
+        return []
     known = frozenset(names)
     found = [read(path, known) for path in sorted(folder().glob("*.json"))]
     return sorted((one for one in found if one is not None), key=lambda one: one.date)
