@@ -6,7 +6,7 @@ Worked example::
 
     compiled = torch.compile(model, backend="dynafuse", options={"strict": True})
     compiled(x).sum().backward()
-    print(dynafuse.backend.stats())     # {"kernels": 12, "launch_sites": 96, "hits": 84, "misses": 12}
+    print(dynafuse.stats())             # {"kernels": 12, "launch_sites": 96, "hits": 84, "misses": 12}
 """
 
 from __future__ import annotations

@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import io
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from dynafuse import __all__ as PUBLIC
 from dynafuse import backend, config
 from dynafuse.partition import device  # noqa: F401  (declares the cost constants that the page may set)
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "README.md"
-MOST_LINES = 250
+MOST_LINES = 275
 
 
 def text() -> str:
@@ -64,6 +68,24 @@ def test_the_first_example_is_short() -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", [PAGE, ROOT / "docs" / "kernels.md", ROOT / "bench" / "README.md"], ids=lambda p: p.parent.name)
+def test_results_that_it_names_are_there(path: Path) -> None:
+    kept = [result.name for result in (ROOT / "bench" / "results").glob("*.json")]
+    named = re.findall(r"`(?:bench/results/)?([^`/ ]+\.json)`", path.read_text(encoding="utf-8"))
+    assert named or path != PAGE
+    for pattern in named:
+        assert fnmatch.filter(kept, pattern), pattern
+
+
+def test_public_names_that_pages_use_are_there_after_a_plain_import() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (PAGE, *sorted((ROOT / "docs").glob("*.md"))))
+    names = set(re.findall(r"\bdynafuse\.([A-Za-z_]+)", pages))
+    code = f"import dynafuse; [getattr(dynafuse, name) for name in {sorted(names & set(PUBLIC))!r}]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    called = set(re.findall(r"`dynafuse\.([A-Za-z_.]+)\(", pages))
+    assert called <= set(PUBLIC), "what a page calls is public"
 
 
 def test_variables_that_it_sets_are_valid() -> None:
