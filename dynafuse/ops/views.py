@@ -4,8 +4,6 @@
     >>> i, j = symbol("i", 4), symbol("j", 6)
     >>> reshaped((i, j), (4, 6), (4, 2, 3))
     (i, (j//3), Mod(j, 3))
-    >>> split_piece(torch.ops.aten.split.Tensor, {"self": None, "split_size": 4, "dim": -1}, 1, 6)
-    (-1, 4, 2)
 """
 
 from __future__ import annotations
@@ -15,14 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
-import torch
 from sympy import S
 
 from dynafuse.ops.indexing_math import (
     Size,
     as_expr,
     flatten,
-    floordiv,
     known_equal,
     known_nonnegative,
     unflatten,
@@ -274,27 +270,3 @@ _EAGER = {
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))
-
-
-def split_piece(
-    target: torch._ops.OpOverload, args: dict[str, Any], k: int, size: Size
-) -> tuple[int, sympy.Expr, sympy.Expr]:
-    """Piece ``k`` of a split, unbind or chunk of a dimension of ``size``: ``(dim, start, length)``.
-
-    ``dim`` is as the call gives it. A piece of ``unbind`` has length 1 and loses the dimension: it is a ``select``.
-    """
-    whole, dim = as_expr(size), args.get("dim", 0)
-    if "split_sizes" in args or not isinstance(
-        args.get("split_size", 0), int | torch.SymInt | torch.fx.Node | sympy.Expr
-    ):
-        sizes = [as_expr(piece) for piece in args["split_sizes" if "split_sizes" in args else "split_size"]]
-        return dim, sympy.Add(*sizes[:k]), sizes[k]
-    length = _piece_length(target, args, whole)
-    start = length * k
-    return dim, start, length if known_nonnegative(whole - start - length) else sympy.Min(length, whole - start)
-
-
-def _piece_length(target: torch._ops.OpOverload, args: dict[str, Any], size: sympy.Expr) -> sympy.Expr:
-    if "split_size" in args:
-        return as_expr(args["split_size"])
-    return floordiv(size + as_expr(args["chunks"]) - 1, args["chunks"]) if "chunks" in args else S.One

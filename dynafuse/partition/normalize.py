@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.ops.views import split_piece
 from dynafuse.partition.duplicates import merge_duplicates
 
 aten = torch.ops.aten
@@ -72,12 +71,9 @@ def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, 
     target = source.target
     if target in SPLITS:
         args = arguments(source)
-        base = args["self"]
         if target is aten.unbind.int:
-            return aten.select.int, (base, args["dim"], position)
-        dim = args["dim"] % base.meta["val"].dim()
-        dim, start, length = split_piece(target, args, position, base.meta["val"].shape[dim])
-        return aten.slice.Tensor, (base, dim, start, start + length)
+            return aten.select.int, (args["self"], args["dim"], position)
+        return aten.slice.Tensor, (args["self"], args["dim"], *_ends(source, args, position))
     if target is aten.var_mean.correction:
         args = arguments(source)
         if position == 1:
@@ -94,6 +90,33 @@ def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, 
     if target is aten.max_pool2d_with_indices.default and all(user.args[1:] == (0,) for user in source.users):
         return aten.max_pool2d.default, tuple(arguments(source).values())
     return None
+
+
+def _ends(split: Node, args: dict[str, Any], position: int) -> tuple[int | Node, int | Node]:
+    """Where a piece of a split starts and ends."""
+    if "split_sizes" in args:
+        start: int | Node = 0
+        for size in args["split_sizes"][:position]:
+            start = _computed(split, operator.add, start, size)
+        return start, _computed(split, operator.add, start, args["split_sizes"][position])
+    first, end = (_computed(split, operator.mul, count, args["split_size"]) for count in (position, position + 1))
+    whole = args["self"].meta["val"].shape[args["dim"]]
+    last = isinstance(end, int) and isinstance(whole, int) and end > whole  # else a slice ends where its tensor does
+    return first, whole if last else end
+
+
+def _computed(origin: Node, function: Callable[[Any, Any], Any], left: int | Node, right: int | Node) -> int | Node:
+    """A sum or product; where it is known at run time only, a node before ``origin`` that computes it."""
+    if left == (0 if function is operator.add else 1):
+        return right
+    made = function(*(side.meta["val"] if isinstance(side, Node) else side for side in (left, right)))
+    expr = _expr(made)
+    if isinstance(expr, int) or expr.is_Integer:
+        return int(expr)
+    with origin.graph.inserting_before(origin):
+        node = origin.graph.call_function(function, (left, right))
+    node.meta = {"val": made}
+    return node
 
 
 def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -13,7 +13,6 @@ import dynafuse.ops as ops
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import correction, keepdim, reduced_dims
-from dynafuse.ops.views import split_piece
 
 FREQUENT = (Path(__file__).parent / "op_frequency.txt").read_text(encoding="utf-8").split()
 LOWERED = (Kind.VIEW, Kind.INDEX, Kind.GATHER, Kind.CREATION, Kind.RANDOM)
@@ -64,23 +63,6 @@ def test_reduced_dims(name: str, args: dict[str, object], rank: int, dims: tuple
 
 def test_correction() -> None:
     assert correction({"correction": None}) == 1.0 and correction({"correction": 0}) == 0.0 and correction({}) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("aten.split.Tensor", {"split_size": 4, "dim": 1}),
-        ("aten.split_with_sizes.default", {"split_sizes": [2, 3, 5], "dim": 1}),
-        ("aten.unbind.int", {"dim": 1}),
-        ("aten.chunk.default", {"chunks": 4, "dim": 1}),
-    ],
-)
-def test_split_pieces_are_eagers(name: str, args: dict[str, object]) -> None:
-    target, whole = overload(name), torch.arange(20).view(2, 10)
-    assert target is not None
-    for k, piece in enumerate(target(whole, **args)):
-        dim, start, length = split_piece(target, {"self": whole, **args}, k, 10)
-        assert torch.equal(whole.narrow(dim, int(start), int(length)).reshape(-1), piece.reshape(-1))
 
 
 def call_of(target: torch._ops.OpOverload, shape: tuple[int, ...], **args: object) -> Call:

@@ -6,8 +6,11 @@ import operator
 from typing import Any
 
 import graphs
+import pytest
 import torch
+from torch._dynamo.source import ConstantSource
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from dynafuse.partition.normalize import arguments, normalize
 
@@ -21,7 +24,7 @@ def text(module: GraphModule) -> str:
 
 
 def _line(node: Node) -> str:
-    target = "getitem" if node.target is operator.getitem else str(node.target)
+    target = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__  # type: ignore[union-attr]
     given = [*map(_shown, node.args), *(f"{k}={_shown(v)}" for k, v in node.kwargs.items())]
     return f"{node.name} = {target}({', '.join(given)})"
 
@@ -247,3 +250,24 @@ def test_arguments_have_their_schema_names_and_defaults() -> None:
     module = graphs.built(lambda b, x: b.op("aten.sum.dim_IntList", x, [0]), X)
     node = next(n for n in module.graph.nodes if n.op == "call_function")
     assert {k: v for k, v in arguments(node).items() if k != "self"} == {"dim": [0], "keepdim": False, "dtype": None}
+
+
+@pytest.mark.parametrize(("target", "sizes", "expected"), [
+    ("aten.split.Tensor", lambda build, n: n,
+     "mul = mul(2, arg1)\nslice_tensor = aten.slice.Tensor(arg0, 0, arg1, mul)\nreturn slice_tensor"),
+    ("aten.split_with_sizes.default", lambda build, n: [n, 1, build.op(operator.sub, 11, n)],
+     "add = add(arg1, 1)\nslice_tensor = aten.slice.Tensor(arg0, 0, arg1, add)\nreturn slice_tensor"),
+    ("aten.split_with_sizes.default", lambda build, n: [1, n, build.op(operator.sub, 11, n)],
+     "add = add(1, arg1)\nslice_tensor = aten.slice.Tensor(arg0, 0, 1, add)\nreturn slice_tensor"),
+], ids=["equal", "first", "second"])
+def test_where_pieces_end_is_computed_by_nodes(target: str, sizes: Any, expected: str) -> None:
+    environment, source = ShapeEnv(), ConstantSource("n")
+    symbol = environment.create_unspecified_symbol(5, source, DimDynamic.DYNAMIC)
+    number = environment.create_symintnode(symbol, hint=5, source=source)
+
+    def write(build: graphs.Builder, x: Node, n: Node) -> Node:
+        return item(build, build.op(target, x, sizes(build, n), 0), 1)
+
+    module = normalize(graphs.built(write, torch.randn(12, 2), number))
+    assert text(module) == expected
+    assert all("val" in node.meta for node in module.graph.nodes if node.op != "output")
