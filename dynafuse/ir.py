@@ -15,14 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import sympy
 import torch
 from torch.fx import Graph, Node
 
 from dynafuse.ops.literals import Number
+from dynafuse.ops.symbols import symbol_of
 from dynafuse.ops.table import Call, Row
+
+if TYPE_CHECKING:  # it takes a second to import
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 T = TypeVar("T")
 Size: TypeAlias = int | sympy.Expr
@@ -82,6 +86,7 @@ class Annotated:
 
     graph: Graph
     facts: Mapping[Node, Facts]
+    environment: ShapeEnv | None = field(default=None, compare=False)  # what torch knows of the sizes, if some are dynamic
 
     def __str__(self) -> str:
         return "\n".join(f"{node.name:24s} {f.role:6s} {f.tensor or ''} {f.reason}" for node, f in self.facts.items())
@@ -283,7 +288,7 @@ class Spec:
     axes: tuple[Axis, ...]
     reductions: tuple[tuple[int, Dims], ...]  # op, its operand's dims; a reduction that is not here is written out
     stores: tuple[Store, ...]
-    symbols: tuple[str, ...]  # size symbols, each an integer argument of the kernel
+    symbols: tuple[str, ...]  # each an integer argument of the kernel; what is known of its sign is in its name
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -345,7 +350,7 @@ class Classed(Spec):
 
     def at(self, size: int) -> Spec:
         """The spec of one size."""
-        known = {sympy.Symbol(name, integer=True, positive=True): sympy.Integer(size) for name in self.symbols}
+        known = {symbol_of(name): sympy.Integer(size) for name in self.symbols}
         return Spec(**{one.name: _valued(getattr(self, one.name), known) for one in fields(Spec)} | {"symbols": ()})
 
     def __str__(self) -> str:

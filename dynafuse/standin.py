@@ -88,7 +88,7 @@ def _replaced(plan: Plan, instead: Mapping[str, tuple[Region | Node, ...]]) -> P
     eager = {step: _eager(facts[step], f"{name}'s kernel is being compiled")
              for name, steps in instead.items() for step in steps if isinstance(step, Node) and facts[step].role == "fused"}
     steps = ((instead.get(step.name, (step,)) if isinstance(step, Region) else (step,)) for step in plan.steps)
-    annotated = Annotated(plan.annotated.graph, {**facts, **eager})
+    annotated = replace(plan.annotated, facts={**facts, **eager})
     return replace(plan, annotated=annotated, steps=tuple(itertools.chain.from_iterable(steps)))
 
 
@@ -159,7 +159,7 @@ class _Search:
     def _without(self, ops: Iterable[Node], annotated: Annotated) -> Plan:
         """The plan of a graph in which some ops run eager."""
         facts = {**annotated.facts, **{node: _eager(annotated.facts[node]) for node in ops}}
-        return partition(Annotated(annotated.graph, facts), self.device, recompute=self.config.recompute,
+        return partition(replace(annotated, facts=facts), self.device, recompute=self.config.recompute,
                          max_ops=self.config.max_region_ops)
 
     def bound(self, annotated: Annotated, region: Region) -> Bound:

@@ -23,6 +23,7 @@ from torch.fx import Node
 
 from dynafuse.cache.difference import differences
 from dynafuse.cache.families import Member, member
+from dynafuse.cache.integers import Integers
 from dynafuse.cache.numbers import lifted
 from dynafuse.cache.sizes import SIZES, any_size, classed
 from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store, among
@@ -44,7 +45,7 @@ class Bound:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     ops: tuple[Node, ...]  # what the spec's ops are in the graph
-    symbols: tuple[sympy.Expr, ...]  # what the spec's size symbols are in the graph
+    symbols: tuple[sympy.Expr, ...]  # what the spec's symbols are in the graph: sizes, or what is computed from them
     numbers: tuple[float, ...]  # what the numbers of the code are
     key: str
     target: str  # what its kernel runs on: a device's capability or a library
@@ -129,7 +130,7 @@ class _Canonical:
         self.inputs: dict[Node, int] = {}
         self.ops: dict[Node, int] = {}
         self.specs: list[OpSpec] = []
-        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.integers = Integers(annotated.environment)
         self.calls = {node: self._call(node) for node in region.nodes}
         self.digests: dict[Node, tuple[str, ...]] = {}
         for node in region.nodes:  # operands come first
@@ -146,10 +147,11 @@ class _Canonical:
             (self.ops[node], self.region.dims[node]) for node in self.ops if node in self.region.dims
             and self._is_looped_reduction(node)
         )
-        spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, self.symbols.values())), options)
+        symbols = self.integers.symbols
+        spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options)
         code = _code(spec, self.region.executor, self.classes)
         return Bound(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
-                     tuple(self.symbols), code.numbers, key_of(code.spec, target), target, classes=self.classes,
+                     tuple(symbols), code.numbers, key_of(code.spec, target), target, classes=self.classes,
                      sizes=code.sizes)
 
     def _is_looped_reduction(self, node: Node) -> bool:
@@ -253,17 +255,13 @@ class _Canonical:
             return Ref("in", self.inputs[value]) if value in self.inputs else self._size(_expr(value.meta["val"]))
         if isinstance(value, (list, tuple)):
             return tuple(map(self._argument, value))
-        return self._size(_expr(value)) if isinstance(value, torch.SymInt) else value
+        return self._size(_expr(value)) if isinstance(value, (torch.SymInt, sympy.Expr)) else value
 
     def _sizes(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
         return tuple(map(self._size, sizes))
 
     def _size(self, size: Size) -> Size:
-        if not isinstance(size, sympy.Expr):
-            return size
-        for symbol in sorted(size.free_symbols, key=str):
-            self.symbols.setdefault(symbol, sympy.Symbol(f"s{len(self.symbols)}", integer=True, positive=True))
-        return size.xreplace(self.symbols)
+        return self.integers.named(size)
 
     # ------------------------------------------------------------------ tensors
 

@@ -1,4 +1,4 @@
-"""Launches and workspaces as JSON can hold them. Sizes are read back by name and arguments: no text is evaluated.
+"""Sizes, launches and workspaces as JSON can hold them. Sizes are read back by name and arguments: no text is evaluated.
 
 Worked example: a grid of ``((s0 + 1023)//1024, 1, 1)`` becomes
 ``[["FloorDiv", ["Add", 1023, "s0"], 1024], 1, 1]``, and that the same expression again.
@@ -6,18 +6,19 @@ Worked example: a grid of ``((s0 + 1023)//1024, 1, 1)`` becomes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 
 from dynafuse.ir import Launch, Size, Workspace
+from dynafuse.ops.symbols import symbol_of
 
-SYMBOL = re.compile(r"s\d+")
+Symbols: TypeAlias = Callable[[str], sympy.Symbol]
+"""The symbol of a name: by default one of a spec, whose name says its sign."""
 
 
 class NoEntry(ValueError):
@@ -29,44 +30,49 @@ def _functions() -> Mapping[str, Callable[..., sympy.Expr]]:
     """What sizes are made of."""
     from torch.utils._sympy import functions
 
-    known: tuple[Any, ...] = (sympy.Add, sympy.Mul, sympy.Pow, functions.FloorDiv, functions.Mod, functions.PythonMod,
-                              functions.ModularIndexing, functions.CeilToInt, functions.Max, functions.Min)
+    known: tuple[Any, ...] = (sympy.Add, sympy.Mul, sympy.Pow, functions.FloorDiv, functions.CleanDiv, functions.Mod,
+                              functions.PythonMod, functions.ModularIndexing, functions.Max, functions.Min)
     return {function.__name__: function for function in known}
 
 
-def size_to_json(size: Size) -> Any:
-    """A size. Raises NoEntry for one that would not be read back as the same."""
+def size_to_json(size: Size, symbols: Symbols = symbol_of) -> Any:
+    """A size over ``symbols``. Raises NoEntry for one that would not be read back as the same."""
     plain = _plain(size)
-    if not isinstance(size, int) and size_from_json(plain) != size:
+    if not isinstance(size, int) and _read_back(plain, symbols) != size:
         raise NoEntry(f"the size {size} is not the same when it is read back")
     return plain
+
+
+def _read_back(plain: Any, symbols: Symbols) -> Size | None:
+    try:
+        return size_from_json(plain, symbols)
+    except (KeyError, ValueError):  # a symbol of something else
+        return None
 
 
 def _plain(size: Any) -> Any:
     if isinstance(size, (int, sympy.Integer)) and not isinstance(size, bool):
         return int(size)
-    if isinstance(size, sympy.Symbol) and SYMBOL.fullmatch(size.name):
-        return size.name
+    if isinstance(size, sympy.Symbol):
+        return str(size)
     name = type(size).__name__
     if isinstance(size, sympy.Expr) and _functions().get(name) is type(size):
         return [name, *map(_plain, size.args)]
     raise NoEntry(f"the size {size} is made of {name}")
 
 
-def size_from_json(plain: Any) -> Size:
+def size_from_json(plain: Any, symbols: Symbols = symbol_of) -> Size:
     """The size that :func:`size_to_json` wrote."""
-    return plain if isinstance(plain, int) else _expr(plain)
+    return plain if isinstance(plain, int) else _expr(plain, symbols)
 
 
-def _expr(plain: Any) -> sympy.Expr:
+def _expr(plain: Any, symbols: Symbols) -> sympy.Expr:
     if isinstance(plain, int):
         return sympy.Integer(plain)
     if isinstance(plain, str):
-        if not SYMBOL.fullmatch(plain):
-            raise ValueError(f"{plain!r} is no size symbol")
-        return sympy.Symbol(plain, integer=True, positive=True)
+        return symbols(plain)
     name, *arguments = plain
-    return _functions()[name](*map(_expr, arguments))
+    return _functions()[name](*(_expr(one, symbols) for one in arguments))
 
 
 def launch_to_json(launch: Launch) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from dataclasses import asdict
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch.fx import Node
 
-from dynafuse.cache.launches import NoEntry, size_from_json, size_to_json
+from dynafuse.cache.integers import sign_of_size
+from dynafuse.cache.launches import NoEntry, Symbols, size_from_json, size_to_json
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Facts, Option, Plan, Refusal, Region
 from dynafuse.ops import shipped
 
@@ -33,7 +35,18 @@ def described(annotated: Annotated) -> str:
 
     Raises NoEntry for a graph that no text describes: with a subgraph, or a row registered at run time.
     """
-    return "\n".join(_line(node, facts) for node, facts in annotated.facts.items())
+    signs = " ".join(f"{name}:{sign_of_size(symbol, annotated.environment)}" for name, symbol in _symbols(annotated).items())
+    return "\n".join([signs, *(_line(node, facts) for node, facts in annotated.facts.items())])
+
+
+def _symbols(annotated: Annotated) -> dict[str, sympy.Symbol]:
+    """The symbols that the sizes and numbers of a graph are made of, by name."""
+    sizes: set[Any] = {size for facts in annotated.facts.values() if (tensor := facts.tensor) is not None
+                       for size in (*tensor.shape, *tensor.stride)}
+    values = (node.meta.get("val") for node in annotated.facts)
+    sizes.update(value.node.expr for value in values if isinstance(value, torch.SymInt))
+    found = {symbol for size in sizes if isinstance(size, sympy.Expr) for symbol in size.free_symbols}
+    return {str(symbol): symbol for symbol in sorted(found, key=str)}
 
 
 def _line(node: Node, facts: Facts) -> str:
@@ -76,12 +89,13 @@ def _check(value: Any) -> None:
 def plan_to_json(plan: Plan, line: Line) -> dict[str, Any]:
     """A plan. Raises NoEntry for one with a size that would not be read back as the same."""
     place = {node: i for i, node in enumerate(plan.annotated.graph.nodes)}
-    steps = [_region_to_json(step, place, line) if isinstance(step, Region) else place[step] for step in plan.steps]
+    symbols = _symbols(plan.annotated).__getitem__
+    steps = [_region_to_json(step, place, line, symbols) if isinstance(step, Region) else place[step] for step in plan.steps]
     return {"steps": steps, "refusals": [list(asdict(refusal).values()) for refusal in plan.refusals],
             "unplaced": [[place[node], reason] for node, reason in plan.unplaced.items()]}
 
 
-def _region_to_json(region: Region, place: Mapping[Node, int], line: Line) -> dict[str, Any]:
+def _region_to_json(region: Region, place: Mapping[Node, int], line: Line, symbols: Symbols) -> dict[str, Any]:
     def places(nodes: Iterable[Node]) -> list[int]:
         return [place[node] for node in nodes]
 
@@ -92,7 +106,8 @@ def _region_to_json(region: Region, place: Mapping[Node, int], line: Line) -> di
     assert not decision.measured and decision.near is None, "what the planner left open"
     return {
         "name": region.name, "executor": region.executor, "nodes": places(region.nodes), "inputs": places(region.inputs),
-        "outputs": places(region.outputs), "axes": [[size_to_json(axis.size), axis.reduced] for axis in region.axes],
+        "outputs": places(region.outputs),
+        "axes": [[size_to_json(axis.size, symbols), axis.reduced] for axis in region.axes],
         "dims": by_place(region.dims), "out_dims": by_place(region.out_dims),
         "reductions": sorted(places(region.reductions)),
         "copies": [[place[node], place[into]] for node, into in region.copies.items()],
@@ -109,12 +124,13 @@ def _region_to_json(region: Region, place: Mapping[Node, int], line: Line) -> di
 def plan_from_json(plain: Mapping[str, Any], annotated: Annotated, line: Line) -> Plan:
     """The plan that :func:`plan_to_json` wrote, of an equal graph."""
     nodes = list(annotated.graph.nodes)
-    steps = tuple(_region_from_json(s, nodes, line) if isinstance(s, dict) else nodes[s] for s in plain["steps"])
+    symbols = _symbols(annotated).__getitem__
+    steps = tuple(_region_from_json(s, nodes, line, symbols) if isinstance(s, dict) else nodes[s] for s in plain["steps"])
     refusals = tuple(Refusal(*fields) for fields in plain["refusals"])
     return Plan(annotated, steps, refusals, {nodes[place]: reason for place, reason in plain["unplaced"]})
 
 
-def _region_from_json(plain: Mapping[str, Any], nodes: Sequence[Node], line: Line) -> Region:
+def _region_from_json(plain: Mapping[str, Any], nodes: Sequence[Node], line: Line, symbols: Symbols) -> Region:
     def at(name: str) -> Iterator[Node]:
         return (nodes[place] for place in plain[name])
 
@@ -125,6 +141,7 @@ def _region_from_json(plain: Mapping[str, Any], nodes: Sequence[Node], line: Lin
                         plain["kernel_class"], error=plain["error"])
     return Region(
         plain["name"], plain["executor"], tuple(at("nodes")), tuple(at("inputs")), tuple(at("outputs")),
-        tuple(Axis(size_from_json(size), reduced) for size, reduced in plain["axes"]), by_node("dims"), by_node("out_dims"),
-        frozenset(at("reductions")), {nodes[place]: nodes[into] for place, into in plain["copies"]}, plain["bytes"],
-        plain["predicted_us"], tuple(plain["reasons"]), decision, tuple(map(line, at("origins"))))
+        tuple(Axis(size_from_json(size, symbols), reduced) for size, reduced in plain["axes"]),
+        by_node("dims"), by_node("out_dims"), frozenset(at("reductions")),
+        {nodes[place]: nodes[into] for place, into in plain["copies"]}, plain["bytes"], plain["predicted_us"],
+        tuple(plain["reasons"]), decision, tuple(map(line, at("origins"))))

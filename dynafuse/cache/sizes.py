@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
-import sympy
-
 from dynafuse.ir import Classed, Dims, Layout, OpSpec, Ref, Size, Spec, Store, Tensor, references
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import keepdim, reduced_dims
+from dynafuse.ops.symbols import symbol_of
 from dynafuse.ops.views import dim_of, dims_of
 
 ALIGNED = 16  # what compilers ask to divide a size
@@ -77,7 +76,7 @@ class _Class:
         self.axis = axis
         self.extent = int(spec.axes[axis].size)
         self.runs: dict[Ref, bool] = {}  # whether an input or op runs along the axis
-        symbol = sympy.Symbol("s0", integer=True, positive=True)
+        symbol = symbol_of("s0")
         self.factor = ALIGNED if self.extent % ALIGNED == 0 else 1
         self.size = self.factor * symbol
 

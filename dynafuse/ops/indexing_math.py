@@ -7,8 +7,10 @@
     (i + ((j//64)), k + 64*(Mod(i, 2)))
 
 Index symbols are non-negative integers below a size that the symbol itself carries, so nothing has to be passed along.
-Sizes may be symbolic; torch's size symbols are positive integers. No call of ``sympy.simplify`` anywhere: these run for
-every load of every candidate kernel.
+Other symbols are integers of the sign that their assumptions tell: sizes, which are not negative, and the user's numbers.
+``FloorDiv`` and ``Mod`` round down whatever the sign of the dividend, as Python does: whoever writes them in a language that
+divides like C asks ``known_nonnegative`` first. Divisors are positive. No call of ``sympy.simplify`` anywhere: these run
+for every load of every candidate kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from sympy import S
-from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
 Size: TypeAlias = "int | sympy.Expr"
 Limits: TypeAlias = "tuple[sympy.Expr | None, sympy.Expr | None]"
@@ -101,20 +103,27 @@ def _holds_sum(term: sympy.Expr) -> bool:
 @functools.lru_cache(maxsize=65536)
 def limits(expr: sympy.Expr) -> Limits:
     """The lowest and highest value of ``expr``, as far as its structure shows them."""
-    if isinstance(expr, sympy.Integer):
-        return expr, expr
-    if isinstance(expr, IndexSymbol):
-        return S.Zero, expr.size - 1
-    if isinstance(expr, sympy.Symbol):  # a size: fixed while the kernel runs, so it is its own limit
-        return expr, expr
+    low, high = _limits(expr)
+    if (low is None or high is None) and not expr.has(IndexSymbol):  # fixed while the kernel runs: its own limit
+        return (expr if low is None else low), (expr if high is None else high)
+    return low, high
+
+
+def _limits(expr: sympy.Expr) -> Limits:
+    if expr.is_Symbol or expr.is_Integer:
+        return (S.Zero, expr.size - 1) if isinstance(expr, IndexSymbol) else (expr, expr)
     if isinstance(expr, sympy.Add):
         return _sum_limits(limits(term) for term in expr.args)
     if isinstance(expr, sympy.Mul):
         return functools.reduce(_product_limits, map(limits, expr.args))
     if isinstance(expr, FloorDiv):
         return _quotient_limits(*expr.args)
-    if isinstance(expr, Mod | ModularIndexing):
+    if isinstance(expr, Mod | PythonMod | ModularIndexing) and expr.args[-1].is_nonnegative:
         return S.Zero, expr.args[-1] - 1
+    if isinstance(expr, Max | sympy.Max):
+        return _better(limits(part)[0] for part in expr.args), None
+    if isinstance(expr, Min | sympy.Min):
+        return None, _better(limits(part)[1] for part in expr.args)
     return None, None
 
 
@@ -185,14 +194,16 @@ def _divmod(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]
 def _nonnegative_rest(
     expr: sympy.Expr, quotient: sympy.Expr, rest: sympy.Expr, size: sympy.Expr
 ) -> tuple[sympy.Expr, sympy.Expr]:
-    """Another ``(q, r)`` with an ``r`` that is not negative, if one shows: generated code divides like C.
-
-    Without one nothing is split: the whole is taken to be non-negative wherever its value matters.
-    """
+    """Another ``(q, r)`` with an ``r`` that is not negative, which is divided faster; nothing is split if none shows."""
     if known_nonnegative(rest + size):
         return quotient - 1, rest + size
-    share, left = _split_negatives(rest, size) if size.is_Integer else (S.Zero, rest)
-    return (quotient + share, left) if known_nonnegative(left) else (S.Zero, expr)
+    if not size.is_Integer:
+        return S.Zero, expr
+    share, left = _split_negatives(rest, size)
+    if known_nonnegative(left):
+        return quotient + share, left
+    low = limits(rest)[0]
+    return (quotient + low // size, rest - low // size * size) if low is not None and low.is_Integer else (S.Zero, expr)
 
 
 def _split_negatives(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
@@ -307,6 +318,14 @@ def _product_limits(left: Limits, right: Limits) -> Limits:
 
 def _quotient_limits(whole: sympy.Expr, size: sympy.Expr) -> Limits:
     low, high = limits(whole)
-    if low is None or not _nonnegative(low):
+    if size.is_Integer and size > 0 and low is not None and low.is_Integer:
+        return low // size, (None if high is None else FloorDiv(high, size))
+    if low is None or not _nonnegative(low) or not size.is_nonnegative:
         return None, None
     return S.Zero, (None if high is None else FloorDiv(high, size))
+
+
+def _better(ends: Iterable[sympy.Expr | None]) -> sympy.Expr | None:
+    """Of several limits that all hold, one; for choice one whose sign is known."""
+    known = [end for end in ends if end is not None]
+    return next((end for end in known if _nonnegative(end)), known[0] if known else None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import sympy
 import torch
@@ -25,6 +25,9 @@ from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.ops.reductions import reduced_dims
 from dynafuse.partition.force import EMPTY, NOTHING, ONE_ELEMENT, Forcing
 from dynafuse.partition.normalize import arguments
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 DTYPES = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
@@ -73,7 +76,14 @@ def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, 
     for node in module.graph.nodes:
         found = _facts(node, module, device_type, facts)
         facts[node] = replace(found, role="eager", reason=eager[node]) if node in eager else found
-    return Annotated(module.graph, forcing.applied(module.graph, facts))
+    return Annotated(module.graph, forcing.applied(module.graph, facts), _environment(module.graph))
+
+
+def _environment(graph: Graph) -> ShapeEnv | None:
+    """Where torch keeps what it knows of a graph's sizes; None if all are numbers."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    sizes = (size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else (value,)))
+    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
 
 
 def _facts(node: Node, module: GraphModule, device_type: str | None, before: Mapping[Node, Facts]) -> Facts:

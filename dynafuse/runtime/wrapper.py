@@ -19,6 +19,7 @@ Worked example, for ``relu(x) @ w``::
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,19 +28,19 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._sympy.printers import PythonPrinter
 
 from dynafuse.ir import COUNT, Facts, Plan, Region, Size
 from dynafuse.ops.overloads import COPIES_INTO, written_to
+from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel, Places
+from dynafuse.runtime.sizes import MATH, size_text
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 guards: Any = torch._C._dynamo.guards
 stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
-_print = PythonPrinter().doprint
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Step:
     kernel: Kernel | FusionKernel | DelegateKernel
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
-    symbols: tuple[Size, ...]  # of the kernel, as sizes of the graph
+    symbols: tuple[Size, ...]  # what the kernel's symbols are, over those of the graph
     numbers: tuple[float, ...] = ()
     count: int | None = None  # terms of the kernel's fold, if the kernel asks
     places: Places = field(default_factory=dict)
@@ -68,9 +69,9 @@ class Writer:
         self.names: dict[Node, str] = {}
         self.written = {i for step in steps.values() for i in step.region.copies.values()}  # inputs that kernels overwrite
         self.given: dict[Node, str] = {}  # inputs that are overwritten, where kernels may have an aligned copy
-        self.symbols: dict[sympy.Symbol, str] = {}
+        self.symbols: dict[sympy.Expr, str] = {}  # sizes that variables hold: symbols, and what the graph computes of them
         self.lines: list[str] = []
-        self.globals: dict[str, Any] = {}
+        self.globals: dict[str, Any] = {MATH: math}
         self._constants: dict[int, str] = {}
         self.locals = frozenset(_identifier(node.name) for node in self.facts)
         self.output = plan.annotated.graph.output_node()
@@ -199,8 +200,10 @@ class Writer:
     def _bind_symbols(self, node: Node) -> None:
         """Give names to size symbols that ``node`` shows."""
         value, name = node.meta.get("val"), self.names[node]
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
             self._bind(value, name)
+            if self.facts[node].role == "host" and not value.node.expr.is_number:
+                self.symbols.setdefault(value.node.expr, name)
         elif isinstance(value, torch.Tensor):
             for d, size in enumerate(value.shape):
                 self._bind(size, f"{name}.size({d})")
@@ -209,8 +212,8 @@ class Writer:
                     self._bind(stride, f"{name}.stride({d})")
                 self._bind(value.storage_offset(), f"{name}.storage_offset()")
 
-    def _bind(self, size: int | torch.SymInt, text: str) -> None:
-        if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+    def _bind(self, size: int | torch.SymInt | torch.SymFloat, text: str) -> None:
+        if isinstance(size, (torch.SymInt, torch.SymFloat)) and isinstance(size.node.expr, sympy.Symbol):
             symbol = size.node.expr
             if symbol not in self.symbols:
                 self.symbols[symbol] = _identifier(str(symbol))
@@ -220,7 +223,7 @@ class Writer:
         """A size as Python source over the bound symbols."""
         if isinstance(size, int):
             return str(size)
-        return str(_print(sympy.sympify(size).xreplace({s: sympy.Symbol(n, integer=True) for s, n in self.symbols.items()})))
+        return size_text(sympy.sympify(size), self.symbols)
 
     def _sizes(self, sizes: Sequence[Size]) -> str:
         return f"({''.join(self.size(s) + ', ' for s in sizes)})"
@@ -296,8 +299,8 @@ class Writer:
         for i, node in enumerate(step.outputs):
             into = step.region.copies.get(node)
             found[f"out{i}"] = self.names[node if into is None else into]
-        for i, symbol in enumerate(step.symbols):
-            found[f"s{i}"] = self.size(symbol)
+        taken = {name for launch in kernel.launches for name, _ in launch.signature if is_name(name)}
+        found |= {name: self.size(step.symbols[place_of(name)]) for name in taken}
         found |= {f"k{i}": repr(number) for i, number in enumerate(step.numbers)} | {COUNT: str(step.count)}
         where = torch.device("cpu") if device is None else torch.device("cuda", device)
         for number, space in enumerate(kernel.workspaces):
@@ -314,7 +317,7 @@ class Writer:
         """A size over a spec's symbols as one over the graph's."""
         if isinstance(size, int):
             return size
-        real = {s: sympy.sympify(step.symbols[int(str(s)[1:])]) for s in size.free_symbols}
+        real = {s: sympy.sympify(step.symbols[place_of(s)]) for s in size.free_symbols}
         return size.xreplace(real)
 
     def _node(self, node: Node) -> None:
@@ -364,8 +367,8 @@ class Writer:
             return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
         if isinstance(value, slice):
             return f"slice({self._argument(value.start)}, {self._argument(value.stop)}, {self._argument(value.step)})"
-        if isinstance(value, torch.SymInt):
-            return self.size(value.node.expr)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return size_text(value.node.expr, self.symbols)
         if value is None or isinstance(value, (bool, int, str)):
             return repr(value)
         return self.constant(value)
@@ -415,7 +418,7 @@ def _allocates(node: Node) -> bool:
 
 def _identifier(name: str) -> str:
     clean = re.sub(r"\W", "_", name)
-    return f"v_{clean}" if not clean.isidentifier() or keyword.iskeyword(clean) or clean in ("args", "call") else clean
+    return f"v_{clean}" if not clean.isidentifier() or keyword.iskeyword(clean) or clean in ("args", "call", MATH) else clean
 
 
 def _attribute(module: GraphModule, target: str) -> Any:

@@ -86,7 +86,8 @@ def contenders(choice: Judged, tune: str, executors: Sequence[str]) -> tuple[str
 
 def hints_of(bound: Bound) -> dict[str, int]:
     """The spec's size symbols with their values in the example inputs."""
-    environment = next((e for n in (*bound.inputs, *bound.region.nodes) for e in _environments(n.meta.get("val"))), None)
+    nodes = dict.fromkeys((*bound.inputs, *(n for node in bound.region.nodes for n in (node, *node.all_input_nodes))))
+    environment = next((e for node in nodes for e in _environments(node.meta.get("val"))), None)
     return {name: _hint(expr, environment) for name, expr in zip(bound.spec.symbols, bound.symbols, strict=True)}
 
 
@@ -96,7 +97,12 @@ def _hint(expr: Any, environment: Any) -> int:
         return UNKNOWN_SIZE
     size = environment.create_symintnode(environment.replace(expr), hint=None)
     known = size.node.hint if isinstance(size, torch.SymInt) else size
-    return UNKNOWN_SIZE if known is None else int(known)
+    return _possible(environment.bound_sympy(expr)) if known is None else int(known)
+
+
+def _possible(values: Any) -> int:
+    """A value in a range, which may have no ends."""
+    return int(min(max(UNKNOWN_SIZE, values.lower), values.upper))
 
 
 def _environments(value: Any) -> Iterator[Any]:

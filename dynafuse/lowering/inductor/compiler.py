@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
@@ -58,7 +59,8 @@ def build(program: Program, device: torch.device, sizes: Sequence[int]) -> Compi
     with _one_at_a_time, _undisturbed(), torch.no_grad(), config.patch(assert_indirect_indexing=checks):
         mode = FakeTensorMode(shape_env=ShapeEnv() if sizes else None)
         with tracing(TracingContext(mode)):
-            symbols = [_symbol(mode.shape_env, i, size) for i, size in enumerate(sizes)]
+            lengths, named = _lengths(program), zip(program.symbols, sizes, strict=True)
+            symbols = [_symbol(mode.shape_env, i, size, name in lengths) for i, (name, size) in enumerate(named)]
             inputs = [*symbols, *_fakes(program, mode, symbols, device)]
             module = traced(program, mode, inputs, device)
             made: Any = compile_fx_inner(module, inputs, cudagraphs=BoxedBool(False), is_inference=True)
@@ -73,12 +75,20 @@ def _undisturbed() -> Iterator[None]:
         yield
 
 
-def _symbol(env: ShapeEnv | None, position: int, size: int) -> Any:
-    """A size that is known at run time; 0 and 1 are not, they are what they are."""
+def _lengths(program: Program) -> frozenset[str]:
+    """The symbols of which the sizes of tensors are made; others, and those of any sign, are numbers like any."""
+    shapes = [given.shape for given in program.spec.inputs] + [op.shape for op in program.spec.ops]
+    sizes = (size for shape in shapes for size in shape if isinstance(size, sympy.Expr))
+    return frozenset(str(symbol) for size in sizes for symbol in size.free_symbols if symbol.is_nonnegative)
+
+
+def _symbol(env: ShapeEnv | None, position: int, value: int, is_length: bool) -> Any:
+    """An integer that is known at run time. Of lengths, 0 and 1 are not: they are what they are."""
     assert env is not None
     source = ConstantSource(f"size{position}")
-    symbol = env.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-    return env.create_symintnode(symbol, hint=size, source=source)
+    made = env.create_symbol if is_length else env.create_unspecified_symbol
+    symbol = made(value, source, DimDynamic.DYNAMIC)
+    return env.create_symintnode(symbol, hint=value, source=source)
 
 
 def _fakes(program: Program, mode: FakeTensorMode, symbols: Sequence[Any], device: torch.device) -> list[torch.Tensor]:

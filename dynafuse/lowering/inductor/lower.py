@@ -20,10 +20,10 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Layout, OpSpec, Ref, Size, Spec
+from dynafuse.ir import Layout, OpSpec, Ref, Size, Spec, among
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.nvfuser.layout import in_memory
-from dynafuse.ops import Kind, inductor_rows
+from dynafuse.ops import Kind, Row, inductor_rows
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.torch_calls import torch_call
 
@@ -82,13 +82,22 @@ def refusal(spec: Spec) -> str:
     if all(row.kind is Kind.VIEW for row, _ in calls):
         return "it computes nothing"
     for (row, call), op in zip(calls, spec.ops, strict=True):
-        reason = inductor_rows.refusal(row, call)
+        reason = inductor_rows.refusal(row, call) or _refused_position(row, op)
         if reason:
             return f"{op.target}: {reason}"
     if dict(spec.options).get("round_like_eager"):
         narrow = [op for op in spec.ops if op.dtype.is_floating_point and op.dtype.itemsize < 4]
         if narrow:
             return f"{narrow[0].target}: Inductor does not round {narrow[0].dtype} as eager does (round_like_eager)"
+    return ""
+
+
+def _refused_position(row: Row, op: OpSpec) -> str:
+    """Inductor takes what is added to an index for positive: it drops multiples of a divisor and divides as C does."""
+    placed = () if row.kind in (Kind.POINTWISE, Kind.REDUCTION, Kind.CREATION) else tuple(value for _, value in op.args)
+    for size in among((op.shape, placed), sympy.Expr):
+        if not all(symbol.is_nonnegative for symbol in size.free_symbols):
+            return f"Inductor indexes wrongly by {size}, which may be negative"
     return ""
 
 

@@ -20,8 +20,10 @@ from dynafuse.errors import LoweringError
 from dynafuse.ir import Layout, Ref
 from dynafuse.lowering.nvfuser.layout import described
 from dynafuse.lowering.nvfuser.recipe import Argument, Output, Recipe, Step, Var
+from dynafuse.ops.indexing_math import known_nonnegative
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.nvfuser_parts import Number, Operand, Part, Shape
+from dynafuse.ops.symbols import symbol_of
 
 TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "signbit"})
 """Pointwise ops whose result is bool."""
@@ -44,7 +46,7 @@ class Recorder:
         self._known: dict[tuple[str, tuple[Argument, ...]], tuple[int, ...]] = {}
         self._casts: dict[int, Part] = {}  # a widened part's number, with what it was widened from
         self._moved: set[int] = set(range(len(inputs)))
-        self._symbols = {sympy.Symbol(name, integer=True, positive=True): i for i, name in enumerate(symbols)}
+        self._symbols = {symbol_of(name): i for i, name in enumerate(symbols)}
         self._scalars: dict[int, Var] = {}
         self._stored: set[int] = set()
         self._count = len(inputs) + len(symbols)
@@ -204,6 +206,8 @@ class Recorder:
         name = next((name for kind, name in folds.items() if isinstance(size, kind)), None)
         if name is None or not all(arg.is_integer for arg in size.args):
             raise LoweringError(self.origin, f"the size {size} has no scalar in nvFuser")
+        if name in ("div", "mod") and not known_nonnegative(size.args[0]):
+            raise LoweringError(self.origin, f"nvFuser divides as C does, and {size.args[0]} may be negative")
         result, *rest = (self._size(arg) for arg in size.args)
         for arg in rest:
             result = Var(self._record(name, (result, arg), None)[0])

@@ -171,12 +171,8 @@ def _decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
     low, high = limits(sympy.expand(left - right))
     if op == "==" and (left - right).is_number:
         return bool(left == right)
-    positive = low is not None and low.is_number and low >= 0
-    if op == ">=" and positive:
-        return True
-    if op == "<" and positive:
-        return False
-    negative = high is not None and high.is_number and high < 0
-    if op == "<" and negative:
-        return True
-    return False if op == ">=" and negative else None
+    if op not in ("<", ">="):
+        return None
+    if low is not None and low.is_nonnegative:
+        return op == ">="
+    return op == "<" if high is not None and high.is_negative else None

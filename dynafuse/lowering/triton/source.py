@@ -135,7 +135,7 @@ class _Body:
                 yield indent + self._line(item, self.names)
 
     def _line(self, line: Line, names: dict[sympy.Symbol, sympy.Expr]) -> str:
-        exprs = [e if e.is_Integer else size_text(e.xreplace(self.replaced).xreplace(names)) for e in line.exprs]
+        exprs = [e if e.is_Integer else size_text(e.xreplace(self.replaced), names) for e in line.exprs]
         return line.text.format(*exprs) + (f"  # {line.comment}" if line.comment else "")
 
 
