@@ -2,6 +2,8 @@
 
     >>> literal(0.1, torch.float32), literal(0.1, torch.bfloat16), literal(float("-inf"), torch.float32)
     ('0.1', '0.10009765625', 'float("-inf")')
+    >>> literal(-0.0, torch.float32)
+    'lm.minus_zero(tl.float32)'
     >>> literal(-1, torch.uint8), literal(2.7, torch.int32), literal(3, torch.float64), literal(2, torch.bool)
     ('255', '2', '3.0', 'True')
     >>> conversion("x", torch.float32, torch.bool)
@@ -19,6 +21,9 @@ from typing import TypeAlias
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+MINUS_ZERO = "lm.minus_zero"
+"""The function of generated kernels that makes -0.0 in a dtype."""
 
 _INFINITIES = {math.inf: 'float("inf")', -math.inf: 'float("-inf")'}
 
@@ -119,8 +124,20 @@ def _float_literal(value: float, dtype: torch.dtype) -> str:
     rounded = _rounded(value.hex(), dtype)
     if math.isinf(rounded):
         return _INFINITIES[rounded]
+    if rounded == 0 and math.copysign(1, rounded) < 0:  # Triton makes +0 of a constant -0.0
+        return f"{MINUS_ZERO}({triton_type(opmath(dtype))})"
     # Float32 keeps the short text (0.1, not 0.10000000149011612): Triton rounds it in the same way.
     return repr(value) if opmath(dtype) is dtype else repr(rounded)
+
+
+def number(text: str, dtype: torch.dtype) -> bool | int | float:
+    """The number that a literal of ``dtype`` stands for."""
+    if text in ("True", "False"):
+        return text == "True"
+    if text.startswith(MINUS_ZERO):
+        return -0.0
+    plain = text.removeprefix('float("').removesuffix('")')
+    return float(plain) if dtype.is_floating_point else int(plain)
 
 
 @cache

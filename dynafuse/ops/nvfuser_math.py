@@ -25,8 +25,8 @@ _NAMES = re.compile(r"\b(?:tl|lm)\.\w+")
 
 _NATIVE = (
     "abs acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc erfinv exp exp2 expm1 floor fmod lgamma log log10 "
-    "log1p log2 maximum minimum nextafter pow reciprocal remainder round rsqrt sigmoid signbit sin sinh sqrt tan tanh trunc "
-    "where"
+    "log1p log2 maximum minimum neg nextafter pow reciprocal remainder round rsqrt sigmoid signbit sin sinh sqrt tan tanh "
+    "trunc where"
 )
 NATIVE = frozenset(_NATIVE.split())
 """Functions that nvFuser has under the name they have in expressions."""
@@ -61,7 +61,7 @@ _TYPES: Mapping[str, torch.dtype] = {
     "int1": torch.bool, "int32": torch.int32, "int64": torch.int64, "float16": torch.float16,
     "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64,
 }
-_FORMS = frozenset({"full", "zeros_like"})
+_FORMS = frozenset({"full", "zeros_like", "minus_zero"})
 
 
 def missing(text: str) -> list[str]:
@@ -117,6 +117,10 @@ class _Library:
     def full(self, shape: list[int], value: Any, dtype: torch.dtype) -> Any:
         """A number as an operand: nvFuser takes numbers as they are."""
         return float(value) if dtype.is_floating_point and not isinstance(value, Part) else value
+
+    def minus_zero(self, dtype: torch.dtype) -> float:
+        """-0.0, which nvFuser takes as it is."""
+        return -0.0
 
     def zeros_like(self, part: Part) -> Part:
         """Zeros of the sizes and dtype of ``part``."""

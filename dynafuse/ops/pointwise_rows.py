@@ -195,7 +195,7 @@ _row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4)
 _row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Tensor", _pow, flops=2 * _TRANSCENDENTAL)
-_row(_both("neg"), "-{0}")
+_row(_both("neg"), _by_dtype(floats="lm.neg({0})", ints="-{0}"))
 _row(_both("abs"), _by_dtype(floats="tl.abs({0})", bools="{0}"))
 _row(_both("sign") + " aten.sgn.default", _by_dtype(floats="lm.sign({0})", bools="{0}"))
 _row("aten.positive.default", "{0}")
@@ -320,7 +320,7 @@ def _nan_to_num(context: Context, value: Any, nan: Any = None, posinf: Any = Non
     high, low = (literal(info.max if posinf is None else posinf, context.out),
                  literal(info.min if neginf is None else neginf, context.out))
     finite = f'tl.where({value} == float("inf"), {high}, tl.where({value} == float("-inf"), {low}, {value}))'
-    return f"tl.where({value} != {value}, {literal(nan or 0.0, context.out)}, {finite})"
+    return f"tl.where({value} != {value}, {literal(0.0 if nan is None else nan, context.out)}, {finite})"
 
 
 _row(

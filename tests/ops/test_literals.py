@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynafuse.ops.literals import conversion, literal, opmath, supported, triton_type
+from dynafuse.ops.literals import conversion, literal, number, opmath, supported, triton_type
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -18,7 +18,7 @@ INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @given(st.floats(), st.sampled_from(FLOATS))
 def test_a_float_literal_is_the_rounded_value(value: float, dtype: torch.dtype) -> None:
-    read = torch.tensor(eval(literal(value, dtype)), dtype=torch.float64).to(dtype)
+    read = torch.tensor(number(literal(value, dtype), dtype), dtype=torch.float64).to(dtype)
     assert torch.equal(read.nan_to_num(7), torch.tensor(value, dtype=torch.float64).to(dtype).nan_to_num(7))
 
 
@@ -29,7 +29,7 @@ def test_an_integer_literal_wraps_as_a_cast_does(value: int, dtype: torch.dtype)
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_float64_keeps_every_bit(value: float) -> None:
-    assert struct.pack("d", float(literal(value, torch.float64))) == struct.pack("d", value)
+    assert struct.pack("d", number(literal(value, torch.float64), torch.float64)) == struct.pack("d", value)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,10 @@ def test_float64_keeps_every_bit(value: float) -> None:
     [
         (0.1, torch.float32, "0.1"),
         (1, torch.float32, "1.0"),
-        (-0.0, torch.float32, "-0.0"),
+        (-0.0, torch.float32, "lm.minus_zero(tl.float32)"),
+        (-0.0, torch.bfloat16, "lm.minus_zero(tl.float32)"),
+        (-0.0, torch.float64, "lm.minus_zero(tl.float64)"),
+        (-0.0, torch.int32, "0"),
         (1e40, torch.float32, 'float("inf")'),
         (-70000, torch.float16, 'float("-inf")'),
         (math.nan, torch.bfloat16, 'float("nan")'),

@@ -26,7 +26,7 @@ from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
-from dynafuse.ops.literals import Number, Scalar, conversion, literal, opmath, triton_type
+from dynafuse.ops.literals import Number, Scalar, conversion, literal, number, opmath, triton_type
 
 
 @dataclass(frozen=True)
@@ -158,15 +158,8 @@ class Emitter(Choices):
         if opmath(value.dtype) is opmath(dtype):
             return Value(value.name, dtype, value.tiles)
         if is_literal(value):
-            return self._cast_literal(value, dtype)
+            return self.constant(number(value.name, value.dtype), dtype)
         return self.define(escape(conversion(value.name, value.dtype, dtype)), dtype, value.tiles)
-
-    def _cast_literal(self, value: Value, dtype: torch.dtype) -> Value:
-        number: bool | int | float | None = {"True": True, "False": False}.get(value.name)
-        if number is None:
-            text = value.name.removeprefix('float("').removesuffix('")')
-            number = float(text) if value.dtype.is_floating_point else int(text)
-        return self.constant(number, dtype)
 
     # ------------------------------------------------------------------ ops
 

@@ -246,6 +246,18 @@ def signbit(x):
 
 
 @jit
+def neg(x):
+    """``-x`` for floats: Triton's own is ``0 - x``, which is +0 for +0."""
+    return x * -1.0
+
+
+@jit
+def minus_zero(dtype: tl.constexpr):
+    """-0.0, as a scalar."""
+    return tl.full([], 0.0, dtype) * -1.0
+
+
+@jit
 def reciprocal(x):
     return libdevice.div_rn(tl.full([], 1.0, x.dtype), x)
 
