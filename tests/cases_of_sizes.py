@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
 from dynafuse.partition.decompositions import decompositions
 
@@ -128,4 +129,5 @@ def traced(case: Case, size: int, dtype: torch.dtype) -> GraphModule:
     """The ATen graph of a case at a size; ``dtype`` is that of its floats."""
     given = [one if isinstance(one[-1], torch.dtype) else (one, dtype) for one in case.arguments(size)]
     made = [torch.empty(shape, dtype=kind) for shape, kind in given]
-    return make_fx(case.function, decomposition_table=decompositions(), tracing_mode="fake")(*made)
+    with preserve_node_meta():  # which casts are those of decompositions
+        return make_fx(case.function, decomposition_table=decompositions(), tracing_mode="fake")(*made)

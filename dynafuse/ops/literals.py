@@ -130,6 +130,11 @@ def _float_literal(value: float, dtype: torch.dtype) -> str:
     return repr(value) if opmath(dtype) is dtype else repr(rounded)
 
 
+def rounded(value: int | float, dtype: torch.dtype) -> float:
+    """A number as a float dtype holds it."""
+    return _rounded(float(value).hex(), dtype)
+
+
 def number(text: str, dtype: torch.dtype) -> bool | int | float:
     """The number that a literal of ``dtype`` stands for."""
     if text in ("True", "False"):

@@ -8,13 +8,14 @@ draw from one seed after another of their graph: ``k0`` is the seed's number, as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dynafuse.ops.literals import opmath
+from dynafuse.ops.promotion import comparands
 from dynafuse.ops.table import Cast, Kind, Row
 
 _RANGE = torch.finfo(torch.float32)
@@ -35,7 +36,8 @@ def lifted(row: Row | None, args: Mapping[str, Any], out: torch.dtype, operands:
         return {}
     if row.kind is Kind.RANDOM:
         return dict(_seeds(row, args))
-    return dict(_lifted(row, args)) if _in_float32(row, out, operands) else {}
+    dtypes = tuple(operands)
+    return dict(_lifted(row, comparands(row, args, dtypes))) if _in_float32(row, out, dtypes) else {}
 
 
 def _seeds(row: Row, args: Mapping[str, Any]) -> Iterator[tuple[str, Lifted]]:
@@ -44,7 +46,7 @@ def _seeds(row: Row, args: Mapping[str, Any]) -> Iterator[tuple[str, Lifted]]:
             yield name, Lifted(float(value), False)
 
 
-def _in_float32(row: Row, out: torch.dtype, operands: Iterable[torch.dtype]) -> bool:
+def _in_float32(row: Row, out: torch.dtype, operands: Collection[torch.dtype]) -> bool:
     """Whether the call's expression is evaluated in float32."""
     if row.cast is Cast.OUTPUT:
         return opmath(out) is torch.float32

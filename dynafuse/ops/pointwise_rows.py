@@ -30,10 +30,11 @@ _GELU_CUBIC = "0.044715"
 
 
 def _row(names: str, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (), lifts: tuple[int, ...] = (),
-         inverts: tuple[int, ...] = (), flops: float = 1.0, accepts: Callable[[Call], str] | None = None) -> None:
+         inverts: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, flops: float = 1.0,
+         accepts: Callable[[Call], str] | None = None) -> None:
     for target in overloads(names):
         row = pointwise(target, emit, cast=cast, raw=raw, flops=flops)
-        register(dataclasses.replace(row, lifts=lifts, inverts=inverts, accepts=accepts))
+        register(dataclasses.replace(row, lifts=lifts, inverts=inverts, steps=steps, rounds=rounds, accepts=accepts))
 
 
 def _eager(names: str, reason: str) -> None:
@@ -182,13 +183,14 @@ _row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, lifts=(1, 2))
 _row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, lifts=(1, 2))
 _row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, lifts=(1,))
 _row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, inverts=(1,))
-_row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode)
+_row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1))
 _row("prims.div.default", _prims_div, inverts=(1,))
-_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, flops=4)
-_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, flops=_TRANSCENDENTAL)
+_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=4)
+_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=_TRANSCENDENTAL)
 _row(
     _tensor_or_scalar("remainder") + " aten.remainder.Scalar_Tensor prims.remainder.default",
     _REMAINDER,
+    steps=(0, 1),
     flops=_TRANSCENDENTAL,
 )
 _row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4)
@@ -197,7 +199,7 @@ _row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Tensor", _pow, flops=2 * _TRANSCENDENTAL)
 _row(_both("neg"), _by_dtype(floats="lm.neg({0})", ints="-{0}"))
 _row(_both("abs"), _by_dtype(floats="tl.abs({0})", bools="{0}"))
-_row(_both("sign") + " aten.sgn.default", _by_dtype(floats="lm.sign({0})", bools="{0}"))
+_row(_both("sign") + " aten.sgn.default", _by_dtype(floats="lm.sign({0})", bools="{0}"), steps=(0,))
 _row("aten.positive.default", "{0}")
 _row("aten.square.default", _by_dtype(floats="{0} * {0}", bools="{0}"))
 _row(_both("reciprocal"), "lm.reciprocal({0})", flops=4)
@@ -336,7 +338,7 @@ _row("aten.clamp_min.default aten.clamp_min.Tensor aten.maximum.default prims.ma
 _row("aten.clamp_max.default aten.clamp_max.Tensor aten.minimum.default prims.minimum.default", _MINIMUM, lifts=(1,))
 _row("aten.fmax.default", _by_dtype(floats=_function("lm.fmax"), ints=_function("lm.maximum"), bools="{0} | {1}"))
 _row("aten.fmin.default", _by_dtype(floats=_function("lm.fmin"), ints=_function("lm.minimum"), bools="{0} & {1}"))
-_row("aten.nan_to_num.default", _nan_to_num, flops=3)
+_row("aten.nan_to_num.default", _nan_to_num, steps=(0,), flops=3)
 
 # Transcendental -------------------------------------------------------------------------------------------------------
 
@@ -392,7 +394,7 @@ _eager(
 
 for _name, _emit in {"floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "lm.trunc({0})",
                      "round": "lm.round({0})"}.items():
-    _row(_both(_name), _by_dtype(floats=_emit, ints="{0}"))
+    _row(_both(_name), _by_dtype(floats=_emit, ints="{0}"), steps=(0,))
 
 
 def _round_decimals(context: Context, value: Any, decimals: int = 0) -> str:
@@ -404,8 +406,8 @@ def _round_decimals(context: Context, value: Any, decimals: int = 0) -> str:
     return f"lm.round(lm.div({value}, {scale})) * {scale}" if decimals else f"lm.round({value})"
 
 
-_row("aten.round.decimals", _round_decimals, flops=4)
-_row("aten.frac.default", "{0} - lm.trunc({0})", flops=2)
+_row("aten.round.decimals", _round_decimals, steps=(0,), flops=4)
+_row("aten.frac.default", "{0} - lm.trunc({0})", steps=(0,), flops=2)
 
 # Activations ----------------------------------------------------------------------------------------------------------
 
@@ -459,28 +461,29 @@ _row("aten.softplus.default", _softplus, flops=2 * _TRANSCENDENTAL)
 _row("aten.hardtanh.default", _clamp, lifts=(1, 2), flops=2)
 _row("aten.hardsigmoid.default", f"{_HARDSIGMOID} * 0.16666666666666666", flops=4)
 _row("aten.hardswish.default", f"{{0}} * {_HARDSIGMOID} * 0.16666666666666666", flops=5)
-_row("aten.hardshrink.default", "tl.where(({0} >= -{1}) & ({0} <= {1}), 0.0, {0})", lifts=(1,), flops=3)
+_row("aten.hardshrink.default", "tl.where(({0} >= -{1}) & ({0} <= {1}), 0.0, {0})", lifts=(1,), steps=(0,), flops=3)
 _row("aten.softshrink.default", "tl.where({0} > {1}, {0} - {1}, tl.where({0} < -{1}, {0} + {1}, {0} * 0))", lifts=(1,),
      flops=4)
-_row("aten.threshold.default", "tl.where({0} <= {1}, {2}, {0})", lifts=(1, 2))
+_row("aten.threshold.default", "tl.where({0} <= {1}, {2}, {0})", lifts=(1, 2), steps=(0,))
 _row("aten.log_sigmoid.default", "lm.minimum({0}, 0) - lm.log1p(lm.exp(-tl.abs({0})))", flops=2 * _TRANSCENDENTAL)
 _row("aten.sigmoid_backward.default", "{0} * ((1 - {1}) * {1})", flops=3)
 _row("aten.tanh_backward.default", "{0} * (1 - {1} * {1})", flops=3)
-_row("aten.threshold_backward.default", "tl.where({1} <= {2}, 0, {0})", lifts=(2,))
+_row("aten.threshold_backward.default", "tl.where({1} <= {2}, 0, {0})", lifts=(2,), steps=(1,))
 _row("aten.gelu_backward.default", _gelu_backward, flops=2 * _TRANSCENDENTAL)
 _row("aten.silu_backward.default", "{0} * lm.silu_slope({1})", flops=_TRANSCENDENTAL + 4)
-_row("aten.leaky_relu_backward.default", "tl.where({1} > 0, {0}, {0} * {2})", lifts=(2,), flops=2)
-_row("aten.elu_backward.default", _elu_backward, flops=_TRANSCENDENTAL)
-_row("aten.hardtanh_backward.default", "tl.where(({1} <= {2}) | ({1} >= {3}), 0, {0})", lifts=(2, 3), flops=3)
-_row("aten.hardsigmoid_backward.default", "tl.where(({1} > -3) & ({1} < 3), {0} * 0.16666666666666666, 0.0)", flops=3)
+_row("aten.leaky_relu_backward.default", "tl.where({1} > 0, {0}, {0} * {2})", lifts=(2,), steps=(1,), flops=2)
+_row("aten.elu_backward.default", _elu_backward, steps=(5,), flops=_TRANSCENDENTAL)
+_row("aten.hardtanh_backward.default", "tl.where(({1} <= {2}) | ({1} >= {3}), 0, {0})", lifts=(2, 3), steps=(1,), flops=3)
+_row("aten.hardsigmoid_backward.default", "tl.where(({1} > -3) & ({1} < 3), {0} * 0.16666666666666666, 0.0)", steps=(1,),
+     flops=3)
 _row("aten.hardswish_backward.default",
-     "tl.where({1} <= -3, 0.0, tl.where({1} < 3, {0} * ({1} * 0.3333333333333333 + 0.5), {0}))", flops=5)
+     "tl.where({1} <= -3, 0.0, tl.where({1} < 3, {0} * ({1} * 0.3333333333333333 + 0.5), {0}))", steps=(1,), flops=5)
 _row("aten.softplus_backward.default", _softplus_backward, flops=2 * _TRANSCENDENTAL)
 _row("aten.mish_backward.default", "{0} * lm.mish_slope({1})", flops=3 * _TRANSCENDENTAL)
 _row("aten.hardshrink_backward.default aten.softshrink_backward.default",
-     "tl.where(({1} >= -{2}) & ({1} <= {2}), 0, {0})", lifts=(2,), flops=3)
+     "tl.where(({1} >= -{2}) & ({1} <= {2}), 0, {0})", lifts=(2,), steps=(1,), flops=3)
 _row("aten.logit_backward.default",
-     lambda context, grad, value, eps=None: _logit_backward(context, grad, value, eps), flops=4)
+     lambda context, grad, value, eps=None: _logit_backward(context, grad, value, eps), steps=(1,), flops=4)
 
 
 def _logit_backward(context: Context, grad: str, value: str, eps: float | None) -> str:
@@ -505,9 +508,15 @@ def _accepts_dtype(call: Call) -> str:
     return ""
 
 
+def _accepts_copy(call: Call) -> str:
+    elsewhere = [name for name in ("layout", "device", "pin_memory", "memory_format") if call.args.get(name) is not None]
+    return f"a copy with a {elsewhere[0]} of its own" if elsewhere else _accepts_dtype(call)
+
+
 _row("prims.convert_element_type.default", _convert, cast=Cast.NONE, accepts=_accepts_dtype)
+_row("aten._to_copy.default", _convert, cast=Cast.NONE, rounds=True, accepts=_accepts_copy)
 _row("aten.clone.default aten.lift_fresh_copy.default aten.lift_fresh.default aten.detach_copy.default "
      "aten.alias_copy.default prims.clone.default prims.view_of.default aten.contiguous.default", "{0}")
-_row("aten.copy.default aten.copy_.default prims.copy_to.default", "{1}")
+_row("aten.copy.default aten.copy_.default prims.copy_to.default", "{1}", rounds=True)
 _row("aten.fill.Scalar aten.fill.Tensor", lambda context, value, other: scalar(other, context.dtype))
 _eager("prims.device_put.default", "moves between devices")

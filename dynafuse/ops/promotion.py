@@ -5,12 +5,13 @@ Worked example: ``lt(int64[4], 2.5)`` promotes its operands to float32 and retur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from dynafuse.ops.literals import opmath, rounded
 from dynafuse.ops.table import Call, Cast, Row
 
 Operand: TypeAlias = "tuple[torch.dtype, bool] | type"
@@ -25,6 +26,18 @@ def compute_dtype(row: Row, call: Call, operands: Sequence[Operand]) -> torch.dt
     if row.cast is Cast.NONE:
         return None
     return call.dtype if row.cast is Cast.OUTPUT else promoted(tuple(operands))
+
+
+def comparand(row: Row, value: Any, dtype: torch.dtype | None) -> Any:
+    """An argument that is no tensor: a number that is compared is rounded to the operands' dtype first, as in eager."""
+    narrow = row.cast is Cast.PROMOTED and dtype is not None and opmath(dtype) is not dtype
+    return rounded(value, dtype) if narrow and dtype is not None and isinstance(value, (bool, int, float)) else value
+
+
+def comparands(row: Row, args: Mapping[str, Any], operands: Collection[torch.dtype]) -> dict[str, Any]:
+    """A call's arguments with :func:`comparand` for its numbers; ``operands`` are the dtypes of its tensors."""
+    dtype = next(iter(operands)) if len(set(operands)) == 1 else None
+    return {name: comparand(row, value, dtype) for name, value in args.items()}
 
 
 @cache

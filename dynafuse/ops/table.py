@@ -149,6 +149,8 @@ class Row:
     raw: tuple[int, ...] = ()  # pointwise: argument positions that are not cast (the condition of where)
     lifts: tuple[int, ...] = ()  # pointwise, random: argument positions where a number does not change code (see numbers.py)
     inverts: tuple[int, ...] = ()  # pointwise: those where its reciprocal does not
+    steps: tuple[int, ...] = ()  # pointwise: operands where it steps from one float to another: they are rounded first
+    rounds: bool = False  # pointwise: whether it casts what the user casts: its operand and its result are rounded
     lower: Lower | None = None  # view, index, gather, creation, random: the value at an index
     reduction: str | None = None  # reduction: the name of its recurrence in lowering/triton/reductions.py
     aligned: tuple[str, ...] = ()  # index, gather: arguments that are read at the output's own (broadcast) index

@@ -22,6 +22,8 @@ WHOLE = {
     aten.max_pool2d_with_indices: "its kernel reads each window once; its backward pairs with it",
     aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
     aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",
+    aten.frac: "what it rounds it also subtracts from: both as they are in 16 bits",
+    aten.sgn: "of 16 bits it looks at what is rounded to them",
     aten.soft_margin_loss_backward: "the decomposition subtracts nearly equal numbers",
     aten.max_pool2d_with_indices_backward: "pairs with the forward's int64 indices",
 }

@@ -18,6 +18,7 @@ from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
+from dynafuse.partition.casts import keep_written_casts
 from dynafuse.partition.cut import Sides
 from dynafuse.partition.duplicates import merge_duplicates
 from dynafuse.partition.force import NOTHING, Forcing
@@ -31,6 +32,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
     """The forward and the backward graph of a joint graph. ``cut`` says what the backward keeps, if not torch's min-cut."""
     if not fallback_random:
         replace_random(joint, forcing)
+    keep_written_casts(joint)  # before equal casts are merged
     kwargs["compiler"] = "inductor"
     joint.graph.eliminate_dead_code()
     merge_duplicates(joint.graph)

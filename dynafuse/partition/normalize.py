@@ -1,7 +1,8 @@
 """Clean-ups of an ATen graph before it is partitioned; each leaves a graph that computes the same.
 
-In order: outputs of multi-output ops become ops of their own (``var_mean(x)[1]`` is ``mean(x)``), batches of one matrix
-product become that product, ops that do nothing go, equal calls are merged, dead code goes.
+In order: casts that the user wrote become an op of their own, outputs of multi-output ops too (``var_mean(x)[1]`` is
+``mean(x)``), batches of one matrix product become that product, ops that do nothing go, equal calls are merged, dead code
+goes.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dynafuse.partition.casts import keep_written_casts
 from dynafuse.partition.duplicates import merge_duplicates
 
 aten = torch.ops.aten
@@ -32,6 +34,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     ``merge_equal=False`` leaves out the merging of equal calls: for forward and backward it was done in their joint graph.
     The module's own Python code is left stale: nothing calls it.
     """
+    keep_written_casts(module)
     dissolve_multiple_outputs(module)
     unbatch(module)
     remove_noops(module)

@@ -30,7 +30,7 @@ ALONG = {  # the index, what it indexes
 }
 BY_LIST = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor", "aten._unsafe_masked_index.default"})
 KEPT_BY_CAST = frozenset({torch.int16, torch.int32, torch.int64})
-CAST = "prims.convert_element_type.default"
+CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default"})
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _direct(spec: Spec, ref: Ref) -> bool:
         op = spec.ops[ref.position]
         row = lookup(overload(op.target))
         moved = row is not None and row.kind is Kind.VIEW
-        if not (moved or (op.target == CAST and op.dtype in KEPT_BY_CAST)):
+        if not (moved or (op.target in CASTS and op.dtype in KEPT_BY_CAST)):
             return False
         operand = op.args[0][1]
         if not isinstance(operand, Ref) or _narrows(spec, operand, op.dtype):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
 from dynafuse.cache.key import Bound, canonical, family
 from dynafuse.config import resolve
@@ -100,7 +101,8 @@ def traced(case: Case) -> GraphModule:
     """The ATen graph of a case."""
     made = [torch.empty(shape, dtype=dtype) for shape, dtype in case.arguments]
     mode = "symbolic" if case.dynamic else "fake"
-    return make_fx(case.function, decomposition_table=decompositions(), tracing_mode=mode)(*made)
+    with preserve_node_meta():  # which casts are those of decompositions
+        return make_fx(case.function, decomposition_table=decompositions(), tracing_mode=mode)(*made)
 
 
 def bounds(name: str, classes: bool = False) -> list[Bound]:

@@ -15,6 +15,7 @@ from representative import bounds
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
 from dynafuse.errors import LoweringError
 from dynafuse.ir import Layout, OpSpec, Ref, Spec, Store
@@ -41,7 +42,8 @@ def made(*specs: Any) -> list[torch.Tensor]:
 
 def delegated(function: Function, inputs: Sequence[torch.Tensor], dynamic: bool = False) -> Delegated:
     mode = "symbolic" if dynamic else "fake"
-    module = make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)(*inputs)
+    with preserve_node_meta():  # which casts are those of decompositions
+        module = make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)(*inputs)
     output = module.graph.output_node().args[0]
     if not isinstance(output, (tuple, list)):
         module.graph.output_node().args = ((output,),)

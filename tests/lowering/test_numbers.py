@@ -15,7 +15,7 @@ from dynafuse.build import STORE
 from dynafuse.cache.key import Bound
 from dynafuse.lowering.triton.compiler import load
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.ops import Row
+from dynafuse.ops import Cast, Row
 from dynafuse.runtime.launch import Kernel
 from dynafuse.tuning.runners import runner
 
@@ -29,12 +29,19 @@ def run(spec: Any, made: Bound, tensors: list[torch.Tensor]) -> torch.Tensor:
     return found
 
 
+def number_of(row: Row, dtype: torch.dtype) -> float:
+    """What a kernel is handed: the number, its reciprocal, or what is compared with values of a dtype in that dtype."""
+    if row.inverts:
+        return 1 / NUMBER
+    return float(torch.tensor(NUMBER, dtype=dtype)) if row.cast is Cast.PROMOTED and dtype is torch.bfloat16 else NUMBER
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.target))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_same_bits(row: Row, dtype: torch.dtype) -> None:
     for given in calls(row):
         made, tensors = bound(row, given, dtype)
-        assert made.numbers == (1 / NUMBER if row.inverts else NUMBER,)
+        assert made.numbers == (number_of(row, dtype),)
         assert "k0" in lower(made.code).source
         with_argument, with_literal = (run(spec, made, tensors) for spec in (made.code, made.spec))
         assert torch.equal(with_argument.nan_to_num(7), with_literal.nan_to_num(7)), given

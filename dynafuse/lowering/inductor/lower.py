@@ -20,11 +20,12 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Layout, OpSpec, Ref, Size, Spec, among
+from dynafuse.ir import Layout, OpSpec, Ref, Size, Spec, among, references
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.nvfuser.layout import in_memory
+from dynafuse.lowering.rounding import Rounding
 from dynafuse.ops import Kind, Row, inductor_rows
-from dynafuse.ops.overloads import overload
+from dynafuse.ops.promotion import comparands
 from dynafuse.ops.torch_calls import torch_call
 
 Sizes = Mapping[str, Any]
@@ -60,8 +61,10 @@ class Program:
         """The tensors that are stored; inputs that are overwritten are so at the end, when all has been read."""
         known = dict(zip(self.symbols, sizes, strict=True))
         values: list[torch.Tensor] = []
-        for op in self.spec.ops:
-            values.append(_checked(op, _call(op, inputs, values, known, device), known))
+        rounding = Rounding(self.spec)
+        for position, op in enumerate(self.spec.ops):
+            made = _checked(op, _call(position, rounding, inputs, values, known, device), known)
+            values.append(_rounded(made, made.dtype) if rounding.result(position) else made)
         for store in self.spec.stores:
             if store.into is not None:
                 inputs[store.into].copy_(values[store.op])
@@ -110,8 +113,10 @@ def size_at(size: Size, known: Sizes) -> Any:
     return sympy_interp(PythonReferenceAnalysis, {s: known[str(s)] for s in size.free_symbols}, size)
 
 
-def _call(op: OpSpec, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor], known: Sizes,
+def _call(position: int, rounding: Rounding, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor], known: Sizes,
           device: torch.device) -> torch.Tensor:
+    row, call = rounding.calls[position]
+
     def argument(value: Any) -> Any:
         if isinstance(value, Ref):
             return (inputs if value.kind == "in" else values)[value.position]
@@ -119,9 +124,19 @@ def _call(op: OpSpec, inputs: Sequence[torch.Tensor], values: Sequence[torch.Ten
             return list(map(argument, value))
         return size_at(value, known) if isinstance(value, sympy.Expr) else value
 
-    target = overload(op.target)
-    assert target is not None, op.target
-    return torch_call(target, {name: argument(value) for name, value in op.args}, device)
+    def taken(at: int, value: Any) -> Any:
+        narrow = rounding.operand(position, at, value) if isinstance(value, Ref) else None
+        return argument(value) if narrow is None else _rounded(argument(value), narrow)
+
+    operands = [rounding.dtype(ref) for ref in references(tuple(call.args.values()))]
+    args = comparands(row, call.args, operands)
+    return torch_call(call.target, {name: taken(at, args[name]) for at, name in enumerate(args)}, device)
+
+
+def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A value as a dtype has it: Inductor, too, holds 16-bit floats in 32 bits, but not where it looks at their bits."""
+    bits = value.to(dtype).view(torch.int16)
+    return (bits | bits).view(dtype).to(value.dtype)
 
 
 def _checked(op: OpSpec, made: torch.Tensor, known: Sizes) -> torch.Tensor:

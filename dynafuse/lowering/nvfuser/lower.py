@@ -4,7 +4,7 @@
     refusal(spec) -> str              why it cannot, or ""
     replay.define(recipe)             the FusionDefinition of a recipe
 
-16-bit floats are computed in float32 and rounded at stores; with ``round_like_eager`` wherever eager would round. What is
+16-bit floats are computed in float32 and rounded where ``lowering/rounding.py`` says, and at stores. What is
 only moved stays as narrow as it is in memory.
 
 Worked example: the recipe of ``relu(x) + 1`` is shown in ``recipe.py``.
@@ -25,11 +25,12 @@ from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.nvfuser.layout import is_dense, stride_order
 from dynafuse.lowering.nvfuser.recipe import Output, Recipe
 from dynafuse.lowering.nvfuser.recorder import Recorder
+from dynafuse.lowering.rounding import Rounding
 from dynafuse.ops import Call, Context, Kind, Row, nvfuser_rows
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.nvfuser_math import evaluate
 from dynafuse.ops.nvfuser_parts import Part
-from dynafuse.ops.promotion import Operand, compute_dtype
+from dynafuse.ops.promotion import Operand, comparand, compute_dtype
 
 
 def lower(spec: Spec) -> Recipe:
@@ -88,25 +89,32 @@ class _Lowering:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.recorder = Recorder(spec.inputs, spec.symbols)
-        self.round_like_eager = bool(dict(spec.options).get("round_like_eager"))
+        self.rounding = Rounding(spec, bool(dict(spec.options).get("round_like_eager")))
 
     def recipe(self) -> Recipe:
         for position, op in enumerate(self.spec.ops):
-            row, call = row_and_call(op)
             self.recorder.origin = op.target
-            self.recorder.values[Ref("op", position)] = self._settled(row, call)
+            self.recorder.values[Ref("op", position)] = self._settled(position, *self.rounding.calls[position])
         return self.recorder.recipe(list(self._outputs()))
 
-    def _settled(self, row: Row, call: Call) -> Part:
+    def _settled(self, position: int, row: Row, call: Call) -> Part:
         """An op's part: in the op's dtype or its opmath type, in the op's sizes."""
-        if row.nvfuser is not None:
-            part: Part = row.nvfuser.build(self.recorder, call)
-        else:
-            part = self._pointwise(row, call)
+        wide = self._round_operands(position, call)
+        part: Part = self._pointwise(row, call) if row.nvfuser is None else row.nvfuser.build(self.recorder, call)
+        self.recorder.values.update(wide)
         assert part.dtype in (call.dtype, opmath(call.dtype)), (str(call.target), part.dtype, call.dtype)
         part = self.recorder.expanded(part, call.shape)
-        rounds = self.round_like_eager and row.kind is not Kind.VIEW
-        return self.recorder.cast(part, call.dtype) if rounds else part
+        return self.recorder.cast(part, call.dtype) if self.rounding.result(position) else part
+
+    def _round_operands(self, position: int, call: Call) -> dict[Ref, Part]:
+        """Put rounded parts in the places of operands that the op takes so; returns what was there."""
+        wide: dict[Ref, Part] = {}
+        for i, arg in enumerate(call.args.values()):
+            narrow = self.rounding.operand(position, i, arg) if isinstance(arg, Ref) else None
+            if narrow is not None:
+                wide[arg] = self.recorder.operand(arg)
+                self.recorder.values[arg] = self.recorder.cast(self.recorder.cast(wide[arg], narrow), wide[arg].dtype)
+        return wide
 
     def _pointwise(self, row: Row, call: Call) -> Part:
         """The row's expression, over operands that are cast as the row says."""
@@ -122,7 +130,8 @@ class _Lowering:
                 names[f"x{i}"] = f.full((), arg, opmath(dtype or call.dtype))
         before = tuple(_tensor(self.spec, arg).dtype for arg in args if isinstance(arg, Ref))
         context = Context(opmath(dtype or call.dtype), call.dtype, before)
-        operands = [f"x{i}" if isinstance(arg, Ref) or _is_size(arg) else arg for i, arg in enumerate(args)]
+        operands = [f"x{i}" if isinstance(arg, Ref) or _is_size(arg) else comparand(row, arg, dtype)
+                    for i, arg in enumerate(args)]
         made = evaluate(f, nvfuser_rows.expression(row, context, operands), names)
         wide = opmath(call.dtype)
         return f.cast(made, wide) if isinstance(made, Part) else f.full(call.shape, made, wide)

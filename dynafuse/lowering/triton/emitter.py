@@ -18,7 +18,7 @@ import torch
 
 from dynafuse.errors import LoweringError
 from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec
-from dynafuse.lowering.calls import row_and_call
+from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton.choices import Choices
 from dynafuse.lowering.triton.guards import guarded_inputs
 from dynafuse.lowering.triton.promotion import compute_dtype
@@ -27,6 +27,7 @@ from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
 from dynafuse.ops.literals import Number, Scalar, conversion, literal, number, opmath, triton_type
+from dynafuse.ops.promotion import comparand
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Emitter(Choices):
     def __init__(self, spec: Spec, tile_of: Sequence[str], loop: str | None = None, round_like_eager: bool = False):
         super().__init__(loop)
         self.spec = spec
-        self.round_like_eager = round_like_eager
+        self.rounding = Rounding(spec, round_like_eager)
+        self.narrow: dict[tuple[str, torch.dtype], str] = {}  # what rounded values were before they were widened again
         self.axes = [symbol(f"i{k}", axis.size) for k, axis in enumerate(spec.axes)]
         self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
         self.accesses: list[Access] = []
@@ -59,7 +61,7 @@ class Emitter(Choices):
         self.on_reduction: Callable[[int], Value] | None = None
         self.single = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: one point
         self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
-        self.calls = list(map(row_and_call, spec.ops))
+        self.calls = self.rounding.calls
         self.guards = guarded_inputs(spec)
         self.position: int | None = None  # the op that is being lowered
         self.checks = bool(dict(spec.options).get("check_indices", True))
@@ -184,19 +186,31 @@ class Emitter(Choices):
     def _lowered(self, position: int, index: Index) -> Value:
         row, call = self.calls[position]
         if row.kind is Kind.POINTWISE:
-            return self._round(self._pointwise(position, row, call, index))
+            return self._result(position, self._pointwise(position, row, call, index))
         if row.kind is Kind.REDUCTION:
-            return self._reduction(position, call, index)
+            return self._reduction(position, index)
         assert row.lower is not None, row
         self.numbers |= {arg.name for arg in call.args.values() if isinstance(arg, Number)}
         made = row.lower(self, call, index)
-        return made if row.kind is Kind.VIEW else self._round(Value(made.name, call.dtype, made.tiles))
+        return made if row.kind is Kind.VIEW else self._result(position, Value(made.name, call.dtype, made.tiles))
 
-    def _round(self, value: Value) -> Value:
-        if not self.round_like_eager or opmath(value.dtype) is value.dtype or not value.name.isidentifier():
+    def _result(self, position: int, value: Value) -> Value:
+        return self._rounded(value, value.dtype) if self.rounding.result(position) else value
+
+    def element(self, op: int, index: Index, dtype: torch.dtype) -> Value:
+        """What a reduction takes in of its operand, in a dtype."""
+        arg = next(iter(self.calls[op][1].args.values()))
+        value = self._rounded(self.operand(arg, index), self.rounding.operand(op, 0, arg))
+        return self.cast(value, dtype)
+
+    def _rounded(self, value: Value, dtype: torch.dtype | None) -> Value:
+        """A value as a dtype has it, if one is given; a literal is rounded already."""
+        if dtype is None or is_literal(value):
             return value
-        narrow = triton_type(value.dtype)
-        return self.define(f"{value}.to({narrow}).to(tl.float32)", value.dtype, value.tiles)
+        narrow = f"{value}.to({triton_type(dtype)})"
+        made = self.define(f"{narrow}.to({triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
+        self.narrow[made.name, dtype] = narrow
+        return made
 
     def _pointwise(self, position: int, row: Row, call: Call, index: Index) -> Value:
         dtype = compute_dtype(row, call, self)
@@ -205,7 +219,7 @@ class Emitter(Choices):
         for i, arg in enumerate(call.args.values()):
             if isinstance(arg, Ref):
                 target = None if i in row.raw else dtype
-                value = self.broadcast(arg, index, target) if row.uses(i) else None
+                value = self.broadcast(arg, index, target, self.rounding.operand(position, i, arg)) if row.uses(i) else None
                 tiles |= value.tiles if value else frozenset()
                 operands.append(wrap(value.name) if value else "None")
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
@@ -214,7 +228,7 @@ class Emitter(Choices):
                 operands.append(value.name)
             else:
                 self.numbers |= {arg.name} if isinstance(arg, Number) else set()
-                operands.append(arg)
+                operands.append(comparand(row, arg, dtype))
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
         text = _format(row, context, operands)
@@ -224,27 +238,27 @@ class Emitter(Choices):
             return made
         return self.define(f"tl.where({self._counted(guard)}, {made}, {operands[0]})", call.dtype, tiles)
 
-    def broadcast(self, arg: Ref, index: Index, dtype: torch.dtype | None) -> Value:
-        """The value of an operand at an index of a shape that it broadcasts to."""
+    def broadcast(self, arg: Ref, index: Index, dtype: torch.dtype | None, narrow: torch.dtype | None = None) -> Value:
+        """The value of an operand, rounded to ``narrow``, at an index of a shape that it broadcasts to."""
         shape = self.shape(arg)
         kept = index[len(index) - len(shape):]
         at = tuple(sympy.S.Zero if size == 1 else i for i, size in zip(kept, shape, strict=True))
-        value = self.operand(arg, at)
+        value = self._rounded(self.operand(arg, at), narrow)
         return self.held(value if dtype is None else self.cast(value, dtype))
 
-    def _reduction(self, position: int, call: Call, index: Index) -> Value:
+    def _reduction(self, position: int, index: Index) -> Value:
         if position in self.reduced:
             return self.reduced[position]
         if any(op == position for op, _ in self.spec.reductions):
             if self.on_reduction is None:
-                raise LoweringError(str(call.target), "its result is needed before it is complete")
+                raise LoweringError(self.spec.ops[position].target, "its result is needed before it is complete")
             outer, self.masks = self.masks, ()  # it takes in its whole row, whatever of its result is wanted
             made = self.on_reduction(position)
             self.masks = outer
             return made
         from dynafuse.lowering.triton.unrolled import unrolled
 
-        return unrolled(self, call, index)
+        return unrolled(self, position, index)
 
     # ------------------------------------------------------------------ memory
 
@@ -298,7 +312,9 @@ class Emitter(Choices):
         converted = self.cast(value, dtype)
         if is_literal(converted):
             return self.held(converted).name if dtype is torch.float64 else converted.name
-        return converted.name if opmath(dtype) is dtype else f"{converted}.to({triton_type(dtype)})"
+        if opmath(dtype) is dtype:
+            return converted.name
+        return self.narrow.get((converted.name, dtype)) or f"{converted}.to({triton_type(dtype)})"
 
 
 def _format(row: Row, context: Context, operands: list[Any]) -> str:

@@ -52,7 +52,7 @@ def lowered(spec: Spec, tiles: Tiles, round_like_eager: bool) -> Lowered:
 
 def _name(spec: Spec, tiles: Tiles) -> str:
     """A kernel's name: its class and its telling ops."""
-    quiet = {"view", "permute", "expand", "convert_element_type", "unsqueeze", "squeeze", "_unsafe_view", "full"}
+    quiet = {"view", "permute", "expand", "convert_element_type", "_to_copy", "unsqueeze", "squeeze", "_unsafe_view", "full"}
     ops = [op.target.split(".")[1] for op in spec.ops]
     told = list(dict.fromkeys(op for op in ops if op not in quiet)) or ops
     return f"dynafuse_{tiles.kernel_class}_{'_'.join(told)}"[:60].rstrip("_")

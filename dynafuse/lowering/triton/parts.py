@@ -182,7 +182,7 @@ def element(parts: Parts, emit: Emitter, op: int, rule: Recurrence) -> tuple[Val
     dims = dict(parts.spec.reductions)[op]
     index = emit.index(dims)
     operand = next(iter(emit.calls[op][1].args.values()))
-    value = emit.cast(emit.operand(operand, index), rule.element)
+    value = emit.element(op, index, rule.element)
     if not rule.indexed:
         return value, None
     call = emit.calls[op][1]

@@ -7,7 +7,7 @@ and the same definition asked for again is the same variable; what does not vary
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -91,11 +91,11 @@ class Scopes:
         return f"{prefix}{self._count - 1}"
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
-        """A variable for an expression; the same expression in the same scope is computed once."""
+        """A variable for an expression; the same one in the same scope is computed once, whatever 16-bit float it is."""
         key = (text, exprs)
         for scope in self.visible():
             if key in scope.known:
-                return scope.known[key]
+                return replace(scope.known[key], dtype=dtype)
         scope, value = self.scope(tiles), Value(self.name(), dtype, tiles)
         scope.lines.append(Line(f"{value.name} = {text}", exprs, comment))
         scope.known[key] = value

@@ -10,7 +10,8 @@ import itertools
 import sympy
 import torch
 
-from dynafuse.ops import Builder, Call, Index, Value, lookup
+from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.ops import Index, Value, lookup
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.reductions import keepdim, reduced_dims
 
@@ -20,23 +21,24 @@ STEPS = {
 }
 
 
-def unrolled(builder: Builder, call: Call, index: Index) -> Value:
+def unrolled(emitter: Emitter, op: int, index: Index) -> Value:
     """The value of a short reduction at ``index``."""
+    call = emitter.calls[op][1]
     row = lookup(call.target)
     assert row is not None and row.reduction is not None
     operand = next(iter(call.args.values()))
-    shape = builder.shape(operand)
+    shape = emitter.shape(operand)
     reduced = reduced_dims(call.target, call.args, len(shape))
     dtype = torch.bool if row.reduction in ("any", "all") else opmath(call.dtype)
     total: Value | None = None
     for point in itertools.product(*(range(int(shape[d])) for d in reduced)):
         at = _at(index, len(shape), dict(zip(reduced, point, strict=True)), keepdim(call.target, call.args))
-        value = builder.cast(builder.operand(operand, at), dtype)
-        total = value if total is None else builder.expression(STEPS[row.reduction], dtype, total, value)
+        value = emitter.element(op, at, dtype)
+        total = value if total is None else emitter.expression(STEPS[row.reduction], dtype, total, value)
     assert total is not None, "an empty reduction"
     if row.reduction == "mean":
         elements = sympy.prod([shape[d] for d in reduced])
-        total = builder.expression(f"{{0}} / {float(elements)}", dtype, total)
+        total = emitter.expression(f"{{0}} / {float(elements)}", dtype, total)
     return Value(total.name, call.dtype, total.tiles)
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from planned import Planned, recorded
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
 from dynafuse.errors import LoweringError
 from dynafuse.lowering.nvfuser.lower import lower
@@ -90,7 +91,8 @@ def made(*specs: Any) -> list[torch.Tensor]:
 
 
 def traced(function: Function, inputs: Sequence[torch.Tensor], dynamic: bool = False) -> torch.fx.GraphModule:
-    return make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic" if dynamic else "fake")(*inputs)
+    with preserve_node_meta():  # which casts are those of decompositions
+        return make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic" if dynamic else "fake")(*inputs)
 
 
 def tuple_of(value: Any) -> tuple[torch.Tensor, ...]:
