@@ -157,7 +157,8 @@ def launch(options: argparse.Namespace, way: str, name: str) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {options.limit} s"}
     if done.returncode or not out.exists():
-        return {"error": "\n".join((done.stderr or done.stdout).strip().splitlines()[-40:])}
+        ranks = done.stderr.partition("torch/distributed/elastic")[0] or done.stdout  # behind it, torchrun's own trace
+        return {"error": "\n".join(ranks.strip().splitlines()[-40:])}
     metrics: dict[str, Any] = json.loads(out.read_text())
     out.unlink()
     return metrics
