@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python native.py goldens|classes|llama|numbers|folds|doubles|indices`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python native.py goldens|classes|llama|numbers|folds|doubles|indices|integers`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -22,6 +22,7 @@ import representative
 import torch
 import torch.nn.functional as F
 import triton
+from cases_of_integers import ARITHMETIC, CALLS, CHAINS, COMPUTED, INDEXING, PIECES, X
 from samples import Sample, samples
 from test_rows import ROWS, eager, tensors, write
 from torch.fx import Node
@@ -118,6 +119,20 @@ def llama() -> Iterator[Bound]:
         yield from graph.bounds.values()
 
 
+def integers() -> Iterator[Bound]:
+    """What computes with integers of any sign and with sizes, planned for an H200."""
+    functions = [(function, (X, n)) for function in (ARITHMETIC | INDEXING).values() for n in (4, -3)]
+    functions += [(function, CALLS[0]) for function in PIECES.values()]
+    functions += [(function, (X,)) for function in (COMPUTED | CHAINS).values()]
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for function, inputs in functions:
+            torch._dynamo.reset()
+            torch.compile(function, backend=backend.dynafuse, dynamic=True, options={"device": "h200", "executors": "triton"})(*inputs)
+    for graph in found:
+        yield from graph.bounds.values()
+
+
 def resources(kernel: Any) -> dict[str, int]:
     """What ptxas says of a compiled kernel's PTX."""
     arch = f"sm_{CAPABILITY}a"
@@ -148,5 +163,5 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
 
 if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
-              "doubles": doubles, "indices": indices}
+              "doubles": doubles, "indices": indices, "integers": integers}
     print(json.dumps(compiled(groups[sys.argv[1]]())))

@@ -31,6 +31,9 @@ from dynafuse.ops.torch_calls import torch_call
 Sizes = Mapping[str, Any]
 """The values of size symbols: ints, or torch's symbolic ones while a program is traced."""
 
+VALUES = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.CREATION, Kind.RANDOM})
+"""Kinds of ops whose numbers make values, not places."""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -97,7 +100,7 @@ def refusal(spec: Spec) -> str:
 
 def _refused_position(row: Row, op: OpSpec) -> str:
     """Inductor takes what is added to an index for positive: it drops multiples of a divisor and divides as C does."""
-    placed = () if row.kind in (Kind.POINTWISE, Kind.REDUCTION, Kind.CREATION) else tuple(value for _, value in op.args)
+    placed = () if row.kind in VALUES else tuple(value for _, value in op.args)
     for size in among((op.shape, placed), sympy.Expr):
         if not all(symbol.is_nonnegative for symbol in size.free_symbols):
             return f"Inductor indexes wrongly by {size}, which may be negative"

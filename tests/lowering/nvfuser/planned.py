@@ -23,6 +23,7 @@ from dynafuse.cache.key import Bound
 from dynafuse.lowering.nvfuser.lower import lower, refusal
 from dynafuse.lowering.nvfuser.recipe import Recipe, decode, encode
 from dynafuse.lowering.nvfuser.replay import Recording, replay
+from dynafuse.ops.symbols import symbol_of
 
 HAS_NVFUSER = importlib.util.find_spec("nvfuser_direct") is not None
 
@@ -46,16 +47,12 @@ class Planned(ByRegions):
         """Play a region's recipe over torch; its outputs have the strides that the stores promise."""
         made = torch_recorder.run(self.recipes[bound.region.name], inputs, symbols)
         for node, value, store in zip(bound.outputs, made, bound.spec.stores, strict=True):
-            wanted = [int(s.xreplace(dict(zip(map(_symbol, bound.spec.symbols), symbols, strict=True)))
+            wanted = [int(s.xreplace(dict(zip(map(symbol_of, bound.spec.symbols), symbols, strict=True)))
                           if isinstance(s, sympy.Expr) else s) for s in store.layout.stride]
             for size, have, want in zip(value.shape, value.stride(), wanted, strict=True):
                 assert size < 2 or have == want, f"{node}: strides {value.stride()}, promised {wanted}"
             assert value.dtype is store.layout.dtype
         return made
-
-
-def _symbol(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, positive=True)
 
 
 def kept(recipe: Recipe) -> Recipe:
