@@ -51,11 +51,17 @@ class Integers:
         self.environment = environment
         self.symbols: dict[sympy.Expr, sympy.Symbol] = {}  # what kernels are handed, with what they call it
         self._written: dict[sympy.Expr, sympy.Expr] = {}  # parts of sizes, over those symbols
+        self._sizes: dict[sympy.Expr, sympy.Expr] = {}  # whole sizes, over those symbols
 
     def named(self, size: Size) -> Size:
         """A size over the symbols of the spec."""
         if not isinstance(size, sympy.Expr):
             return size
+        if size not in self._sizes:
+            self._sizes[size] = self._named(size)
+        return self._sizes[size]
+
+    def _named(self, size: sympy.Expr) -> sympy.Expr:
         for one in sorted(set(self._arguments(size)), key=str):
             if one not in self._written:
                 value, sign = _signed(one, self.environment)
