@@ -15,10 +15,9 @@ import functools
 import gc
 import logging
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -37,7 +36,7 @@ from dynafuse.catchable import catchable
 from dynafuse.choice import how_to_enable, tell, tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
-from dynafuse.errors import DynafuseWarning
+from dynafuse.fallback import Guard
 from dynafuse.forks import Lock
 from dynafuse.ir import Plan
 from dynafuse.layers import take_apart
@@ -51,16 +50,19 @@ from dynafuse.partition.cut import Sides, kept
 from dynafuse.partition.decompositions import decompositions
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.force import Forcing, index_lines
-from dynafuse.partition.joint import replace_random, split_joint
+from dynafuse.partition.joint import NotSplit, replace_random, split_joint
 from dynafuse.partition.layout import optimize_layout
 from dynafuse.partition.normalize import normalize
 from dynafuse.partition.pregrad import rewrite
 from dynafuse.partition.regions import partition
 from dynafuse.persist import TRAFFIC
+from dynafuse.repro import guard_of
 from dynafuse.runtime import capture as cuda_graphs
 from dynafuse.runtime.capture import capture
+from dynafuse.runtime.eager import eager
 from dynafuse.runtime.subclasses import without_subclasses
 from dynafuse.runtime.wrapper import Step, write
+from dynafuse.snapshot import Snapshot
 from dynafuse.standin import stand_in
 from dynafuse.tuning import VERDICTS
 
@@ -118,16 +120,36 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     Whatever subclass of ``DynafuseError`` it raises can be caught as such around the call of the compiled function.
     """
     config = resolve(mode, options)
-    if not _plan_only and torch.cuda.is_available():
-        pool.warm(config.workers)
-    _, enabled, _ = executors_for(example_inputs, config)
+    before = Snapshot.of(gm)
+    guard = guard_of(config, before.restored, differentiable=True)
+    guard.stage("worker processes", lambda: start_workers(config), nothing)
+    enabled = guard.stage("choice of executors", lambda: executors_for(example_inputs, config)[1], nothing)
+    if enabled is None:
+        return without_subclasses(before.restored().forward, example_inputs)
     if "triton" not in enabled:
         config = replace(config, fallback_random=True)  # only Triton draws random numbers from a seed
     forcing = Forcing.of(config.force, config.executors or ())
-    forcing.check(gm.graph, config.strict)
-    gm = rewrite(gm)
-    compiled = compile_layers(gm, example_inputs, config, forcing) or compile_joint(gm, example_inputs, config, forcing)
-    return without_subclasses(compiled, example_inputs)
+    guard.stage("force patterns", lambda: forcing.check(gm.graph, config.strict), nothing)
+    rewritten = guard.stage("rewrites of the Dynamo graph", lambda: rewrite(gm), before.restored)
+    return without_subclasses(compile_rewritten(rewritten, example_inputs, config, forcing, guard), example_inputs)
+
+
+def compile_rewritten(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,
+                      guard: Guard) -> Callable[..., Any]:
+    """A Dynamo graph after its rewrites: piece by piece, or as a whole."""
+    before = Snapshot.of(gm)
+
+    def apart() -> tuple[Callable[..., Any] | None, GraphModule]:
+        return compile_layers(gm, example_inputs, config, forcing), gm
+
+    pieces, whole = guard.stage("repeated layers", apart, lambda: (None, before.restored()))
+    return pieces or compile_joint(whole, example_inputs, config, forcing)
+
+
+def start_workers(config: Config) -> None:
+    """Start the processes that compile kernels, if there is a GPU to compile for."""
+    if not _plan_only and torch.cuda.is_available():
+        pool.warm(config.workers)
 
 
 def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Config,
@@ -137,15 +159,8 @@ def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     if config.reuse_layers == "never" or config.cudagraphs or context is None or context.fake_mode is None:
         return None
     device = None if config.reuse_layers == "always" else device_of(example_inputs, config)
-    try:
-        with dynamo_timed("dynafuse.take_apart"):
-            pieces = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED, device)
-    except Exception as error:
-        if config.strict:
-            raise
-        reason = f"a graph stays whole: looking for repeated layers failed: {type(error).__name__}: {error}"
-        warnings.warn(reason, DynafuseWarning, stacklevel=2)
-        return None
+    with dynamo_timed("dynafuse.take_apart"):
+        pieces = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED, device)
     if pieces is None:
         return None
     log.info("repeated layers: %s", pieces)
@@ -161,21 +176,31 @@ def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
 def compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,
                   calls: int = 1) -> Callable[..., Any]:
     """A Dynamo graph by way of AOTAutograd; ``calls`` is how often a step calls it."""
+    before = Snapshot.of(gm)
+    guard = guard_of(config, before.restored, differentiable=True)
+    # A new object per graph: it keeps state.
+    compile_aot = guard.stage("set-up of AOTAutograd", lambda: through_aot(config, forcing, guard, calls), nothing)
+    # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), suppress(NotSplit):
+        if compile_aot is not None:
+            compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
+            return compiled
+    return before.restored().forward
+
+
+def through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int) -> Callable[..., Any]:
+    """AOTAutograd with the pipeline behind it."""
     captured: dict[str, bool] = {}
 
     def compiler(kind: str) -> Callable[..., Any]:
         return functools.partial(compile_graph, kind, config, captured=captured, forcing=forcing, calls=calls)
 
     own_cut = functools.partial(cut, config, forcing) if config.rematerialize == "cost" else None
-    compile_aot: Any = aot_autograd(  # a new object per graph: it keeps state
+    split = functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing, cut=own_cut, guard=guard)
+    made: Callable[..., Any] = aot_autograd(
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-        partition_fn=functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing, cut=own_cut),
-        decompositions=decompositions(config.fallback_random), keep_inference_input_mutations=True,
-    )
-    # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
-    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
-        compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
-    return compiled
+        partition_fn=split, decompositions=decompositions(config.fallback_random), keep_inference_input_mutations=True)
+    return made
 
 
 def cut(config: Config, forcing: Forcing, joint: GraphModule, sides: Sides) -> list[Node]:
@@ -234,32 +259,51 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     Nobody waits here for kernels that worker processes compile: the function's first call does.
     """
     forcing = forcing or Forcing.of(config.force, config.executors or ())
+    before = Snapshot.of(module)
+    guard = guard_of(config, before.restored)
     if kind == "forward":
         keep_saved_tensors()
+    normal = guard.stage("normalization", lambda: normalized(kind, config, module, forcing), nothing)
+    if normal is None:
+        return eager(before.restored())
+    found = normal if captured is None else optimized_layout(kind, normal, example_inputs, guard)
+    graph = guard.stage("choice of executors", lambda: graph_of(kind, found, config, forcing, calls, guard), nothing)
+    if graph is None:
+        return eager(found)
+    call = graph.compiled_function()
+    if captured is None or not config.cudagraphs or _plan_only:
+        return call
+    return captured_call(call, graph, captured)
+
+
+def normalized(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> GraphModule:
+    """A graph after the passes that every graph goes through; what they are given is changed."""
     compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
         replace_random(module, forcing)
     with dynamo_timed("dynafuse.normalize"):
-        module = normalize(module, merge_equal=kind == "inference")
-        if captured is not None:
+        return normalize(module, merge_equal=kind == "inference")
+
+
+def optimized_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], guard: Guard) -> GraphModule:
+    """The graph with convolutions in the layout that pays."""
+    before = Snapshot.of(module)
+
+    def optimized() -> GraphModule:
+        with dynamo_timed("dynafuse.normalize"):
             optimize_layout(kind, module, example_inputs)
+        return module
+
+    return guard.stage("layout", optimized, before.restored)
+
+
+def graph_of(kind: str, module: GraphModule, config: Config, forcing: Forcing, calls: int, guard: Guard) -> Graph:
+    """A normalized graph with what decides about its plan."""
     device = device_of(values_of(module), config)
     tensors_on, enabled, unusable = executors_for(values_of(module), config)
     forcing = allowing(forcing, tensors_on, enabled, config)
-    graph = Graph(kind, module, config, forcing, device, fused_device(tensors_on, enabled), unusable,
-                  None if interpreting() else device.capability, calls, static_inputs(kind))
-    with dynamo_timed("dynafuse.plan"):
-        planned = graph.planned(Demoted())
-    if _plan_only:
-        report(graph.compiled(planned))
-        return interpreter(module)
-    with dynamo_timed("dynafuse.lower"):
-        requests = graph.requests(planned)
-    waits = any(not future.done() for future in requests.values()) and not any(map(has_failed, requests.values()))
-    finish = functools.partial(graph.finished, planned, requests)
-    call = deferred(finish, frozenset(requests.values()), graph.meanwhile(planned, requests)) if waits else finish()
-    return call if captured is None or not config.cudagraphs else capture(
-        call, module, kind, sorted(graph.static_inputs), captured)
+    return Graph(kind, module, config, forcing, device, fused_device(tensors_on, enabled), unusable,
+                 None if interpreting() else device.capability, calls, static_inputs(kind), guard)
 
 
 @dataclass(frozen=True)
@@ -286,7 +330,34 @@ class Graph:
     target: int | None
     calls: int
     static_inputs: frozenset[int]
+    guard: Guard
     process: int = field(default_factory=os.getpid)
+
+    def compiled_function(self) -> Callable[..., Any]:
+        """The function of the graph: kernels are asked for, and waited for at the first call."""
+        guard, instead = self.guard, self.eager
+        with dynamo_timed("dynafuse.plan"):
+            planned = guard.stage("planning", lambda: self.planned(Demoted()), nothing)
+        if planned is None or _plan_only:
+            if planned is not None:
+                self.report(planned)
+            return instead()
+        with dynamo_timed("dynafuse.lower"):
+            requests = guard.stage("requests for kernels", lambda: self.requests(planned), nothing)
+        if requests is None:
+            return instead()
+
+        def finish() -> Callable[..., Any]:
+            return guard.stage("first call", lambda: self.finished(planned, requests), instead)
+
+        if all(future.done() for future in requests.values()) or any(map(has_failed, requests.values())):
+            return finish()
+        meanwhile = guard.stage("stand-ins", lambda: self.meanwhile(planned, requests), nothing)
+        return deferred(finish, frozenset(requests.values()), meanwhile)
+
+    def eager(self) -> Callable[..., Any]:
+        """The graph node by node."""
+        return eager(self.module)
 
     def planned(self, demoted: Demoted) -> Planned:
         """Annotate, partition and bind until every region has an executor; then decide what is near or unsure."""
@@ -294,22 +365,32 @@ class Graph:
         while True:
             annotated = annotate(self.module, self.fused_device, demoted.to_eager, self.forcing)
             executors = Executors(annotated.facts, enabled, demoted.denied)
-            make = partition if _plan_only else functools.partial(persist.plan, config)
+            make = partition if _plan_only else functools.partial(persist.plan, config, self.guard)
             plan = make(annotated, self.device, executors, captured=config.cudagraphs, recompute=config.recompute,
                         max_ops=config.max_region_ops)
             plan, bounds = bind(plan, config, self.target)
             if not plan.unplaced:
                 break
             demoted = demoted.without_executor(plan.unplaced)
-        plan, bounds = near(plan, bounds, config, self.device)
-        if not _plan_only:
-            plan, bounds = tuned(plan, bounds, config, self.device, self.target)
-        return Planned(plan, bounds, demoted)
+        return self.decided(Planned(plan, bounds, demoted))
+
+    def decided(self, planned: Planned) -> Planned:
+        """A plan with what is near decided, and what is unsure measured."""
+        def nearby() -> Planned:
+            plan, bounds = near(planned.plan, planned.bounds, self.config, self.device)
+            return replace(planned, plan=plan, bounds=bounds)
+
+        def measured() -> Planned:
+            plan, bounds = tuned(found.plan, found.bounds, self.config, self.device, self.target)
+            return replace(found, plan=plan, bounds=bounds)
+
+        found = self.guard.stage("near matches", nearby, lambda: planned)
+        return found if _plan_only else self.guard.stage("measuring", measured, lambda: found)
 
     def requests(self, planned: Planned) -> dict[str, Future[Any]]:
         """The kernel of every region; what takes a compiler longest is asked for first."""
         largest_first = sorted(planned.bounds.items(), key=lambda item: -len(item[1].spec.ops))
-        return {name: request(bound, self.target, self.config) for name, bound in largest_first}
+        return {name: request(bound, self.target, self.config, self.guard) for name, bound in largest_first}
 
     @without_garbage_collection
     def finished(self, planned: Planned, requests: Mapping[str, Future[Any]]) -> Callable[..., Any]:
@@ -342,13 +423,22 @@ class Graph:
 
     def function(self, planned: Planned, kernels: Mapping[str, Any]) -> Callable[..., Any]:
         """The function of a plan with its kernels."""
-        report(self.compiled(planned))
+        self.report(planned)
+        return self.guard.stage("generated function", lambda: self.written(planned, kernels), self.eager)
+
+    def written(self, planned: Planned, kernels: Mapping[str, Any]) -> Callable[..., Any]:
+        """The generated function."""
         steps = {name: Step(b.region, kernels[name], b.arguments, b.outputs, (*b.symbols, *b.sizes), b.numbers, b.count,
                             index_lines(b.region.nodes)) for name, b in planned.bounds.items()}
         with dynamo_timed("dynafuse.write"):
             call = write(planned.plan, self.module, steps, self.static_inputs)
         log.debug("%s graph:\n%s\n%s", self.kind, planned.plan, call.source)  # type: ignore[attr-defined]
         return call
+
+    def report(self, planned: Planned) -> None:
+        """Tell the listeners."""
+        for listener in list(_listeners):
+            self.guard.stage("reports", lambda: listener(self.compiled(planned)), nothing)  # noqa: B023
 
     def compiled(self, planned: Planned) -> Compiled:
         """What listeners are told."""
@@ -374,15 +464,17 @@ def deferred(finish: Callable[[], Callable[..., Any]], pending: Collection[Futur
     With one to run ``meanwhile`` it is made at the first call that finds nothing ``pending``.
     """
     made: list[Callable[..., Any]] = []
+    todo = [(finish, pending, meanwhile)]  # goes with what it holds of the graph
     lock = Lock()
 
     def run(args: list[Any]) -> Any:
-        if not made:
+        for finish, pending, meanwhile in todo[:1]:
             if meanwhile is not None and not all(future.done() for future in pending):
                 return meanwhile(args)
             with lock:
                 if not made:
                     made.append(finish())
+                    todo.clear()
         return made[0](args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
@@ -476,21 +568,20 @@ def keep_saved_tensors() -> None:
         context.fw_metadata.bw_donated_idxs.clear()
 
 
-def report(compiled: Compiled) -> None:
-    """Tell the listeners."""
-    for listener in _listeners:
-        listener(compiled)
-
-
 def _count_sites(number: int) -> None:
     global _launch_sites
     _launch_sites += number
 
 
-def interpreter(module: GraphModule) -> Callable[[list[Any]], Any]:
-    """Run a graph node by node."""
-    def run(args: list[Any]) -> Any:
-        return torch.fx.Interpreter(module).boxed_run(args)
+def captured_call(call: Callable[..., Any], graph: Graph, captured: dict[str, bool]) -> Callable[..., Any]:
+    """A graph's function as CUDA graphs, where it can be; ``captured`` tells of the model's graphs whether they are."""
+    def uncaptured() -> Callable[..., Any]:
+        captured[graph.kind] = False
+        return call
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    static = sorted(graph.static_inputs)
+    return graph.guard.stage("CUDA graphs", lambda: capture(call, graph.module, graph.kind, static, captured), uncaptured)
+
+
+def nothing() -> None:
+    """What is done in the place of a stage that only adds something."""

@@ -21,6 +21,7 @@ from dynafuse.cache.key import Bound, canonical, rekeyed
 from dynafuse.cache.store import Store
 from dynafuse.config import Config
 from dynafuse.demotion import turned_down
+from dynafuse.fallback import Guard
 from dynafuse.forks import Lock, in_child
 from dynafuse.ir import Option, Plan, Region, Spec
 from dynafuse.lowering.inductor import compiler as inductor_compiler
@@ -141,12 +142,13 @@ def _device(region: Region) -> torch.device:
     return device
 
 
-def request(bound: Bound, capability: int | None, config: Config) -> Future[Built]:
-    """The kernel of a region: from this process's store, from the disk, or built now."""
+def request(bound: Bound, capability: int | None, config: Config, guard: Guard | None = None) -> Future[Built]:
+    """The kernel of a region: from this process's store, from the disk, or built now. A ``guard`` tells what else fails."""
+    guard = guard or Guard(config.strict)
     makers: Mapping[str, Callable[[], Future[Built]]] = {
         "triton": lambda: _kernel(bound, capability, config),
         "nvfuser": lambda: _done(lambda: _fusion(bound, nvfuser.lower(bound.spec))),
-        "inductor": lambda: _done(lambda: _delegate(bound)),
+        "inductor": lambda: _done(lambda: _delegate(bound, guard)),
     }
 
     def make() -> Future[Built]:
@@ -154,7 +156,7 @@ def request(bound: Bound, capability: int | None, config: Config) -> Future[Buil
             return makers[bound.region.executor]()
 
     return STORE.request(bound.key, lambda: persist.kernel(
-        bound, capability, config, make, lambda recipe: _fusion(bound, recipe)))
+        bound, capability, config, make, lambda recipe: _fusion(bound, recipe), guard))
 
 
 def is_there(bound: Bound, capability: int | None, config: Config) -> bool:
@@ -186,12 +188,18 @@ def _fusion(bound: Bound, recipe: Recipe) -> FusionKernel:
     return kernel
 
 
-def _delegate(bound: Bound) -> DelegateKernel:
+def _delegate(bound: Bound, guard: Guard) -> DelegateKernel:
     """A kernel that Inductor makes, for the example's sizes if some are dynamic."""
     device = _device(bound.region)
     index = device.index or 0 if device.type == "cuda" else None
-    kernel = DelegateKernel(bound.key, inductor.lower(bound.spec), inductor_compiler.build)
+    kernel = DelegateKernel(bound.key, inductor.lower(bound.spec), inductor_compiler.build, _of_ops(guard, bound.spec))
     return kernel.prepare(list(hints_of(bound).values()), index)
+
+
+def _of_ops(guard: Guard, spec: Spec) -> Guard:
+    """A guard for what is kept longer than the graph: it names the ops instead of holding what a script needs."""
+    ops = ", ".join(dict.fromkeys(op.target for op in spec.ops))
+    return Guard(guard.strict, lambda error: [f"ops: {ops}"])
 
 
 def _done(make: Callable[[], T]) -> Future[T]:
@@ -209,11 +217,10 @@ def _then(future: Future[T], function: Callable[[T], U]) -> Future[U]:
     after: Future[U] = Future()
 
     def copy(done: Future[T]) -> None:
-        error = done.exception()
-        if error is not None:
-            after.set_exception(error)
-        else:
+        try:
             after.set_result(function(done.result()))
+        except BaseException as error:  # for whoever waits: an error here would be logged, and waited for forever
+            after.set_exception(error)
 
     future.add_done_callback(copy)
     return after

@@ -200,8 +200,8 @@ OPTIONS: tuple[Option, ...] = (
         False,
         BOOL,
         "DYNAFUSE_STRICT",
-        "raise when a region fails to lower or compile, an executor is not there or a `force` pattern matches nothing, "
-        "instead of going on with a warning",
+        "raise when a region fails to lower or compile, a stage fails, an executor is not there or a `force` pattern "
+        "matches nothing, instead of going on with a warning",
     ),
     Option(
         "device",
@@ -256,7 +256,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         PATH,
         "DYNAFUSE_REPRO_DIR",
-        "where repro files of failed regions go; None: a temporary directory",
+        "where repro files of failed regions and graphs go; None: a temporary directory",
     ),
     Option(
         "recompute",

@@ -10,7 +10,6 @@ Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileErro
 from __future__ import annotations
 
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,13 @@ from pathlib import Path
 from torch.fx import Node
 
 from dynafuse.config import Config
-from dynafuse.errors import CompileError, DynafuseWarning
+from dynafuse.errors import CompileError, DynafuseWarning, told
+from dynafuse.fallback import answered
 from dynafuse.ir import Plan, Region
-from dynafuse.repro import script
+from dynafuse.partition.force import user_line
+from dynafuse.repro import save, script
 
+MOST_LINES = 4  # of the user's code that an error names
 _BOILERPLATE = re.compile(r",? please report a bug.*")
 
 
@@ -46,7 +48,8 @@ def demote(plan: Plan, errors: Mapping[str, BaseException], config: Config, befo
         if error is None:
             continue
         others = {option.executor for option in region.decision.options} - {region.executor}
-        failure = CompileError([str(n.target) for n in region.nodes], _reason(error), _repro(region, error, config))
+        repro = answered(lambda: _repro(region, error, config))  # noqa: B023
+        failure = CompileError([str(n.target) for n in region.nodes], told(error), repro, _lines(region))
         if config.strict:
             raise failure from error
         warnings.warn(str(failure), DynafuseWarning, stacklevel=2)
@@ -67,8 +70,9 @@ def turned_down(region: Region, error: BaseException) -> str:
     return " ".join(_BOILERPLATE.sub("", _first_line(error)).split()) or "it does not say why"
 
 
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(error)}"
+def _lines(region: Region) -> list[str]:
+    """The user's lines that a region computes."""
+    return list(dict.fromkeys(filter(None, map(user_line, region.nodes))))[:MOST_LINES]
 
 
 def _first_line(error: BaseException) -> str:
@@ -77,9 +81,5 @@ def _first_line(error: BaseException) -> str:
 
 def _repro(region: Region, error: BaseException, config: Config) -> Path:
     """A script that compiles the region again, with the error's traceback."""
-    folder = config.repro_dir or Path(tempfile.gettempdir())
-    folder.mkdir(parents=True, exist_ok=True)
     options = dict(config.key()) | ({"executors": config.executors} if config.executors else {})
-    with tempfile.NamedTemporaryFile("w", prefix="dynafuse_repro_", suffix=".py", dir=folder, delete=False) as file:
-        file.write(script(region, error, options))
-    return Path(file.name)
+    return save(script(region, error, options), config.repro_dir)

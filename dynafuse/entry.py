@@ -6,17 +6,14 @@ Worker processes that compile kernels take seconds to be ready. They start here,
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 
 from dynafuse.backend import dynafuse
 from dynafuse.config import resolve
-from dynafuse.errors import OptionError
+from dynafuse.fallback import answered
 from dynafuse.lowering.triton import pool
 
 __all__ = ["dynafuse"]
 
 if torch.cuda.is_available():
-    with contextlib.suppress(OptionError):  # the backend itself says what is wrong with a variable
-        pool.warm(resolve().workers)
+    answered(lambda: pool.warm(resolve().workers))  # the backend itself says what is wrong with a variable, or with workers

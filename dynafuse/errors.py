@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _OPS_SHOWN = 12
+_LINES_SHOWN, _COLUMNS_SHOWN = 6, 160  # of what a compiler says at last
 _DEMOTION = "without DYNAFUSE_STRICT=1 the region runs eager instead"
 
 
@@ -58,20 +59,23 @@ class CacheError(DynafuseError):
 class CompileError(DynafuseError):
     """A region lowered but did not compile.
 
-    `ops` are the region's ops in order, `reason` the compiler's words, `repro` a file that shows the failure by itself.
+    `ops` are the region's ops in order, `reason` the compiler's words, `repro` a file that shows the failure by itself,
+    `where` the user's lines.
     """
 
-    def __init__(self, ops: Sequence[str], reason: str, repro: str | Path | None = None) -> None:
-        super().__init__(ops, reason, repro)
+    def __init__(self, ops: Sequence[str], reason: str, repro: str | Path | None = None, where: Sequence[str] = ()) -> None:
+        super().__init__(ops, reason, repro, where)
         self.ops = tuple(ops)
         self.reason = reason
         self.repro = repro
+        self.where = tuple(where)
 
     def __str__(self) -> str:
         return "\n  ".join(
             [
                 f"a region of {_count(self.ops)} failed to compile: {self.reason}",
                 f"ops: {_shorten(self.ops)}",
+                *(f"at {line}" for line in self.where),
                 f"repro: {self.repro}" if self.repro else "repro: none written",
                 _DEMOTION,
             ]
@@ -150,6 +154,15 @@ class ForceError(DynafuseError):
                 "force_backend(..., strict=False), or `?` behind the executor of a `force` pattern",
             ]
         )
+
+
+def told(error: BaseException) -> str:
+    """An error's class and its words: the first line, and the last ones where there are more, as of a compiler's."""
+    lines = [line.strip()[:_COLUMNS_SHOWN] for line in str(error).splitlines() if line.strip()]
+    head = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    rest = lines[1:]
+    cut = ["…"] if len(rest) > _LINES_SHOWN else []
+    return "\n    ".join([head, *cut, *rest[-_LINES_SHOWN:]])
 
 
 def _count(ops: Sequence[object]) -> str:

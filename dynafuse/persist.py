@@ -29,6 +29,7 @@ from dynafuse.cache.entry import Damaged, Entry, unpack
 from dynafuse.cache.key import Bound, versions
 from dynafuse.cache.once import Codec, Traffic, once, read
 from dynafuse.config import Config
+from dynafuse.fallback import STRICT, Guard
 from dynafuse.ir import Annotated, Launch, Lowered, Plan
 from dynafuse.lowering.nvfuser import recipe
 from dynafuse.lowering.triton import binary, compiler
@@ -105,14 +106,16 @@ with contextlib.suppress(AssertionError):  # registered before: this module was 
 # Kernels --------------------------------------------------------------------------------------------------------------
 
 
-def kernel(bound: Bound, capability: int | None, config: Config, make: Callable[[], Future[Any]],
-           fuse: Fuse) -> Future[Any]:
+def kernel(bound: Bound, capability: int | None, config: Config, make: Callable[[], Future[Any]], fuse: Fuse,
+           guard: Guard = STRICT) -> Future[Any]:
     """A region's kernel from the disk, or made and kept there. ``fuse`` makes nvFuser's kernel of a recipe."""
-    kept = disk(config) if _describable(bound) else None
-    if kept is None:
-        return _counted(make)()
-    codec: Codec[Any] = _fusions(bound, fuse) if bound.region.executor == "nvfuser" else _kernels(bound, capability)
-    return once(kept, key_of(bound, capability), codec, _counted(make), TRAFFIC)
+    def looked_up() -> tuple[Disk, str, Codec[Any]] | None:
+        kept = disk(config) if _describable(bound) else None
+        codec: Codec[Any] = _fusions(bound, fuse) if bound.region.executor == "nvfuser" else _kernels(bound, capability)
+        return None if kept is None else (kept, key_of(bound, capability), codec)
+
+    place = guard.stage("kernels on disk", looked_up, lambda: None)
+    return _counted(make)() if place is None else once(*place, _counted(make), TRAFFIC, guard)
 
 
 def has(bound: Bound, capability: int | None, config: Config) -> bool:
@@ -201,23 +204,29 @@ def _expect(entry: Entry, kind: str, bound: Bound) -> None:
 # Plans ----------------------------------------------------------------------------------------------------------------
 
 
-def plan(config: Config, annotated: Annotated, device: Device, executors: Executors, **settings: Any) -> Plan:
+def plan(config: Config, guard: Guard, annotated: Annotated, device: Device, executors: Executors, **settings: Any) -> Plan:
     """What :func:`partition` answers, from the disk or kept there. ``settings`` are its keyword arguments."""
     def decode(entry: Entry) -> Plan:
         if entry.kind != "plan":
             raise ValueError(f"it is a {entry.kind} entry")
         return plans.plan_from_json(entry.data, annotated, user_line)
 
-    kept = disk(config) if len(annotated.facts) >= LEAST_NODES else None
-    key = None if kept is None else _plan_key(annotated, device, executors, settings)
-    if kept is None or key is None:
-        return partition(annotated, device, executors, **settings)
-    found = read(kept, key, decode)
-    if found is None:
-        found = partition(annotated, device, executors, **settings)
+    def looked_up() -> tuple[Disk | None, str | None, Plan | None]:
+        kept = disk(config) if len(annotated.facts) >= LEAST_NODES else None
+        key = None if kept is None else _plan_key(annotated, device, executors, settings)
+        return kept, key, None if kept is None or key is None else read(kept, key, decode)
+
+    def keep(kept: Disk, key: str, made: Plan) -> None:
         with contextlib.suppress(launches.NoEntry):
-            kept.write(Entry("plan", key, plans.plan_to_json(found, user_line)))
-    return found
+            kept.write(Entry("plan", key, plans.plan_to_json(made, user_line)))
+
+    kept, key, found = guard.stage("plans on disk", looked_up, lambda: (None, None, None))
+    if found is not None:
+        return found
+    made = partition(annotated, device, executors, **settings)
+    if kept is not None and key is not None:
+        guard.stage("plans on disk", lambda: keep(kept, key, made), lambda: None)
+    return made
 
 
 def _plan_key(annotated: Annotated, device: Device, executors: Executors, settings: dict[str, Any]) -> str | None:

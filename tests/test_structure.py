@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "dynafuse"
 SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
-LEAVES = frozenset({"errors", "config", "ops", "ir", "fallback", "forks"})
+LEAVES = frozenset({"errors", "config", "ops", "ir", "fallback", "forks", "snapshot"})
 MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "catchable": frozenset({"errors"}),
@@ -29,8 +29,9 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "runtime": LEAVES,
     "clock": frozenset(),
     "tuning": LEAVES | {"clock", "cache", "partition", "runtime"},
-    "demotion": LEAVES | {"repro"},
-    "repro": LEAVES,
+    "demotion": LEAVES | {"partition", "repro"},
+    "repro": LEAVES | {"partition"},
+    "snapshot": frozenset(),
     "force": frozenset({"errors", "config"}),
     "build": None,
     "persist": None,

@@ -13,15 +13,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from dynafuse.cache.disk import Disk
 from dynafuse.cache.entry import Entry
 from dynafuse.cache.lock import Lock
-from dynafuse.forks import Lock as Guard
+from dynafuse.errors import told
+from dynafuse.fallback import STRICT, Guard, attempted
+from dynafuse.forks import Lock as Mutex
 
 log = logging.getLogger(__name__)
 K = TypeVar("K")
+T = TypeVar("T")
 
 POLL_S = 0.02
 PATIENCE_S = 120.0
@@ -35,7 +39,7 @@ class Traffic:
     hits: int = 0
     misses: int = 0
     compiled: int = 0
-    _lock: Guard = field(default_factory=Guard, repr=False)
+    _lock: Mutex = field(default_factory=Mutex, repr=False)
 
     def count(self, what: str) -> None:
         """One more hit, miss or compiled kernel."""
@@ -56,16 +60,53 @@ class Codec(Generic[K]):
     decode: Callable[[Entry], K]
 
 
-def once(disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]], traffic: Traffic) -> Future[K]:
+@dataclass(frozen=True)
+class _Place(Generic[K]):
+    """Where a kernel is kept, as a disk whose failures are misses."""
+
+    disk: Disk
+    key: str
+    codec: Codec[K]
+    guard: Guard
+
+    def _stage(self, run: Callable[[], T], instead: Callable[[], T]) -> T:
+        return self.guard.stage("kernels on disk", run, instead)
+
+    def read(self) -> K | None:
+        """The kernel, or None."""
+        return self._stage(lambda: read(self.disk, self.key, self.codec.decode), lambda: None)
+
+    def read_again(self) -> K | None:
+        """The kernel if somebody has kept it meanwhile."""
+        there = self._stage(lambda: self.disk.path(self.key).exists(), lambda: False)
+        return self.read() if there else None
+
+    def lock(self) -> Lock | None:
+        """The lock of the key, None while another has it."""
+        return self._stage(lambda: self.disk.lock(self.key), lambda: Lock.none(Path(self.key)))
+
+    def keep(self, kernel: K) -> None:
+        """Keep a kernel; one that cannot be kept is a kernel all the same."""
+        def keep() -> None:
+            entry = self.codec.encode(kernel)
+            if entry is not None:
+                self.disk.write(entry)
+
+        attempted(keep, lambda error: log.warning("a kernel is not kept in the cache: %s", told(error)))
+
+
+def once(disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]], traffic: Traffic,
+         guard: Guard = STRICT) -> Future[K]:
     """The kernel under ``key``. ``make`` is called by one process at a time, and only if there is no entry."""
-    found = read(disk, key, codec.decode)
+    place = _Place(disk, key, codec, guard)
+    found = place.read()
     if found is not None:
         return _hit(found, traffic)
-    lock = disk.lock(key)
+    lock = place.lock()
     if lock is not None:
-        return _locked(lock, disk, key, codec, make, traffic)
+        return _locked(lock, place, make, traffic)
     later: Future[K] = Future()
-    threading.Thread(target=_wait, args=(later, disk, key, codec, make, traffic), daemon=True).start()
+    threading.Thread(target=_wait, args=(later, place, make, traffic), daemon=True).start()
     return later
 
 
@@ -74,11 +115,9 @@ def read(disk: Disk, key: str, decode: Callable[[Entry], K]) -> K | None:
     entry = disk.read(key)
     if entry is None:
         return None
-    try:
-        return decode(entry)
-    except Exception as error:  # whatever a loader raises: what it should have been is made instead
-        log.warning("ignored %s in the kernel cache: %s: %s", disk.path(key), type(error).__name__, error)
-        return None
+    # Whatever a loader raises: what it should have been is made instead.
+    return attempted(lambda: decode(entry),
+                     lambda error: log.warning("ignored %s in the kernel cache: %s", disk.path(key), told(error)))
 
 
 def _hit(kernel: K, traffic: Traffic) -> Future[K]:
@@ -88,10 +127,9 @@ def _hit(kernel: K, traffic: Traffic) -> Future[K]:
     return done
 
 
-def _locked(lock: Lock, disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]],
-            traffic: Traffic) -> Future[K]:
+def _locked(lock: Lock, place: _Place[K], make: Callable[[], Future[K]], traffic: Traffic) -> Future[K]:
     """Make the kernel under a lock, unless somebody has done it meanwhile."""
-    found = read(disk, key, codec.decode) if disk.path(key).exists() else None
+    found = place.read_again()
     if found is not None:
         lock.release()
         return _hit(found, traffic)
@@ -101,7 +139,7 @@ def _locked(lock: Lock, disk: Disk, key: str, codec: Codec[K], make: Callable[[]
     def keep(made: Future[K]) -> None:
         error = made.exception()
         if error is None:
-            _keep(disk, made.result(), codec)
+            place.keep(made.result())
         lock.release()
         if error is not None:
             kept.set_exception(error)
@@ -117,28 +155,18 @@ def _locked(lock: Lock, disk: Disk, key: str, codec: Codec[K], make: Callable[[]
     return kept
 
 
-def _keep(disk: Disk, kernel: K, codec: Codec[K]) -> None:
-    try:
-        entry = codec.encode(kernel)
-        if entry is not None:
-            disk.write(entry)
-    except Exception as error:  # a kernel that cannot be kept is a kernel all the same
-        log.warning("a kernel is not kept in the cache: %s: %s", type(error).__name__, error)
-
-
-def _wait(later: Future[K], disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]],
-          traffic: Traffic) -> None:
+def _wait(later: Future[K], place: _Place[K], make: Callable[[], Future[K]], traffic: Traffic) -> None:
     """Wait until the kernel is there, or until whoever makes it has given up."""
     try:
-        lock, began = disk.lock(key), time.monotonic()
+        lock, began = place.lock(), time.monotonic()
         while lock is None:
             if time.monotonic() - began > PATIENCE_S:
-                log.warning("compiled without waiting any longer for another process: %s", disk.path(key))
-                lock = Lock.none(disk.path(key))
+                log.warning("compiled without waiting any longer for another process: %s", place.key)
+                lock = Lock.none(Path(place.key))
                 break
             time.sleep(POLL_S)
-            lock = disk.lock(key)
-        made = _locked(lock, disk, key, codec, make, traffic).result()
+            lock = place.lock()
+        made = _locked(lock, place, make, traffic).result()
     except BaseException as error:  # handed to whoever waits for the kernel
         with contextlib.suppress(Exception):
             later.set_exception(error)

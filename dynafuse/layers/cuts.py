@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dynafuse.fallback import attempted
 from dynafuse.layers.repeats import Run
 from dynafuse.ops.whole import LIBRARY
 
@@ -212,8 +213,5 @@ def _library_calls(node: Node) -> tuple[LibraryCall, ...]:
     args, kwargs = map_arg((node.args, node.kwargs), value_of)
     call: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
     with torch.no_grad(), values[0].fake_mode, _Seen() as seen:
-        try:
-            call(*args, **kwargs)
-        except Exception:  # what cannot be run apart is no library's
-            return ()
-    return tuple(seen.calls)
+        ran = attempted(lambda: (call(*args, **kwargs), True)[1], lambda error: False)
+    return tuple(seen.calls) if ran else ()  # what cannot be run apart is no library's

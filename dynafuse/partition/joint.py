@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch._functorch.config
@@ -18,33 +18,56 @@ from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
+from dynafuse.fallback import STRICT, Guard
 from dynafuse.partition.casts import keep_written_casts
 from dynafuse.partition.cut import Sides
 from dynafuse.partition.duplicates import merge_duplicates
 from dynafuse.partition.force import NOTHING, Forcing
 from dynafuse.partition.overwritten import save_before_overwriting
+from dynafuse.snapshot import Snapshot
 
 Cut = Callable[[GraphModule, Sides], list[Node]]
 
 
+class NotSplit(Exception):
+    """There is no forward and no backward that could be trusted."""
+
+
 def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool, forcing: Forcing = NOTHING,
-                cut: Cut | None = None, **kwargs: Any) -> Any:
-    """The forward and the backward graph of a joint graph. ``cut`` says what the backward keeps, if not torch's min-cut."""
-    if not fallback_random:
-        replace_random(joint, forcing)
-    keep_written_casts(joint)  # before equal casts are merged
-    kwargs["compiler"] = "inductor"
-    joint.graph.eliminate_dead_code()
-    merge_duplicates(joint.graph)
-    own_merging = torch._functorch.config.patch(cse=False)
-    with own_merging, _cutting(joint, cut) if cut else nullcontext():
-        forward, backward = partitioners.min_cut_rematerialization_partition(joint, joint_inputs, **kwargs)
-    save_before_overwriting(forward, backward, kwargs["num_fwd_outputs"])
+                cut: Cut | None = None, guard: Guard = STRICT, **kwargs: Any) -> Any:
+    """The forward and the backward graph of a joint graph. ``cut`` says what the backward keeps, if not torch's min-cut.
+
+    Raises NotSplit if that has failed, and the ``guard`` does not raise the failure itself.
+    """
+    before, results = Snapshot.of(joint), kwargs["num_fwd_outputs"]
+
+    def own() -> tuple[GraphModule, GraphModule]:
+        if not fallback_random:
+            replace_random(joint, forcing)
+        keep_written_casts(joint)  # before equal casts are merged
+        joint.graph.eliminate_dead_code()
+        merge_duplicates(joint.graph)
+        own_merging = torch._functorch.config.patch(cse=False)
+        with own_merging, _cutting(joint, cut, guard) if cut else nullcontext():
+            return partitioners.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **kwargs)
+
+    def torchs() -> tuple[GraphModule, GraphModule]:
+        again = before.restored()
+        keep_written_casts(again)
+        return partitioners.default_partition(again, joint_inputs, **kwargs)
+
+    split = "split into forward and backward"
+    forward, backward = guard.stage(split, own, lambda: guard.stage(split, torchs, _not_split))
+    guard.stage("inputs saved for the backward", lambda: save_before_overwriting(forward, backward, results), _not_split)
     return forward, backward
 
 
+def _not_split() -> NoReturn:
+    raise NotSplit
+
+
 @contextmanager
-def _cutting(joint: GraphModule, cut: Cut) -> Iterator[None]:
+def _cutting(joint: GraphModule, cut: Cut, guard: Guard) -> Iterator[None]:
     """Have torch's partitioner ask ``cut`` what is kept; all else it does stays in force, a memory budget too.
 
     It has no argument for that.
@@ -52,7 +75,13 @@ def _cutting(joint: GraphModule, cut: Cut) -> Iterator[None]:
     torchs = partitioners.choose_saved_values_set
 
     def chosen(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
-        return cut(joint, node_info) if memory_budget == 1 else torchs(joint_graph, node_info, memory_budget)
+        def torchs_choice() -> list[Node]:
+            found: list[Node] = torchs(joint_graph, node_info, memory_budget)
+            return found
+
+        if memory_budget != 1:
+            return torchs_choice()
+        return guard.stage("what the backward keeps", lambda: cut(joint, node_info), torchs_choice)
 
     partitioners.choose_saved_values_set = chosen
     try:

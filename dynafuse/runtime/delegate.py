@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dynafuse.fallback import STRICT, Guard
 from dynafuse.forks import Lock
 
 
@@ -24,6 +25,24 @@ class _Variant:
 
     compiled: Any  # a lowering.inductor.compiler.Compiled
     plain: bool = False
+
+
+@dataclass(frozen=True)
+class _Eager:
+    """A program as torch runs it, for sizes that it could not be compiled for."""
+
+    program: Any
+    device: torch.device
+    sizes: int
+
+    def call(self, given: list[Any]) -> Sequence[torch.Tensor]:
+        """The tensors of the stores that overwrite nothing. ``given`` are sizes, then tensors."""
+        made: Sequence[torch.Tensor] = self.program.run(given[self.sizes:], given[:self.sizes], self.device)
+        return made
+
+
+def _device(index: int | None) -> torch.device:
+    return torch.device("cpu") if index is None else torch.device("cuda", index)
 
 
 @dataclass
@@ -36,6 +55,7 @@ class DelegateKernel:
     key: str
     program: Any
     build: Callable[[Any, torch.device, Sequence[int]], Any]
+    guard: Guard = STRICT
     _variants: dict[int | None, list[_Variant]] = field(default_factory=dict, init=False, repr=False)
     _direct: dict[int | None, Callable[[list[Any]], Sequence[torch.Tensor]]] = field(
         default_factory=dict, init=False, repr=False)  # by device: what needs no look at sizes or at outputs
@@ -74,7 +94,8 @@ class DelegateKernel:
 
     def _run(self, inputs: list[Any], device: int | None) -> list[torch.Tensor]:
         tensors, sizes = inputs[: self._tensors], inputs[self._tensors :]
-        variant = self._variant(sizes, device)
+        variant = self.guard.stage("kernel for new sizes", lambda: self._variant(sizes, device),
+                                   lambda: _Variant(_Eager(self.program, _device(device), len(sizes))))
         made = variant.compiled.call([*sizes, *tensors])
         if not variant.plain:
             made = self._settled(variant, made, tensors, sizes)
@@ -91,8 +112,7 @@ class DelegateKernel:
         with self._lock:
             found = self._found(sizes, device)
             if found is None:
-                where = torch.device("cpu") if device is None else torch.device("cuda", device)
-                found = _Variant(self.build(self.program, where, tuple(sizes)))
+                found = _Variant(self.build(self.program, _device(device), tuple(sizes)))
                 self._variants[device] = [*self._variants.get(device, ()), found]
         return found
 

@@ -33,6 +33,7 @@ from dynafuse.ir import COUNT, Facts, Plan, Region, Size
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.ops.whole import LIBRARY
+from dynafuse.runtime import random
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel, Places
@@ -397,6 +398,8 @@ def _called(target: Any) -> Any:
     """
     if not isinstance(target, torch._ops.OpOverload):
         return target
+    if target in random.EAGER:
+        return random.EAGER[target]
     known = getattr(torch._C._VariableFunctions, target.overloadpacket.__name__, None)
     return known if known and target in LIBRARY and target._overloadname == "default" else target._op
 

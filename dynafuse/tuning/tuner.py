@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse.cache.key import Bound
 from dynafuse.clock import CaptureFailed, Gpu, Refused, Timer
+from dynafuse.fallback import attempted
 from dynafuse.forks import Lock
 from dynafuse.ir import Spec
 from dynafuse.partition.annotate import UNKNOWN_SIZE
@@ -222,7 +223,7 @@ class Tuner:
     def _one(self, name: str, build: Build, bound: Bound, hints: Mapping[str, int], device: torch.device,
              sets: Sequence[Sequence[torch.Tensor]]) -> Measured:
         """One candidate's times, or why there are none."""
-        try:
+        def measured() -> Measured:
             kernel = build()
             if isinstance(kernel, Kernel) and kernel.interpreted and device.type == "cuda":
                 return Measured(reason="not measured: Triton runs in its interpreter")
@@ -230,9 +231,12 @@ class Tuner:
             rotation()
             _synchronize(device)
             return self._timed(rotation)
-        except Exception as error:  # whatever a compiler or a kernel raises is a reason not to choose it
+
+        def failed(error: Exception) -> Measured:
             self._check(device)
             return _failed(name, error)
+
+        return attempted(measured, failed)  # whatever a compiler or a kernel raises is a reason not to choose it
 
     def _timed(self, rotation: Rotation) -> Measured:
         """Device time by replays, else by events; host time by calls."""

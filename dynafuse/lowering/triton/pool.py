@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from dynafuse.fallback import attempted
 from dynafuse.forks import in_child
 from dynafuse.ir import Lowered
 from dynafuse.lowering.triton.binary import compile_all, restored_all
@@ -81,12 +82,14 @@ def _sent(lowered: Lowered, capability: int) -> Future[Any] | None:
     """What a worker will answer; None if they are not ready, or no more."""
     from torch._inductor.async_compile import AsyncCompile
 
-    try:
-        if AsyncCompile.use_process_pool():
-            return AsyncCompile.process_pool().submit(compile_all, lowered.source, lowered.launches, capability)
-    except Exception as error:  # somebody has shut them down
-        log.info("compiled in a thread, for lack of workers: %s", error)
-    return None
+    def send() -> Future[Any] | None:
+        if not AsyncCompile.use_process_pool():
+            return None
+        sent: Future[Any] = AsyncCompile.process_pool().submit(compile_all, lowered.source, lowered.launches, capability)
+        return sent
+
+    # Somebody may have shut them down.
+    return attempted(send, lambda error: log.info("compiled in a thread, for lack of workers: %s", error))
 
 
 def _settle(made: Future[tuple[Any, ...]], make: Callable[[], tuple[Any, ...]]) -> None:

@@ -1,0 +1,79 @@
+"""Random numbers of a seed, as kernels draw them, for ops that run eager: Philox 4×32 with ten rounds, in torch's integers.
+
+Torch's own eager functions behind these ops do not look at their seed: a mask that the forward draws would not be the one
+that the backward draws again.
+
+Worked example: ``EAGER[prims.inductor_random.default]([3], seed, "rand")`` are the three numbers that a kernel draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor import inductor_prims
+
+ROUNDS = 10
+ROUND_A, ROUND_B = 0xD2511F53, 0xCD9E8D57
+KEY_A, KEY_B = 0x9E3779B9, 0xBB67AE85
+WORD = 0xFFFFFFFF
+SCALE = 4.6566127342e-10  # of 31 bits to [0, 1)
+LEAST = 1.0e-7  # of which a logarithm is taken
+
+
+def drawn(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """float32 numbers from [0, 1) (``rand``) or standard normal ones (``randn``), by their positions."""
+    if align_dtype is not None or mode not in ("rand", "randn"):
+        other: torch.Tensor = inductor_prims.random(size, seed, mode, align_dtype=align_dtype)
+        return other
+    first, second, *_ = _philox(seed, size)
+    if mode == "rand":
+        return _uniform(first)
+    radius = torch.sqrt(-2.0 * torch.log(_uniform(first).clamp(min=LEAST)))
+    return radius * torch.cos(2 * math.pi * _uniform(second))
+
+
+def integers(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
+    """int64 numbers from [low, high), by their positions."""
+    first, second, *_ = _philox(seed, size)
+    return _remainder(first | (second << 32), high - low) + low
+
+
+EAGER: Mapping[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.prims.inductor_random.default: drawn,
+    torch.ops.prims.inductor_randint.default: integers,
+}
+"""What runs in the place of an op, eager."""
+
+
+def _philox(seed: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Four words for each position, as integers from [0, 2**32)."""
+    place = torch.arange(math.prod(size), device=seed.device).reshape(*size)
+    words = [place & WORD, place >> 32, torch.zeros_like(place), torch.zeros_like(place)]
+    low, high = seed & WORD, (seed >> 32) & WORD
+    for _ in range(ROUNDS):
+        first, second, third, fourth = words
+        words = [_upper(third, ROUND_B) ^ second ^ low, third * ROUND_B & WORD,
+                 _upper(first, ROUND_A) ^ fourth ^ high, first * ROUND_A & WORD]
+        low, high = (low + KEY_A) & WORD, (high + KEY_B) & WORD
+    return tuple(words)
+
+
+def _upper(word: torch.Tensor, factor: int) -> torch.Tensor:
+    """The upper 32 of the 64 bits of a product of words."""
+    return (word * (factor >> 16) + (word * (factor & 0xFFFF) >> 16)) >> 16
+
+
+def _uniform(word: torch.Tensor) -> torch.Tensor:
+    signed = word.to(torch.int32)  # two's complement
+    return torch.where(signed < 0, -signed - 1, signed).to(torch.float32) * SCALE
+
+
+def _remainder(word: torch.Tensor, span: int) -> torch.Tensor:
+    """Of 64 bits that are meant without a sign: of their upper 63, twice that, and the last bit."""
+    half = ((word >> 1) & 0x7FFF_FFFF_FFFF_FFFF) % span
+    twice = torch.where(half >= span - half, half - (span - half), half + half)
+    odd = (word & 1) == 1
+    return torch.where(odd, torch.where(twice == span - 1, 0, twice + 1), twice)

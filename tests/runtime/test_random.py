@@ -1,0 +1,51 @@
+"""Random numbers that run eager are those that kernels draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import graphs
+import pytest
+import torch
+
+from dynafuse.config import resolve
+from dynafuse.runtime.random import EAGER
+
+prims = torch.ops.prims
+SEEDS = [0, 1, 12345678901234567, 2**63 - 2, 2**32 - 1]
+
+
+def by_kernel(target: Any, before: tuple[Any, ...], seed: torch.Tensor, after: tuple[Any, ...]) -> torch.Tensor:
+    """What a Triton kernel draws."""
+    graph = graphs.built(lambda g, x: g.op(target, *before, x, *after), seed)
+    run = graphs.compiled(graph, [seed], resolve(options={"strict": True, "executors": "triton"}))
+    assert [region.executor for region in run.plan.regions] == ["triton"]
+    found: torch.Tensor = run.call([seed])[0]
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("size", [[1], [7], [3, 50]], ids=str)
+def test_floats_are_those_of_kernels(size: list[int], seed: int) -> None:
+    given = torch.tensor(seed)
+    for mode in ("rand", "randn"):
+        found = EAGER[prims.inductor_random.default](size, given, mode)
+        torch.testing.assert_close(found, by_kernel(prims.inductor_random.default, (size,), given, (mode,)),
+                                   rtol=0 if mode == "rand" else 1e-5, atol=0 if mode == "rand" else 1e-6)
+        assert found.dtype is torch.float32
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("low", "high"), [(0, 2), (-5, 1000), (-2**62, 2**62 - 5), (0, 2**63 - 1)])
+def test_integers_are_those_of_kernels(low: int, high: int, seed: int) -> None:
+    given = torch.tensor(seed)
+    found = EAGER[prims.inductor_randint.default](low, high, [40], given)
+    torch.testing.assert_close(found, by_kernel(prims.inductor_randint.default, (low, high, [40]), given, ()), rtol=0, atol=0)
+    assert bool(((found >= low) & (found < high)).all())
+
+
+def test_they_are_spread_as_they_should_be() -> None:
+    found = EAGER[prims.inductor_random.default]([100_000], torch.tensor(7), "rand")
+    assert bool(((found >= 0) & (found < 1)).all()) and abs(float(found.mean()) - 0.5) < 5e-3
+    found = EAGER[prims.inductor_random.default]([100_000], torch.tensor(7), "randn")
+    assert abs(float(found.mean())) < 2e-2 and abs(float(found.std()) - 1) < 1e-2
