@@ -135,7 +135,7 @@ def _is_within(bound: sympy.Expr, held: Range) -> bool:
     if bound.is_Integer:
         return bool(held.low <= bound <= held.high)
     terms = [term.as_coeff_Mul() for term in sympy.Add.make_args(expanded(bound))]
-    small = all(abs(factor) <= STEEPEST and (part.is_Symbol or part == 1) for factor, part in terms)
+    small = all(abs(by) <= STEEPEST and (part == 1 or (part.is_Symbol and part.is_nonnegative)) for by, part in terms)
     return small and len(terms) <= STEEPEST and held == _held_by(torch.int64)
 
 
