@@ -247,12 +247,17 @@ def lowered(rule: Rewrite) -> Callable[[Builder, Call, Index], Value]:
     return lower
 
 
+def _kind(target: torch._ops.OpOverload) -> Kind:
+    """A view by its schema, or a copy of one, in memory of its own; ``_unsafe_view`` is a view whose schema denies it."""
+    return Kind.VIEW if target.is_view or target is torch.ops.aten._unsafe_view.default else Kind.INDEX
+
+
 for _names, _rule in _REWRITES.items():
     for _target in overloads(_names):
-        register(rewrite(_target, Kind.VIEW, lowered(_rule)))
+        register(rewrite(_target, _kind(_target), lowered(_rule)))
 
 for _target in overloads("aten.select.int aten.select_copy.int"):
-    register(rewrite(_target, Kind.VIEW, lowered(_select), accepts=_accepts_select))
+    register(rewrite(_target, _kind(_target), lowered(_select), accepts=_accepts_select))
 
 _SPLITS = ("aten.split.Tensor aten.split_with_sizes.default aten.unbind.int aten.chunk.default aten.split_copy.Tensor "
            "aten.split_with_sizes_copy.default aten.unbind_copy.int aten.split.sizes")

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from dynafuse.partition.casts import keep_written_casts
@@ -188,17 +190,40 @@ def remove_noops(module: GraphModule) -> None:
     """Drop aliases, views that change nothing or undo others, casts to the same dtype, scatters that put nothing or all.
 
     One that is returned stays when it wraps an input, since an output that *is* an input has another meaning to its caller,
-    or when it has memory of its own.
+    or when it, or what a returned view looks into, has memory of its own.
     """
     output = module.graph.output_node()
+    moved: set[Node] = set()
     for node in list(module.graph.nodes):
         source = _same_as(node)
         if source is None:
             continue
-        if output in node.users and (source.op in ("placeholder", "get_attr") or makes_memory(node)):
+        wraps_input = output in node.users and source.op in ("placeholder", "get_attr")
+        if wraps_input or (makes_memory(node) and _returned(node)):
             continue
+        if makes_memory(node):
+            moved.add(source)
         node.replace_all_uses_with(source)
         module.graph.erase_node(node)
+    if moved:
+        place_views(module, moved)
+
+
+def _returned(node: Node) -> bool:
+    """Whether a tensor, or a view of it, is returned."""
+    return any(user.op == "output" or (is_view(user) and _returned(user)) for user in node.users)
+
+
+def place_views(module: GraphModule, sources: set[Node]) -> None:
+    """Compute the fake values anew of all views of tensors that stand for others now, whose memory begins elsewhere."""
+    mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
+    moved = set(sources)
+    for node in module.graph.nodes:
+        if is_view(node) and node.args[0] in moved and not node.meta.get("unbacked_bindings"):
+            moved.add(node)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with mode or nullcontext():
+                node.meta["val"] = node.target(*args, **kwargs)
 
 
 def _same_as(node: Node) -> Node | None:

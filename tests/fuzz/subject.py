@@ -42,12 +42,22 @@ class Verdict:
         """Whether it is a fault of ours."""
         return self.status in ("wrong", "raises")
 
+    def like(self, other: Verdict) -> bool:
+        """Whether it says the same of another backend."""
+        return (self.status, self.kind, _worded(self.detail)) == (other.status, other.kind, _worded(other.detail)) or (
+            self.status == other.status == "wrong" and self.kind == other.kind)
+
     @property
     def signature(self) -> str:
         """What alike failures have in common."""
         if self.status == "raises":
-            return f"raises {self.kind} {self.where} {re.sub(r'[0-9]+|v[0-9]|p[0-9]', '#', self.detail.strip().splitlines()[0])[:80]}"
+            return f"raises {self.kind} {self.where} {_worded(self.detail)}"
         return f"{self.status} {self.kind}"
+
+
+def _worded(detail: str) -> str:
+    """The beginning of a message, without its numbers."""
+    return re.sub(r"[0-9]+", "#", (detail.strip().splitlines() or [""])[0])[:90]
 
 
 def examine(text: str, device: str = "cpu") -> Verdict:
@@ -63,7 +73,7 @@ def examine(text: str, device: str = "cpu") -> Verdict:
         if verdict.status == "wrong" and verdict.kind == "value":
             references = [references_of(loaded, call, device, MANY) for call in loaded.calls]
             verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
-        if verdict.failed and tried(loaded, references, device, TORCHS_OWN, None).status != "ok":
+        if verdict.failed and tried(loaded, references, device, TORCHS_OWN, None).like(verdict):
             return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
         return verdict
 
