@@ -19,7 +19,7 @@ from dynafuse.backend import Compiled
 from dynafuse.errors import OptionError
 from dynafuse.lowering.nvfuser import availability
 from dynafuse.partition import device as devices
-from dynafuse.report import Report, explain
+from dynafuse.report import Price, Report, ReportedStep, explain
 from dynafuse.report.reading import report_of
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
@@ -175,6 +175,30 @@ def test_prices_of_all_executors_with_the_override_that_would_flip_them(monkeypa
     monkeypatch.setenv(name, f"{1.1 * float(value) + 0.3:.2f}")
     (flipped,) = on_h200(softmax, x).graphs[0].steps
     assert flipped.executor == other.executor
+
+
+@pytest.mark.parametrize(("bound_by", "shown"), [("device", "nvfuser 12.0 +20 %"), ("host", "nvfuser 6.0 host +50 %"), (None, "nvfuser 12.0 +20 %")])
+def test_the_next_best_executor_is_compared_by_the_time_that_is_shown(bound_by: str | None, shown: str) -> None:
+    prices = (Price("triton", 10.0, 4.0), Price("nvfuser", 12.0, 6.0))
+    step = ReportedStep("r0", "triton", ("aten.sin.default",), "k" * 32, 8, 10.0, host_us=4.0, prices=prices, margin=9.0)
+    assert str(step.second(bound_by)) == shown
+    faster = replace(step, prices=(prices[0], Price("nvfuser", 9.0, 44.0)))
+    assert str(faster.second(bound_by)) == ("nvfuser 44.0 host ×11" if bound_by == "host" else "nvfuser 9.0 -10 %")
+    assert replace(step, prices=prices[:1]).second(bound_by) is None
+    assert replace(step, predicted_us=0.0, host_us=0.0).second(bound_by).more is None  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("two")
+def test_what_bounds_a_graph_is_what_executors_are_compared_by() -> None:
+    for rows, of in ((8, "host"), (65536, "device")):
+        (graph,) = on_h200(softmax, torch.empty(rows, 1024)).graphs
+        second = graph.steps[0].second(graph.bound_by)
+        assert graph.bound_by == of and second is not None and second.of == of
+
+
+def test_one_executor_has_no_column_for_another() -> None:
+    report = on_h200(softmax, torch.empty(8, 8))
+    assert "next best" not in str(report)
 
 
 @pytest.mark.usefixtures("two")

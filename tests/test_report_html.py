@@ -65,7 +65,8 @@ def test_every_step_is_there_with_what_is_known_of_it() -> None:
     string = page.data["strings"].__getitem__
     first, product, moved, forced = graph["steps"]
     assert first["prices"][1] == ["nvfuser", 12.0, 6.8, "DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 1.10"]
-    assert (first["margin"], first["unsure"], first["measured"]) == (0.17, ["triton", "nvfuser"], {"triton": 11.0, "nvfuser": 10.1})
+    assert (first["unsure"], first["measured"]) == (["triton", "nvfuser"], {"triton": 11.0, "nvfuser": 10.1})
+    assert first["second"] == ["nvfuser", "device", 12.0, 0.154]
     assert string(product["reason"]) == "contraction: stays with the vendor's library" and "key" not in product
     assert [[string(name), n] for name, n in moved["ops"]] == [["mul", 2], ["cast", 1]]
     assert string(moved["notes"][0]).startswith("not on nvFuser") and string(moved["fallback"][0]).startswith("nvfuser")
@@ -193,3 +194,8 @@ def test_depth_does_not_make_the_picture_wide() -> None:
     """A residual path beside every few steps, on one side."""
     reads = [[j for j in ({i - 1, i - 4} if i % 4 == 0 else {i - 1}) if j >= 0] for i in range(1, 0x200)]
     assert layout([[], *reads]).width < 4 * BOX
+
+
+def test_columns_that_a_narrow_page_leaves_out_are_named_in_its_style() -> None:
+    text = small().to_html()
+    assert "@media (max-width: 640px)" in text and ".wide { display: none; }" in text and text.count("wide: true") >= 6

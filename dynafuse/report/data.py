@@ -34,6 +34,26 @@ class Price:
 
 
 @dataclass(frozen=True)
+class Second:
+    """The executor that came second for a step: its time of the ``device`` or the ``host`` (``of``), whichever bounds the
+    graph, and how much more that is than the same time of the executor that was chosen; None where that takes none."""
+
+    executor: str
+    of: str
+    us: float
+    more: float | None
+
+    def __str__(self) -> str:
+        host = " host" if self.of == "host" else ""
+        return f"{self.executor} {self.us:.1f}{host}" + ("" if self.more is None else f" {percent(self.more)}")
+
+
+def percent(more: float) -> str:
+    """A relative difference: ``+31 %``, ``-4 %``; as a factor from ten on."""
+    return f"{100 * more:+.0f} %" if more < 9 else f"×{1 + more:.0f}"
+
+
+@dataclass(frozen=True)
 class Relative:
     """The earlier step whose kernel is nearly that of a step, in which graph it is (from 1 on), and what keeps them apart.
 
@@ -65,7 +85,7 @@ class ReportedStep:
     reason: str = ""
     host_us: float | None = None
     prices: tuple[Price, ...] = ()  # of the executors that could run the step, best first
-    margin: float | None = None  # how much longer the user would wait with the second, relative to the first
+    margin: float | None = None  # how much longer the user would wait, host and device together, with the second
     unsure: tuple[str, ...] = ()  # executors that the predictions cannot tell apart
     measured_us: Mapping[str, float] = field(default_factory=dict)  # device time per executor, where it was measured
     kernel_class: str = ""
@@ -83,6 +103,15 @@ class ReportedStep:
     def others(self) -> tuple[Price, ...]:
         """The prices of the executors that were not chosen, the next best first."""
         return tuple(price for price in self.prices if price.executor != self.executor)
+
+    def second(self, bound_by: str | None) -> Second | None:
+        """The next best executor, by the time that bounds the graph; None without one."""
+        if not self.others:
+            return None
+        other = self.others[0]
+        of = "host" if bound_by == "host" else "device"
+        own, us = (self.host_us, other.host_us) if of == "host" else (self.predicted_us, other.device_us)
+        return Second(other.executor, of, us, us / own - 1 if own else None)
 
     def to_dict(self) -> dict[str, Any]:
         """The step as data."""

@@ -36,7 +36,7 @@ const badge = executor => element("span", {class: "badge", "aria-hidden": "true"
 const fixed = (value, digits = 1) => value === undefined || value === null ? "–" : value.toFixed(digits);
 const megabytes = bytes => bytes === undefined ? "–" : (bytes / 1e6).toFixed(3);
 const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
-const percent = margin => margin < 9 ? `+${Math.round(100 * margin)} %` : `×${Math.round(1 + margin)}`;
+const percent = more => more < 9 ? `${more < 0 ? "-" : "+"}${Math.abs(Math.round(100 * more))} %` : `×${Math.round(1 + more)}`;
 const others = step => (step.prices ?? []).filter(p => p[0] !== step.executor);
 
 const pen = document.createElement("canvas").getContext("2d");
@@ -329,8 +329,9 @@ function prices(step) {
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...head.map(title => element("th", {scope: "col"}, title)))), element("tbody", {}, ...rows));
   const made = section("Prices", table);
-  if (step.margin !== undefined && others(step).length) {
-    made.push(element("p", {}, `Next best is ${others(step)[0][0]}: ${percent(step.margin)}.`));
+  if (step.second) {
+    const [name, of, , more] = step.second;
+    made.push(element("p", {}, `Next best is ${name}` + (more === null ? "." : `: ${percent(more)} of ${of} time.`)));
   }
   if (step.unsure) made.push(element("p", {}, `Too close to call: ${step.unsure.join(", ")}.`));
   for (const [name, , , override] of others(step)) {
@@ -367,6 +368,7 @@ function virtual(id, columns, row) {
     button.addEventListener("click", () => sort(i));
     const head = element("th", {scope: "col", "aria-sort": "none", style: `width:${column.width}`}, button);
     if (column.number) head.classList.add("number");
+    if (column.wide) head.classList.add("wide"); // left out where there is no room for it: the step's details have it
     return head;
   });
   table.tHead.append(element("tr", {}, ...heads));
@@ -394,13 +396,14 @@ function virtual(id, columns, row) {
     const first = Math.max(0, Math.floor(scroll.scrollTop / ROW) - 10);
     const last = Math.min(rows.length, first + Math.ceil((scroll.clientHeight || 470) / ROW) + 20);
     const space = height => {
-      const made = element("tr", {class: "space", "aria-hidden": "true"}, element("td", {colspan: columns.length}));
+      const made = element("tr", {class: "space", "aria-hidden": "true"}, element("td", {}));
       made.firstChild.style.height = `${height}px`;
       return made;
     };
     body.replaceChildren(space(first * ROW), ...rows.slice(first, last).map((one, i) => {
       const made = row(one);
       made.setAttribute("aria-rowindex", first + i + 2);
+      columns.forEach((column, j) => { if (column.wide) made.children[j].classList.add("wide"); });
       return made;
     }), space((rows.length - last) * ROW));
     table.setAttribute("aria-rowcount", rows.length + 1);
@@ -418,28 +421,30 @@ function virtual(id, columns, row) {
 
 const cell = (content, kind = "") => element("td", kind ? {class: kind} : {}, content);
 
-function nextBest(step) {
-  const [second] = others(step);
-  return second ? `${second[0]} ${fixed(second[1])}` + (step.margin === undefined ? "" : ` ${percent(step.margin)}`) : "";
+const compared = DATA.graphs.some(one => one.steps.some(step => step.second)); // else there is one executor in all columns
+
+function nextBest(step) { // the next best executor with its time, and how much more that is
+  const [name, of, us, more] = step.second ?? [];
+  return name === undefined ? ["", ""] : [`${name} ${fixed(us)}${of === "host" ? " host" : ""}`, more === null ? "" : percent(more)];
 }
 
 const steps = virtual("steps", [
-  {title: "#", width: "48px", number: true, key: s => s.id},
-  {title: "step", width: "14%", key: s => s.name},
+  {title: "#", width: "48px", number: true, wide: true, key: s => s.id},
+  {title: "step", width: "var(--name, 14%)", key: s => s.name},
   {title: "executor", width: "98px", key: s => s.executor},
   {title: "ops", width: "auto", key: s => string(s.label)},
-  {title: "MB", width: "84px", number: true, key: s => s.bytes},
+  {title: "MB", width: "84px", number: true, wide: true, key: s => s.bytes},
   {title: "device µs", width: "92px", number: true, key: s => s.us},
-  {title: "host µs", width: "78px", number: true, key: s => s.host},
-  {title: "next best", width: "120px", key: s => others(s)[0]?.[0]},
-  {title: "margin", width: "70px", number: true, key: s => s.margin},
-  {title: "kernel", width: "84px", key: s => s.key},
-  {title: "reuse", width: "140px", key: reuse},
+  {title: "host µs", width: "78px", number: true, wide: true, key: s => s.host},
+  ...(compared ? [{title: "next best", width: "130px", wide: true, key: s => s.second?.[0]},
+    {title: "more", width: "70px", number: true, wide: true, key: s => s.second?.[3] ?? undefined}] : []),
+  {title: "kernel", width: "84px", wide: true, key: s => s.key},
+  {title: "reuse", width: "140px", wide: true, key: reuse},
 ], step => {
   const executor = element("span", {style: "display:flex;gap:6px;align-items:center"}, badge(step.executor), step.executor);
   const made = element("tr", {"data-step": step.id}, cell(String(step.id + 1), "number"), cell(stepButton(step.id)), cell(executor),
     cell(string(step.label)), cell(megabytes(step.bytes), "number"), cell(fixed(step.us), "number"), cell(fixed(step.host), "number"),
-    cell(nextBest(step).replace(/ [+×][^ ]+( %)?$/, "")), cell(step.margin === undefined ? "" : percent(step.margin), "number"),
+    ...(compared ? [cell(nextBest(step)[0]), cell(nextBest(step)[1], "number")] : []),
     cell(element("code", {}, step.key ? step.key.slice(0, 8) : "–")), cell(reuse(step) ?? ""));
   made.children[3].title = string(step.label);
   if (step.id === shown) made.classList.add("shown");

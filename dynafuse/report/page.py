@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from dynafuse.report.data import Report, ReportedGraph, ReportedStep
+from dynafuse.report.data import Report, ReportedGraph, ReportedStep, Second
 from dynafuse.report.layout import layout
 from dynafuse.report.text import breaks, extent, place, relatives, reused, short, shorten, summary, text, total
 
@@ -48,7 +48,8 @@ def _graph(graph: ReportedGraph, number: int, strings: dict[str, int]) -> dict[s
     """A graph for the script. Texts that repeat are numbers into ``strings``, steps are numbers in the order of the plan."""
     position = {step.name: i for i, step in enumerate(graph.steps)}
     places = layout([[position[name] for name in step.reads] for step in graph.steps])
-    steps = [_step(step, strings) | _relative(step, number, strings) for step in graph.steps]
+    steps = [_step(step, strings) | _second(step.second(graph.bound_by)) | _relative(step, number, strings)
+             for step in graph.steps]
     for step, row, x in zip(steps, places.rows, places.centres, strict=True):
         step.update(row=row, x=x)
     return {
@@ -81,7 +82,6 @@ def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
         "near": str(step.near) if step.near else None,
         "kernel_class": step.kernel_class,
         "prices": [[p.executor, _rounded(p.device_us), _rounded(p.host_us), p.override] for p in step.prices],
-        "margin": None if step.margin is None else _rounded(step.margin),
         "unsure": list(step.unsure),
         "measured": {name: _rounded(us) for name, us in step.measured_us.items()},
         "reason": _held(step.reason, strings) if step.reason else None,
@@ -92,6 +92,14 @@ def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
         "lines": [_held(line, strings) for line in step.lines],
     }
     return {name: value for name, value in found.items() if not (value is None or value is False or value in ("", [], {}))}
+
+
+def _second(second: Second | None) -> dict[str, Any]:
+    """The next best executor: its name, of what its time is, the time, and how much more that is."""
+    if second is None:
+        return {}
+    more = None if second.more is None else _rounded(second.more)
+    return {"second": [second.executor, second.of, _rounded(second.us), more]}
 
 
 def _relative(step: ReportedStep, graph: int, strings: dict[str, int]) -> dict[str, Any]:

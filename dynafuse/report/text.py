@@ -138,33 +138,21 @@ def _table(graph: ReportedGraph) -> Table:
     for title in ("next best", "kernel", "reuse") if compared else ("kernel", "reuse"):
         table.add_column(title, no_wrap=True)
     for step in graph.steps:
-        cells = _cells(step)
+        cells = _cells(step, graph.bound_by)
         table.add_row(*map(escape, cells if compared else (*cells[:5], *cells[6:])))
     return table
 
 
-def _cells(step: ReportedStep) -> Sequence[str]:
+def _cells(step: ReportedStep, bound_by: str | None) -> Sequence[str]:
     megabytes = "–" if step.bytes is None else f"{step.bytes / 1e6:.3f}"
     us = "–" if step.predicted_us is None else f"{step.predicted_us:.1f}"
-    return step.name, step.executor, shorten(step.ops), megabytes, us, next_best(step), (step.key or "–")[:8], reuse(step)
+    second = str(step.second(bound_by) or "")
+    return step.name, step.executor, shorten(step.ops), megabytes, us, second, (step.key or "–")[:8], reuse(step)
 
 
 def reuse(step: ReportedStep) -> str:
     """Whether the kernel was there before, or is one of another length of the fold: ``near: fold of 5 in 8``."""
     return f"near: {step.near}" if step.near else "reused" if step.reused else ""
-
-
-def next_best(step: ReportedStep) -> str:
-    """The executor that came second, with its device time and how much longer the user would wait: ``nvfuser 4.9 +31 %``."""
-    if not step.others:
-        return ""
-    second = step.others[0]
-    return f"{second.executor} {second.device_us:.1f}" + (f" {percent(step.margin)}" if step.margin is not None else "")
-
-
-def percent(margin: float) -> str:
-    """A relative difference: ``+31 %``; as a factor from ten on."""
-    return f"+{100 * margin:.0f} %" if margin < 9 else f"×{1 + margin:.0f}"
 
 
 def shorten(ops: Sequence[str]) -> str:
