@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         OptionError,
     )
     from dynafuse.force import force_backend
+    from dynafuse.history import process_report
     from dynafuse.report import Report, explain
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ _HOME = {
     "Report": "report",
     "explain": "report",
     "force_backend": "force",
+    "process_report": "history",
     "stats": "backend",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "__version__",
     "explain",
     "force_backend",
+    "process_report",
     "stats",
 ]
 

@@ -29,7 +29,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from dynafuse import persist
-from dynafuse.build import STORE, TURNED_DOWN, bind, failures, request
+from dynafuse.build import ORIGINS, STORE, TURNED_DOWN, bind, failures, request
 from dynafuse.cache.key import Bound
 from dynafuse.cache.store import outcome
 from dynafuse.catchable import catchable
@@ -38,6 +38,7 @@ from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
 from dynafuse.fallback import Guard
 from dynafuse.forks import Lock
+from dynafuse.history import HISTORY
 from dynafuse.ir import Plan
 from dynafuse.layers import take_apart
 from dynafuse.lowering.triton import pool
@@ -215,6 +216,8 @@ def reset() -> None:
     """Forget compiled kernels (``torch.compiler.reset`` calls this)."""
     global _launch_sites
     STORE.clear()
+    ORIGINS.clear()
+    HISTORY.clear()
     TURNED_DOWN.clear()
     LENGTHS.clear()
     VERDICTS.clear()
@@ -436,9 +439,12 @@ class Graph:
         return call
 
     def report(self, planned: Planned) -> None:
-        """Tell the listeners."""
+        """Tell the listeners, and note what this process runs from now on."""
+        compiled = self.compiled(planned)
         for listener in list(_listeners):
-            self.guard.stage("reports", lambda: listener(self.compiled(planned)), nothing)  # noqa: B023
+            self.guard.stage("reports", functools.partial(listener, compiled), nothing)
+        if planned.meanwhile is None and not _plan_only:
+            HISTORY.note(compiled, self.config.cudagraphs, ORIGINS)
 
     def compiled(self, planned: Planned) -> Compiled:
         """What listeners are told."""

@@ -55,6 +55,9 @@ _LOWERING = Lock()
 REFUSES: Mapping[str, Callable[[Spec], str]] = {"nvfuser": nvfuser.refusal, "inductor": inductor.refusal}
 """Why an executor cannot take a region whose every op it can."""
 
+ORIGINS: dict[str, str] = {}
+"""Whether the kernels of the store were compiled or on disk, by key."""
+
 TURNED_DOWN: dict[str, str] = {}
 """What an executor's library has said, in this process, against regions that another executor can take, by key."""
 
@@ -152,11 +155,15 @@ def request(bound: Bound, capability: int | None, config: Config, guard: Guard |
     }
 
     def make() -> Future[Built]:
+        ORIGINS[bound.key] = "compiled"
         with _LOWERING:
             return makers[bound.region.executor]()
 
-    return STORE.request(bound.key, lambda: persist.kernel(
-        bound, capability, config, make, lambda recipe: _fusion(bound, recipe), guard))
+    def start() -> Future[Built]:
+        ORIGINS[bound.key] = "disk"  # unless it has to be made
+        return persist.kernel(bound, capability, config, make, lambda recipe: _fusion(bound, recipe), guard)
+
+    return STORE.request(bound.key, start)
 
 
 def is_there(bound: Bound, capability: int | None, config: Config) -> bool:

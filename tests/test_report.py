@@ -61,7 +61,7 @@ def fused(report: Report, graph: int = 0) -> list[dict[str, Any]]:
 def test_to_dict_is_plain_data_of_the_promised_form() -> None:
     data = on_h200(blocks(2), torch.randn(8, 32)).to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert set(data) == {"device", "graphs", "kernels", "reuse", "unusable", "breaks"}
+    assert set(data) == {"device", "graphs", "kernels", "reuse", "unusable", "breaks", "dropped"}
     assert data["device"] == "h200"
     assert [set(graph) for graph in data["graphs"]] == [GRAPH_NAMES] * 2
     steps = [step for graph in data["graphs"] for step in graph["steps"]]
@@ -336,7 +336,7 @@ def test_a_function_without_tensors_has_no_graphs() -> None:
     report = on_h200(lambda: 3)
     nothing = {"regions": 0, "distinct": 0, "exact": 0, "near": 0, "apart": 0}
     assert report.to_dict() == {"device": "h200", "graphs": [], "kernels": 0, "reuse": nothing, "unusable": {},
-                                "breaks": []}
+                                "breaks": [], "dropped": 0}
     assert report.refusals == ()
     assert "nothing to compile" in str(report)
 

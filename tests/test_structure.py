@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "standin": None,
     "backend": None,
     "entry": None,
+    "history": None,
     "report": None,
     "demo": None,
     "calibrate": None,

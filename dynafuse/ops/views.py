@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
+import torch
 from sympy import S
 
 from dynafuse.ops.indexing_math import (

@@ -98,6 +98,7 @@ class ReportedStep:
     lines: tuple[str, ...] = ()  # the user's lines that it computes
     relative: Relative | None = None  # where its kernel is new: the earlier step whose kernel nearly is the same
     near: Near | None = None  # the kernel is one that other lengths of its fold share
+    origin: str = ""  # of a step that has run: whether its kernel was compiled, on disk or in memory
 
     @property
     def others(self) -> tuple[Price, ...]:
@@ -198,8 +199,8 @@ class ReportedGraph:
 
     @property
     def bound_by(self) -> str | None:
-        """``device`` or ``host``, whichever takes longer; None where nothing has a price."""
-        if all(step.predicted_us is None for step in self.steps):
+        """``device`` or ``host``, whichever takes longer; None where a step has no price."""
+        if not self.steps or any(step.predicted_us is None for step in self.steps):
             return None
         return "device" if self.captured or self.device_us >= self.host_us else "host"
 
@@ -234,6 +235,8 @@ class Report:
     graphs: tuple[ReportedGraph, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
     breaks: tuple[Break, ...] = ()
+    dropped: int = 0  # graphs before those that are here
+    empty: str = "nothing to compile: no tensor operations were captured"  # what to say without graphs
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -254,7 +257,7 @@ class Report:
         """The report as data that ``json`` can write."""
         graphs = [graph.to_dict() for graph in self.graphs]
         return {"device": self.device, "graphs": graphs, "kernels": self.kernels, "reuse": asdict(self.reuse),
-                "unusable": dict(self.unusable), "breaks": [asdict(one) for one in self.breaks]}
+                "unusable": dict(self.unusable), "breaks": [asdict(one) for one in self.breaks], "dropped": self.dropped}
 
     def to_html(self) -> str:
         """The report as one page that needs nothing else: no network, no fonts, no other files."""

@@ -341,7 +341,7 @@ function prices(step) {
 }
 
 function reuse(step) {
-  return step.near ? `near: ${step.near}` : step.reused ? "reused" : undefined;
+  return step.near ? `near: ${step.near}` : step.reused ? "reused" : step.origin;
 }
 
 function kernel(step) {

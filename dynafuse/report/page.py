@@ -31,7 +31,7 @@ def page(report: Report) -> str:
     graphs = [_graph(graph, number, strings) for number, graph in enumerate(report.graphs, 1)]
     data = {"graphs": graphs, "strings": list(strings)}
     return _template().render(title=report.title, found=extent(report), unusable=list(report.unusable.values()), data=data,
-                              breaks=breaks(report),
+                              breaks=breaks(report), empty=report.empty,
                               reuse=reused(report.reuse) if report.reuse.regions else "", relatives=relatives(report),
                               plain=text(report))
 
@@ -79,6 +79,7 @@ def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
         "us": _rounded(step.predicted_us),
         "host": _rounded(step.host_us),
         "reused": step.reused,
+        "origin": step.origin,
         "near": str(step.near) if step.near else None,
         "kernel_class": step.kernel_class,
         "prices": [[p.executor, _rounded(p.device_us), _rounded(p.host_us), p.override] for p in step.prices],

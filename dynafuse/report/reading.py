@@ -35,6 +35,11 @@ def report_of(compiled: Sequence[Compiled], device: str | None, captured: bool) 
     return Report(named.name if named else "cpu", title, graphs, unusable)
 
 
+def graph_of(compiled: Compiled, captured: bool) -> ReportedGraph:
+    """A graph by itself; what runs eager has no price, which would take longer to find than all the rest."""
+    return _graph(compiled, 1, False, captured, Kernels())
+
+
 def _planned_for(compiled: Sequence[Compiled]) -> devices.Device | None:
     """The device whose costs decided; None if no graph had anything to fuse and no GPU is there."""
     found = [one.device for one in compiled if one.plan.regions or torch.cuda.is_available()]
@@ -59,7 +64,8 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
     calls = sum(step.key is None for step in steps)
     kept = _kept(plan.annotated) if compiled.kind == "forward" else None
     graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured, compiled.calls, kept)
-    return replace(graph, steps=tuple(replace(step, prices=_ordered(step, graph.bound_by)) for step in steps))
+    bound_by = graph.bound_by
+    return replace(graph, steps=tuple(replace(step, prices=_ordered(step, bound_by)) for step in steps))
 
 
 def _kept(annotated: Annotated) -> Kept:

@@ -42,8 +42,10 @@ def text(report: Report) -> str:
         lines += wrapped(reused(report.reuse))
     for line in breaks(report):
         lines += wrapped(line)
+    if report.dropped:
+        lines.append(f"{count(report.dropped, 'earlier graph')} not listed")
     if not report.graphs:
-        lines.append("nothing to compile: no tensor operations were captured")
+        lines.append(report.empty)
     for number, graph in enumerate(report.graphs, 1):
         lines += ["", *wrapped(f"graph {number}, {graph.title}: {summary(graph)}")]
         if graph.bound_by:
@@ -151,8 +153,9 @@ def _cells(step: ReportedStep, bound_by: str | None) -> Sequence[str]:
 
 
 def reuse(step: ReportedStep) -> str:
-    """Whether the kernel was there before, or is one of another length of the fold: ``near: fold of 5 in 8``."""
-    return f"near: {step.near}" if step.near else "reused" if step.reused else ""
+    """Whether the kernel was there before, or is one of another length of the fold: ``near: fold of 5 in 8``. Of a step that
+    has run, whether it was compiled or on disk."""
+    return f"near: {step.near}" if step.near else "reused" if step.reused else step.origin
 
 
 def shorten(ops: Sequence[str]) -> str:
