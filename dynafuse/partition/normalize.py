@@ -211,7 +211,7 @@ def remove_noops(module: GraphModule) -> None:
 
 def _returned(node: Node) -> bool:
     """Whether a tensor, or a view of it, is returned."""
-    return any(user.op == "output" or (is_view(user) and _returned(user)) for user in node.users)
+    return any(user.op == "output" or (shares_memory(user) and _returned(user)) for user in node.users)
 
 
 def place_views(module: GraphModule, sources: set[Node]) -> None:

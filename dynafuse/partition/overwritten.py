@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.fx.node import map_arg
@@ -27,12 +28,12 @@ NO_VERSION = "saved_tensor_with_no_vc_check"
 
 
 def save_before_overwriting(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """Have the backward get a copy of an input that the forward overwrites at its end, where it asks for the old values.
+    """Have the backward get a copy of an input that the forward overwrites, or torch after it, where it asks for old values.
 
     What the backward itself overwrites it gets too, and what it wants of that through a view is a copy. ``results`` is the
     number of outputs in front of what is saved.
     """
-    overwritten = {node.args[0] for node in forward.graph.nodes if node.target is COPIES_INTO}
+    overwritten = _overwritten(forward)
     output = forward.graph.output_node()
     values: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     copies, saved = Copies(forward), _saved(values, results, backward)
@@ -51,6 +52,17 @@ def save_before_overwriting(forward: GraphModule, backward: GraphModule, results
     output.args = (tuple(values),)
     forward.recompile()
     backward.recompile()
+
+
+def _overwritten(forward: GraphModule) -> set[Node]:
+    """The inputs that the forward overwrites at its end, and those that torch overwrites with what it returns.
+
+    Torch does so itself where autograd has to see it, and would then refuse the input's old values to the backward.
+    """
+    inside = {node.args[0] for node in forward.graph.nodes if node.target is COPIES_INTO}
+    described = forward.graph.output_node().meta.get("desc") or ()
+    outside = [result.mutated_input for result in described if isinstance(result, InputMutationAOTOutput)]
+    return inside | {node for node in forward.graph.find_nodes(op="placeholder") if node.meta.get("desc") in outside}
 
 
 def _saved(values: Sequence[Any], results: int, backward: GraphModule) -> list[tuple[int, Node]]:
