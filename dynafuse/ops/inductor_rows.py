@@ -1,7 +1,7 @@
 """What Inductor can take of the op table: every op that may be fused, less the ones named here.
 
 Inductor lowers ATen by its own tables; where it has no lowering it calls the op as eager does, which no one needs it for.
-Neither Inductor nor a region is needed to ask.
+Neither Inductor nor a region is needed to ask. Where its C++ is not what eager computes, it is given other ops instead.
 
 Worked example::
 
@@ -11,8 +11,17 @@ Worked example::
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from dynafuse.ops.literals import opmath
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Call, Kind, Row
+
+Number: TypeAlias = bool | int | float
 
 MISSING = frozenset(overloads(
     "prims.full.default prims.full_like.default prims.reshape.default prims.collapse_view.default prims.collapse.default "
@@ -26,10 +35,82 @@ MISSING = frozenset(overloads(
 """Ops that Inductor neither lowers nor decomposes."""
 
 
+REMAINDER = frozenset(overloads(
+    "aten.remainder.Tensor aten.remainder.Scalar aten.remainder.Scalar_Tensor prims.remainder.default"))
+FLOOR_DIVISION = frozenset(overloads("aten.floor_divide.default aten.floor_divide.Scalar"))
+ROUNDED_DIVISION = frozenset(overloads("aten.div.Tensor_mode aten.div.Scalar_mode"))
+DIVISIONS = REMAINDER | FLOOR_DIVISION | ROUNDED_DIVISION | frozenset(overloads(
+    "aten.fmod.Tensor aten.fmod.Scalar prims.fmod.default prims.div.default"))
+EXPM1 = frozenset(overloads("aten.expm1.default prims.expm1.default"))
+
+
+INEXACT = frozenset(overloads("aten.acosh.default prims.acosh.default aten.atanh.default prims.atanh.default"))
+"""Ops whose formulas in C++ overflow, or lose the sign of a zero."""
+
+
 def refusal(row: Row, call: Call) -> str:
     """Why Inductor cannot take a call of a fusible op, or ""."""
     if row.kind is Kind.RANDOM:
         return "random numbers: the bits would depend on the executor"
     if row.target.namespace not in ("aten", "prims"):
         return f"Inductor does not know {row.target.namespace}"
+    if row.target in DIVISIONS and not call.dtype.is_floating_point and not _is_nonzero(tuple(call.args.values())[1]):
+        return "integers divided by what may be 0: eager raises, C++ ends the process"
+    if row.target in INEXACT:
+        return f"Inductor's {row.target} overflows, or loses signs of zeros"
     return f"Inductor has no {row.target}" if row.target in MISSING else ""
+
+
+def _is_nonzero(divisor: Any) -> bool:
+    """Whether a divisor is known, and not 0."""
+    if isinstance(divisor, sympy.Expr):
+        return bool(divisor.is_nonzero)
+    return isinstance(divisor, int | float) and divisor != 0
+
+
+def replacement(call: Call) -> Callable[[Mapping[str, Any]], torch.Tensor] | None:
+    """What Inductor is given for a call whose floats it computes otherwise than eager, by arguments; None for any other."""
+    if not call.dtype.is_floating_point:
+        return None
+    if call.target in EXPM1:
+        return lambda given: _expm1(*given.values())
+    if call.target in REMAINDER:
+        return lambda given: _in_opmath(_remainder, call.dtype, *given.values())
+    floors = call.target in FLOOR_DIVISION or (call.target in ROUNDED_DIVISION and call["rounding_mode"] == "floor")
+    return (lambda given: _in_opmath(_floor_divide, call.dtype, *tuple(given.values())[:2])) if floors else None
+
+
+def _expm1(value: torch.Tensor) -> torch.Tensor:
+    """``expm1``, which has its operand's sign: that of -0.0, too."""
+    return torch.copysign(torch.expm1(value), value)
+
+
+def _in_opmath(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype,
+               *operands: torch.Tensor | Number) -> torch.Tensor:
+    """A function of tensors or numbers, evaluated in the opmath type of ``dtype``."""
+    device = next(value.device for value in operands if isinstance(value, torch.Tensor))
+    left, right = (value.to(opmath(dtype)) if isinstance(value, torch.Tensor)
+                   else torch.full((), value, dtype=opmath(dtype), device=device) for value in operands)
+    return function(left, right).to(dtype)
+
+
+def _remainder(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Python's ``%``, from an exact remainder: Inductor's own is NaN where the divisor is infinite."""
+    rest = torch.fmod(left, right)
+    return torch.where(_other_side(rest, right), rest + right, rest)
+
+
+def _floor_divide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Python's ``//``, corrected by the exact remainder as eager does it."""
+    rest = torch.fmod(left, right)
+    quotient = (left - rest) / right
+    quotient = torch.where(_other_side(rest, right), quotient - 1, quotient)
+    floored = torch.floor(quotient)
+    floored = torch.where(quotient - floored > 0.5, floored + 1, floored)
+    exact = left / right
+    return torch.where(right == 0, exact, torch.where(quotient == 0, torch.copysign(quotient, exact), floored))
+
+
+def _other_side(rest: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    """Whether a remainder is not on the divisor's side of 0."""
+    return (rest != 0) & ((divisor < 0) != (rest < 0))

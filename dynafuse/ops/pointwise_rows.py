@@ -178,22 +178,38 @@ def _pow(context: Context, base: Any, exponent: Any) -> str:
     return _function("lm.pow" if context.dtype.is_floating_point else "lm.pow_int")(context, base, exponent)
 
 
+def _accepts_divisor(call: Call) -> str:
+    divisor = tuple(call.args.values())[1]
+    by_zero = isinstance(divisor, int | float) and divisor == 0 and not call.dtype.is_floating_point
+    return "integers divided by 0: eager raises" if by_zero else ""
+
+
 _row("aten.add.Tensor aten.add.Scalar prims.add.default", _add, lifts=(1, 2))
 _row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, lifts=(1, 2))
 _row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, lifts=(1, 2))
 _row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, lifts=(1,))
 _row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, inverts=(1,))
-_row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1))
+_row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), accepts=_accepts_divisor)
 _row("prims.div.default", _prims_div, inverts=(1,))
-_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=4)
-_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=_TRANSCENDENTAL)
+_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=4,
+     accepts=_accepts_divisor)
+_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=_TRANSCENDENTAL,
+     accepts=_accepts_divisor)
 _row(
     _tensor_or_scalar("remainder") + " aten.remainder.Scalar_Tensor prims.remainder.default",
     _REMAINDER,
     steps=(0, 1),
     flops=_TRANSCENDENTAL,
+    accepts=_accepts_divisor,
 )
-_row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4)
+def _accepts_power(call: Call) -> str:
+    """A number as the exponent of integers is not negative; a tensor may be."""
+    exponent = tuple(call.args.values())[1]
+    allowed = call.dtype.is_floating_point or (isinstance(exponent, int | float) and exponent >= 0)
+    return "" if allowed else "integers to a power that may be negative: eager raises"
+
+
+_row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4, accepts=_accepts_power)
 _row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Tensor", _pow, flops=2 * _TRANSCENDENTAL)
@@ -462,8 +478,8 @@ _row("aten.hardtanh.default", _clamp, lifts=(1, 2), flops=2)
 _row("aten.hardsigmoid.default", f"{_HARDSIGMOID} * 0.16666666666666666", flops=4)
 _row("aten.hardswish.default", f"{{0}} * {_HARDSIGMOID} * 0.16666666666666666", flops=5)
 _row("aten.hardshrink.default", "tl.where(({0} >= -{1}) & ({0} <= {1}), 0.0, {0})", lifts=(1,), steps=(0,), flops=3)
-_row("aten.softshrink.default", "tl.where({0} > {1}, {0} - {1}, tl.where({0} < -{1}, {0} + {1}, {0} * 0))", lifts=(1,),
-     flops=4)
+_row("aten.softshrink.default", "tl.where({0} > {1}, {0} - {1}, tl.where({0} < -{1}, {0} + {1}, "
+     "tl.where({0} != {0}, {0}, 0.0)))", lifts=(1,), flops=4)
 _row("aten.threshold.default", "tl.where({0} <= {1}, {2}, {0})", lifts=(1, 2), steps=(0,))
 _row("aten.log_sigmoid.default", "lm.minimum({0}, 0) - lm.log1p(lm.exp(-tl.abs({0})))", flops=2 * _TRANSCENDENTAL)
 _row("aten.sigmoid_backward.default", "{0} * ((1 - {1}) * {1})", flops=3)

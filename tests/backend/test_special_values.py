@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from differential import compiled
 from torch.nn import functional as F
 
+from dynafuse import ops
 from dynafuse.lowering.inductor import availability
+from dynafuse.ops import Kind
 
 INF, NAN = math.inf, math.nan
 EXECUTORS = ["triton", pytest.param("inductor", marks=pytest.mark.skipif(
     not availability.find("cpu").available, reason=str(availability.find("cpu"))))]
 
-SPECIALS = [0.0, -0.0, 1.5, -1.5, INF, -INF, NAN, 2.0, 2.0**-17, -(2.0**-17), 3.0, -0.25]
-OTHERS = [-0.0, 0.0, 0.0, -0.0, 1.0, 2.0, 0.0, -0.0, INF, -INF, -INF, INF]
+SPECIALS = [0.0, -0.0, 1.5, -1.5, INF, -INF, NAN, 2.0, 2.0**-17, -(2.0**-17), 3.0, -0.25, 2.0**-24, -(2.0**-24)]
+OTHERS = [-0.0, 0.0, 0.0, -0.0, 1.0, 2.0, 0.0, -0.0, INF, -INF, -INF, INF, -1.0, 0.5]
 
 LITERALS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "neg": lambda x, y: -x,
@@ -78,6 +81,84 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
         torch.where(left.isnan(), 0, left).view(torch.int64), torch.where(right.isnan(), 0, right).view(torch.int64))
 
 
+EITHER = ("relu", "clamp", "clip", "hardtanh", "maximum", "minimum", "fmax", "fmin")
+"""Maxima of 0.0 and -0.0 are either, as a processor has it: eager's own differ between CPU and CUDA."""
+
+OWN = {
+    "aten.softshrink.default": "its decomposition multiplies by 0",
+    "aten.gelu.default": "NaN of infinity, or infinity, by whether eager's own code is vectorised",
+    "aten.sigmoid_backward.default": "its decomposition multiplies in another order: overflow",
+    "aten.lerp.Tensor": "its decomposition adds in another order: 0.0 or -0.0",
+    "prims.fma.default": "rounded once or twice",
+    "aten.addcmul.default": "rounded once or twice",
+}
+"""Rows that are not compared, with the reason."""
+
+
+def calls() -> dict[str, Callable[..., torch.Tensor]]:
+    """Every pointwise row that eager has for float32, as a function of three tensors."""
+    rows = [row for row in ops.rows() if row.kind is Kind.POINTWISE and not row.raw and "(a" not in str(row.target._schema)]
+    made = {str(row.target): called(row.target) for row in rows if str(row.target) not in OWN}
+    return {name: function for name, function in made.items() if runs(function)}
+
+
+def called(target: Any) -> Callable[..., torch.Tensor]:
+    """An op of tensors, and of its defaults or 2 for every number."""
+    arguments = [(a.name if a.kwarg_only else None, a.type.kind() == "TensorType", number(a)) for a in target._schema.arguments]
+
+    def function(*given: torch.Tensor) -> torch.Tensor:
+        tensors = iter((*given, *given))
+        values = [(name, next(tensors) if is_tensor else value) for name, is_tensor, value in arguments]
+        positional = [value for name, value in values if name is None]
+        made: torch.Tensor = target(*positional, **{name: value for name, value in values if name is not None})
+        return made
+
+    return function
+
+
+def number(argument: Any) -> Any:
+    return argument.default_value if argument.has_default_value() else NUMBERS.get(str(argument.type), 2.0)
+
+
+NUMBERS = {"bool": False, "int": 2}
+
+
+def runs(function: Callable[..., torch.Tensor]) -> bool:
+    try:
+        return function(*GRID).shape == GRID[0].shape
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+
+
+VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -3.0, INF, -INF, NAN, 2.0**-40, -(2.0**-50), 2e18]
+GRID = tuple(torch.tensor(VALUES)[at].flatten() for at in torch.meshgrid(*[torch.arange(len(VALUES))] * 3, indexing="ij"))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_every_pointwise_row_has_eagers_special_values(executor: str) -> None:
+    """Infinities, NaNs and zeros with their signs are where eager has them; the others are near."""
+    table = calls()
+    assert len(table) > 100
+    every = lambda *given: [function(*given) for function in table.values()]  # noqa: E731
+    results = compiled(every, executors=executor)(*GRID)
+    wrong = {}
+    for name, ours, eager in zip(table, results, every(*GRID), strict=True):
+        bad = differing(name, ours, eager)
+        bad &= ~(torch.stack(GRID).isnan().any(0) & ("_backward" in name))  # eager's own vectorised code is otherwise there
+        if bad.any():
+            wrong[name] = [(*(float(x[k]) for x in GRID), float(ours[k]), float(eager[k])) for k in bad.nonzero().flatten()[:3]]
+    assert not wrong, "\n".join(f"{name}: {triples}" for name, triples in wrong.items())
+
+
+def differing(name: str, ours: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+    """Where a result is another than eager's."""
+    if not eager.is_floating_point():
+        return ours != eager
+    near = torch.isclose(ours, eager, rtol=1e-4, atol=1e-6, equal_nan=True)
+    signs = (eager == 0) & (ours == 0) & (ours.signbit() != eager.signbit())
+    return ~near | (signs & (not any(part in name for part in EITHER)))
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_equal_literals_of_two_signs_stay_two_in_training(executor: str) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -85,3 +166,60 @@ def test_equal_literals_of_two_signs_stay_two_in_training(executor: str) -> None
 
     x = torch.tensor([1.0, -1.0, 2.0], requires_grad=True)
     assert same(compiled(function, executors=executor)(x).detach(), function(x).detach())
+
+
+POWERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "-1": lambda x: (x + 1) ** -1, "-2": lambda x: torch.pow(x + 1, -2), "in place": lambda x: (x + 1).pow_(-1),
+    "of bytes": lambda x: (x.to(torch.uint8) + 1) ** -1,
+}
+QUOTIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "floor_divide": lambda x: (x + 1) // 0, "remainder": lambda x: (x + 1) % 0, "fmod": lambda x: torch.fmod(x + 1, 0),
+    "floor": lambda x: torch.div(x + 1, 0, rounding_mode="floor"),
+    "trunc": lambda x: torch.div(x + 1, 0, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("function", [*POWERS.values(), *QUOTIENTS.values()], ids=[*POWERS, *QUOTIENTS])
+def test_what_eager_refuses_of_integers_raises(function: Callable[..., torch.Tensor], executor: str) -> None:
+    x = torch.arange(1, 9)
+    with pytest.raises(RuntimeError) as eager:
+        function(x)
+    with pytest.raises(RuntimeError, match=str(eager.value)):
+        compiled(function, executors=executor)(x)
+
+
+BY_ZEROS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "floor_divide": lambda x, y: (x + 1) // y, "remainder": lambda x, y: (x + 1) % y, "fmod": lambda x, y: torch.fmod(x + 1, y),
+    "trunc": lambda x, y: torch.div(x + 1, y, rounding_mode="trunc"), "taken of": lambda x, y: 7 % (y + 0),
+}
+
+
+@pytest.mark.skipif(not availability.find("cpu").available, reason=str(availability.find("cpu")))
+@pytest.mark.parametrize("name", BY_ZEROS)
+def test_integers_divided_by_a_zero_among_others_raise_in_c_plus_plus(name: str) -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(BY_ZEROS[name], executors="inductor")(torch.arange(4), torch.tensor([1, 0, 2, 3]))
+
+
+DIVISORS = [1.5, -1.5, 0.0, -0.0, INF, -INF, NAN]
+DIVISIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "remainder": torch.remainder, "fmod": torch.fmod, "floor_divide": torch.floor_divide,
+    "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"), "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_divisions_with_a_remainder(executor: str, dtype: torch.dtype) -> None:
+    """Of tensors and of numbers, with every special value on both sides."""
+    def every(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [function(x, divisor) for function in DIVISIONS.values() for divisor in (y, *DIVISORS)]
+
+    x, y = (values.flatten() for values in torch.meshgrid(
+        torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, -7.0, INF, -INF, NAN], dtype=dtype), torch.tensor(DIVISORS, dtype=dtype),
+        indexing="ij"))
+    names = [(name, divisor) for name in DIVISIONS for divisor in ("a tensor", *DIVISORS)]
+    wrong = {name: (ours, eager) for name, ours, eager in zip(names, compiled(every, executors=executor)(x, y), every(x, y),
+                                                              strict=True) if not same(ours, eager)}
+    assert not wrong

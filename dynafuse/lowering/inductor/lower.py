@@ -133,7 +133,9 @@ def _call(position: int, rounding: Rounding, inputs: Sequence[torch.Tensor], val
 
     operands = [rounding.dtype(ref) for ref in references(tuple(call.args.values()))]
     args = comparands(row, call.args, operands)
-    return torch_call(call.target, {name: taken(at, args[name]) for at, name in enumerate(args)}, device)
+    given = {name: taken(at, args[name]) for at, name in enumerate(args)}
+    instead = inductor_rows.replacement(call)
+    return instead(given) if instead else torch_call(call.target, given, device)
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
