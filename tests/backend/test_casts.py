@@ -141,6 +141,18 @@ def test_what_is_compared_is_rounded(executor: str, dtype: torch.dtype) -> None:
     assert not [name for name, ours, eager in zip(COMPARED, actual, expected, strict=True) if not same(ours, eager)]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_what_is_compared_or_cast_is_rounded_on_a_gpu(dtype: torch.dtype) -> None:
+    def every(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [*(function(x, y) for function in COMPARED.values()), (x * y).float() * 3, (x * 1.5).float().half().float()]
+
+    x, y = (torch.randn(33, 40, device="cuda").to(dtype) for _ in range(2))
+    expected, actual = every(x, y), compiled(every, executors="triton")(x, y)
+    names = [*COMPARED, "widened", "narrowed"]
+    assert not [name for name, ours, eager in zip(names, actual, expected, strict=True) if not same(ours, eager)]
+
+
 EXTREMES: dict[str, Function] = {
     "amax": lambda x: x.amax(-1, keepdim=True), "amin": lambda x: x.amin(0), "max of all": lambda x: x.max(),
     "min of all": lambda x: x.min(), "max": lambda x: x.max(-1)[0], "min": lambda x: x.min(-1)[0],

@@ -74,6 +74,18 @@ def test_bits_are_eagers(executor: str, table: dict[str, Callable[..., torch.Ten
     assert not wrong
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("table", [LITERALS, EXACT], ids=["literals", "exact"])
+def test_bits_are_eagers_on_a_gpu(table: dict[str, Callable[..., torch.Tensor]], dtype: torch.dtype) -> None:
+    def every(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [function(x, y) for function in table.values()]
+
+    x, y = (torch.tensor(values, dtype=dtype, device="cuda") for values in (SPECIALS, OTHERS))
+    expected, actual = every(x, y), compiled(every, executors="triton")(x, y)
+    assert not [name for name, ours, eager in zip(table, actual, expected, strict=True) if not same(ours, eager)]
+
+
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether values are equal, the signs of zeros too; one NaN is as good as another."""
     left, right = left.double(), right.double()

@@ -72,6 +72,8 @@ CASES: dict[str, Case] = {
     "pointwise_flat": Case(
         lambda x, y, b: F.gelu(x + b) * y, (((4096, 512), BF16), ((4096, 512), BF16), ((512,), BF16))),
     "pointwise_broadcast": Case(lambda x, y: torch.where(x > y, x, 0), (((64, 1, 96), F32), ((80, 1), F32))),
+    "signs_and_casts": Case(lambda x, y: ((x * y).half().float() / -0.0, torch.where(x * y > 0.1, -x, -0.0)),
+                            (((4096,), BF16), ((4096,), BF16))),
     "transpose_tiled": Case(lambda x, y: x + y.t(), (((1024, 768), F32), ((768, 1024), F32))),
     "softmax_persistent": Case(lambda x: x.softmax(-1), (((8192, 1024), BF16),)),
     "softmax_looped": Case(lambda x: x.softmax(-1), (((1024, 131072), F32),)),
