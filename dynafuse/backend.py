@@ -440,11 +440,12 @@ class Graph:
 
     def report(self, planned: Planned) -> None:
         """Tell the listeners, and note what this process runs from now on."""
-        compiled = self.compiled(planned)
-        for listener in list(_listeners):
-            self.guard.stage("reports", functools.partial(listener, compiled), nothing)
-        if planned.meanwhile is None and not _plan_only:
-            HISTORY.note(compiled, self.config.cudagraphs, ORIGINS)
+        def note(compiled: Compiled) -> None:
+            if planned.meanwhile is None and not _plan_only:
+                HISTORY.note(compiled, self.config.cudagraphs, ORIGINS)
+
+        for listener in (*_listeners, note):
+            self.guard.stage("reports", lambda: listener(self.compiled(planned)), nothing)  # noqa: B023
 
     def compiled(self, planned: Planned) -> Compiled:
         """What listeners are told."""

@@ -11,18 +11,16 @@ A graph is noted when its function is made, at its first call, as plain numbers 
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dynafuse.forks import Lock
+
 if TYPE_CHECKING:
     from dynafuse.backend import Compiled
     from dynafuse.report import Report, ReportedGraph
-
-log = logging.getLogger(__name__)
 
 MOST_GRAPHS = 128
 MOST_STEPS = 8192
@@ -33,7 +31,7 @@ class History:
 
     def __init__(self, most_graphs: int = MOST_GRAPHS, most_steps: int = MOST_STEPS) -> None:
         self._most_graphs, self._most_steps = most_graphs, most_steps
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.clear()
 
     def clear(self) -> None:
@@ -46,20 +44,14 @@ class History:
             self._device: tuple[str, str] | None = None
 
     def note(self, compiled: Compiled, captured: bool, origins: Mapping[str, str]) -> None:
-        """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for.
-
-        It only informs, so whatever fails in it is a line of log.
-        """
+        """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for."""
         from dynafuse.report.reading import graph_of
 
-        try:
-            graph = graph_of(compiled, captured)
-            with self._lock:
-                self._add(graph, origins)
-                self._unusable.update(compiled.unusable)
-                self._device = self._device or (compiled.device.name, compiled.device.title)
-        except Exception as error:
-            log.warning("a graph is missing in the process's report: %s: %s", type(error).__name__, error)
+        graph = graph_of(compiled, captured)
+        with self._lock:
+            self._add(graph, origins)
+            self._unusable.update(compiled.unusable)
+            self._device = self._device or (compiled.device.name, compiled.device.title)
 
     def _add(self, graph: ReportedGraph, origins: Mapping[str, str]) -> None:
         steps = []

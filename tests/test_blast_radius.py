@@ -81,6 +81,7 @@ FAULTS = [
     Fault("kernels on disk", Disk, "lock", CACHE),
     Fault("requests for kernels", backend, "request"),
     Fault("reports", backend, "Compiled"),
+    Fault("reports", type(backend.HISTORY), "note"),
     Fault("generated function", backend, "write"),
     Fault("CUDA graphs", backend, "capture", {"cudagraphs": True}),
     Fault("first call", backend, "outcome"),
