@@ -437,6 +437,9 @@ def test_a_strict_pattern_that_matches_nothing_raises_when_strict() -> None:
     for _ in range(2):
         with pytest.raises(OptionError, match=r"force pattern 'layers.\*.mpl' matches no module of what is compiled; closest: "):
             compiled(Model(), X, options={"force": {"layers.*.mpl": "eager"}})
+    model = nn.Sequential(Act())  # a variable is no module: it is not proposed
+    with pytest.raises(OptionError, match=r"closest: 0$"):
+        compiled(model, X, options={"force": {"module": "eager"}})
     with pytest.warns(DynafuseWarning, match="mpl"):
         compiled(Model(), X, options={"force": {"layers.*.mpl": "eager?"}})
 

@@ -119,7 +119,7 @@ def test_options_without_a_compiled_object() -> None:
     assert graph.captured
     report = dynafuse.explain(smooth, X, options={"device": "a100"})
     assert report.device == "a100" and dynafuse.explain(smooth, X, device="h100", options={"device": "a100"}).device == "h100"
-    for wrong in ({"mode": "fast"}, {"options": {"stritc": True}}, {"options": {"device": "h300"}}, {"device": "h300"}):
+    for wrong in ({"mode": "fast"}, {"options": "strict"}, {"options": {"stritc": True}}, {"options": {"device": "h300"}}, {"device": "h300"}):
         with pytest.raises(OptionError):
             dynafuse.explain(smooth, X, **wrong)  # type: ignore[arg-type]
 
@@ -140,6 +140,19 @@ def test_dynamic_sizes_are_those_of_the_compiled_object() -> None:
         (region,) = fresh[0].plan.regions
         assert explained.key == fresh[0].bounds[region.name].key
         assert bool(fresh[0].bounds[region.name].symbols) is not known
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_training_step_that_runs_its_backward_itself(returns: bool) -> None:
+    model = Net()
+
+    def step(x: torch.Tensor) -> torch.Tensor | None:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss if returns else None
+
+    graphs = dynafuse.explain(step, X).graphs
+    assert [graph.kind for graph in graphs] == ["forward", "backward"]
 
 
 # ---------------------------------------------------------------------- what it leaves of Dynamo
@@ -227,6 +240,20 @@ def test_breaks_are_told_with_their_cause_and_the_users_line(fn: Any, line: str,
         text = " ".join(str(report).split())
         assert "graph break at" in text and " ".join(found.reason.split()) in text
         assert "graph break at" in report.to_html()
+
+
+def test_a_break_inside_of_torch_is_one_of_the_line_that_calls_it() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(2):
+        places = [found.where for found in dynafuse.explain(step, X).breaks]
+        assert places and all(where.startswith(__file__) for where in places)
+        assert any(where.endswith(": optimizer.step()") for where in places)
 
 
 def test_a_whole_graph_has_no_breaks() -> None:

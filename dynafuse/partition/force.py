@@ -200,9 +200,9 @@ class Forcing:
         if not paths or not unmatched:
             return
         known = _modules_of_callers()
-        names = sorted(paths | {".".join(path) for path in known if path[0] != "self"})
+        names = sorted(paths | {".".join(path) for _, path in known if path})
         for pattern in unmatched:
-            if any(_matches(path, pattern.parts) for path in known):
+            if any(_matches(named, pattern.parts) for name, path in known for named in (path, (name, *path))):
                 continue
             close = difflib.get_close_matches(pattern.text, names, n=3, cutoff=0.0)
             text = f"force pattern {pattern.text!r} matches no module of what is compiled; closest: {', '.join(close)}"
@@ -278,9 +278,9 @@ def _names(cls: Any) -> frozenset[str]:
     return frozenset(f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
 
 
-def _modules_of_callers() -> set[Path_]:
-    """The paths of all modules that running functions have variables for, with the variable's name and without."""
-    found: set[Path_] = set()
+def _modules_of_callers() -> set[tuple[str, Path_]]:
+    """All modules that running functions have variables for: the variable's name, and the path from what it holds."""
+    found: set[tuple[str, Path_]] = set()
     seen: set[tuple[str, int]] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -288,9 +288,8 @@ def _modules_of_callers() -> set[Path_]:
             if (name, id(value)) in seen or not isinstance(value, torch.nn.Module) or isinstance(value, GraphModule):
                 continue
             seen.add((name, id(value)))
-            paths = [tuple(path.split(".")) for path, _ in getattr(value, "_orig_mod", value).named_modules() if path]
-            found.update((name, *path) for path in ((), *paths))
-            found.update(paths)
+            modules = getattr(value, "_orig_mod", value).named_modules()
+            found.update((name, tuple(path.split(".")) if path else ()) for path, _ in modules)
         frame = frame.f_back
     return found
 

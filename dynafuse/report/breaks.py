@@ -18,8 +18,15 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from torch._dynamo import symbolic_convert
+from torch._dynamo.utils import DuplicateWarningChecker
+
+from dynafuse.partition.force import PACKAGES
 
 LOGGERS = ("torch._dynamo.symbolic_convert.__graph_breaks", "torch._dynamo.convert_frame.__graph_breaks")
+TOLD_BEFORE = "suppressed due to duplicate"  # a place comes again where the function that breaks is compiled by itself
 PLACE = re.compile(r"in user code at (.*):(\d+)\n")
 FRAME = re.compile(r'File "(.*)", line (\d+), in ')
 CAUSE = re.compile(r"(?:^|: |\n)([^\n]+)\n  Explanation: ([^\n]+)")
@@ -37,12 +44,20 @@ class Break:
 
 @contextlib.contextmanager
 def graph_breaks() -> Iterator[list[Break]]:
-    """The breaks that Dynamo meets on this thread meanwhile, each place once, in order."""
+    """The breaks that Dynamo meets on this thread meanwhile, each once, in order.
+
+    Dynamo remembers which places it has told of and then leaves out the stack, so it gets a memory of its own for this.
+    """
     listener = _Listener()
-    with contextlib.ExitStack() as stack:
-        for name in LOGGERS:
-            stack.enter_context(_listening(logging.getLogger(name), listener))
-        yield listener.breaks
+    dynamo: Any = symbolic_convert
+    known, dynamo.graph_break_dup_warning_checker = dynamo.graph_break_dup_warning_checker, DuplicateWarningChecker()
+    try:
+        with contextlib.ExitStack() as stack:
+            for name in LOGGERS:
+                stack.enter_context(_listening(logging.getLogger(name), listener))
+            yield listener.breaks
+    finally:
+        dynamo.graph_break_dup_warning_checker = known
 
 
 class _Listener(logging.Handler):
@@ -54,10 +69,11 @@ class _Listener(logging.Handler):
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread != self._thread:
+        told = record.getMessage()
+        if record.thread != self._thread or TOLD_BEFORE in told:
             return
-        found = break_of(record.getMessage(), record.exc_info[1] if record.exc_info else None)
-        if found and all(found.where != known.where for known in self.breaks):
+        found = break_of(told, record.exc_info[1] if record.exc_info else None)
+        if found and found not in self.breaks:
             self.breaks.append(found)
 
 
@@ -77,11 +93,16 @@ def _listening(logger: logging.Logger, listener: logging.Handler) -> Iterator[No
 
 
 def break_of(told: str, error: BaseException | None = None) -> Break | None:
-    """The break that a line of Dynamo's log is about; ``error`` is the exception that came with it."""
-    place = PLACE.search(told) or next(reversed(list(FRAME.finditer(told))), None)
-    if place is None:
+    """The break that a line of Dynamo's log is about; ``error`` is the exception that came with it.
+
+    A break inside of torch is one of the line that calls it.
+    """
+    frames = [(frame[1], int(frame[2])) for frame in FRAME.finditer(told)]
+    place = PLACE.search(told)
+    places = [*frames, (place[1], int(place[2]))] if place else frames
+    if not places:
         return None
-    file, line = place[1], int(place[2])
+    file, line = next((one for one in reversed(places) if not one[0].startswith(PACKAGES)), places[-1])
     text = linecache.getline(file, line).strip()
     words = str(error) if error is not None else told.partition("Graph Break Reason: ")[2]
     cause, hint = CAUSE.search(words), HINT.search(words)

@@ -39,10 +39,12 @@ def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode:
     The function is called once, and a backward runs from the sum of its outputs. A module, and the tensors among the
     arguments, are copied first, so that parameters, buffers and inputs stay as they are; gradients never go to a
     ``.grad``, and random number generators are put back. Only what a plain function changes by itself (buffers of a
-    module that it closes over, a list that it appends to) stays changed. What was compiled before stays compiled.
+    module that it closes over, a list that it appends to) stays changed: explaining a training step takes a step. What was
+    compiled before stays compiled.
 
     Raises OptionError for a device that is not described and for wrong options, and whatever ``fn`` raises.
     """
+    resolve(mode, options)  # what is wrong with them is said of them alone
     own = settings_of(fn)
     options = {**own.options, **(options or {})} | ({} if device is None else {"device": device})
     mode = mode or own.mode
@@ -136,13 +138,22 @@ def _unchanged_random() -> Iterator[None]:
         yield
 
 
+DONE = "backward through the graph a second time"
+"""What torch says of outputs whose backward the function has run by itself, as a training step does."""
+
+
 def _backward(result: Any) -> None:
     """Differentiate the sum of the tensors in ``result`` that require grad; the gradients are dropped."""
     leaves = (leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
     outputs = list({id(leaf): leaf for leaf in leaves}.values())
     inputs = _grad_leaves(outputs)
-    if inputs:
+    if not inputs:
+        return
+    try:
         torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
+    except RuntimeError as error:
+        if DONE not in str(error):
+            raise
 
 
 def _grad_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
