@@ -3,6 +3,7 @@
     python -m tests.peer                                            # all modes, both executors of a CPU
     python -m tests.peer --modes base,deep --executors triton --jobs 8 --out peer.jsonl
     python -m tests.peer --tests 'test_*pool*' --executors default
+    python -m tests.peer --names failures.txt                   # the tests that a file lists
     python -m tests.peer --modes inductor/test_unbacked_symints.py  # any file of PyTorch's tests
     PEER_GPUS=0,1 python -m tests.peer --executors cuda             # natively, in turn on two GPUs
 
@@ -61,6 +62,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--modes", **words, default=MODES.split(","), help="modes, or files of PyTorch's tests")
     parser.add_argument("--executors", **words, default=["default", "triton"], help="default, triton (interpreted), cuda")
     parser.add_argument("--tests", default="*", help="a pattern of names")
+    parser.add_argument("--names", type=_words_of, help="a file with names, of which these are the only ones run")
     parser.add_argument("--every", type=int, default=1, help="a sample: one of so many")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a test")
@@ -70,10 +72,16 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _words_of(path: str) -> frozenset[str]:
+    return frozenset(Path(path).read_text(encoding="utf-8").split())
+
+
 def _tasks(options: argparse.Namespace, folder: Path, logs: Path) -> list[Task]:
     """What there is to run, in order; the processes write what they print to ``logs``."""
     worker = Worker(options.executors[0], folder, logs / "worker-names.log", environment(options.executors[0], 0))
-    names = {mode: [name for name in worker.tests(mode) if fnmatchcase(name, options.tests)] for mode in options.modes}
+    names = {mode: [name for name in worker.tests(mode)
+                    if fnmatchcase(name, options.tests) and (options.names is None or name in options.names)]
+             for mode in options.modes}
     worker.stop()
     return [Task(mode, executor, name) for executor in options.executors for mode in options.modes
             for name in names[mode][::options.every]]

@@ -30,6 +30,11 @@ class Tests(unittest.TestCase):
         self.assertEqual(code.count("tl.load"), 1)
         self.assertEqual(result.tolist(), [1, 1, 1])
 
+    def test_counted(self):
+        torch._inductor.metrics.generated_kernel_count = 0
+        torch.compile(lambda x: x + 1)(torch.zeros(3))
+        self.assertEqual(torch._inductor.metrics.generated_kernel_count, 4)
+
     def test_crashes(self):
         os._exit(11)
 
@@ -106,18 +111,18 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, str]
     return status, {found.task.test: found.status for found in results_in(folder / "results.jsonl")}, folder
 
 
-def run(folder: Path, tests: str) -> int:
+def run(folder: Path, tests: str, *more: str) -> int:
     (folder / "expected.txt").write_text("*/* Tests.test_hangs time: it sleeps\n*/* Tests.test_crashes torch: it ends the process\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PEER_SUITE", str(folder))
         return main(["--modes", "inductor/suite_of_the_runner.py", "--executors", "triton", "--jobs", "1", "--limit", "20",
-                     "--tests", tests, "--out", str(folder / "results.jsonl"), "--expected", str(folder / "expected.txt")])
+                     "--tests", tests, "--out", str(folder / "results.jsonl"), "--expected", str(folder / "expected.txt"), *more])
 
 
 def test_every_test_of_a_suite_ends(ended: tuple[int, dict[str, str], Path]) -> None:
     status, outcomes, _ = ended
     assert status == 1
-    assert outcomes == {"Tests.test_compiled": "passed", "Tests.test_crashes": "crashed", "Tests.test_hangs": "hung",
+    assert outcomes == {"Tests.test_compiled": "passed", "Tests.test_counted": "passed", "Tests.test_crashes": "crashed", "Tests.test_hangs": "hung",
                         "Tests.test_skipped": "skipped", "Tests.test_wrong": "failed", "Tests.test_works": "passed"}
 
 
@@ -126,6 +131,13 @@ def test_a_run_goes_on_where_it_ended(ended: tuple[int, dict[str, str], Path], c
     assert run(folder, "*[!g]") == 0
     assert len(results_in(folder / "results.jsonl")) == len(outcomes)
     assert "test_wrong" not in capsys.readouterr().out
+
+
+def test_a_file_of_names_says_what_is_run(ended: tuple[int, dict[str, str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, folder = ended
+    (folder / "names.txt").write_text("Tests.test_works\nTests.test_skipped\ntest_of_another_file\n")
+    assert run(folder, "*", "--names", str(folder / "names.txt")) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[2:] == ["1", "1", "0", "0", "1"]
 
 
 def test_a_folder_without_the_suite_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
