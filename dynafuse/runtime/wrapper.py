@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,16 +31,18 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.ir import COUNT, Facts, Plan, Region, Size
-from dynafuse.ops.overloads import COPIES_INTO, written_to
+from dynafuse.ops.overloads import COPIES_INTO, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime import random
 from dynafuse.runtime.delegate import DelegateKernel
 from dynafuse.runtime.fusion import FusionKernel
 from dynafuse.runtime.launch import Kernel, Places
+from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
+PRODUCTS = frozenset(overloads("aten.mm.default aten.addmm.default aten.bmm.default aten.baddbmm.default"))
 guards: Any = torch._C._dynamo.guards
 stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
 
@@ -342,8 +345,26 @@ class Writer:
                 self.lines.append(f"{name} = {self.given[argument]}")
                 self._align_one(argument)
         self._bind_symbols(node)
-        if role == "eager" and node in self.read and not _allocates(node):
-            self._align_one(node)
+        if role == "eager":
+            self._see_to_layout(node)
+            if node in self.read and not _allocates(node):
+                self._align_one(node)
+
+    def _see_to_layout(self, node: Node) -> None:
+        """Copy or refuse what an op returned otherwise than kernels, views or another graph were planned for."""
+        tensor = self.facts[node].tensor
+        if tensor is None or not _may_differ(node) or not self._is_relied_on(node):
+            return
+        dynamic = [sympy.sympify(size) for size in (*tensor.shape, *tensor.stride)]
+        if any(symbol not in self.symbols for size in dynamic for symbol in size.free_symbols):
+            return  # nor could anything that relies on it be written
+        name, sizes, strides = self.names[node], self._sizes(tensor.shape), self._sizes(tensor.stride)
+        copy = f"{self.constant(as_planned)}({name}, {sizes}, {strides}, {str(_source(node).target)!r})"
+        self.lines.append(f"if {name}.size() != {sizes} or {name}.stride() != {strides}: {name} = {copy}")
+
+    def _is_relied_on(self, node: Node) -> bool:
+        """Whether kernels, views or what gets this graph's results look at the memory of a node."""
+        return node in self.read or any(user is self.output or self.facts[user].role == "view" for user in node.users)
 
     def _view(self, node: Node) -> str:
         """A chain of views as one new tensor over the base's memory."""
@@ -417,6 +438,25 @@ def _allocates(node: Node) -> bool:
     """Whether a call returns memory of its own (allocations are aligned), by its schema."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target.is_view
+
+
+def _source(node: Node) -> Node:
+    """The call that returned a node's value, among others or alone."""
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _may_differ(node: Node) -> bool:
+    """Whether a call may return a layout other than torch tells beforehand.
+
+    Products of matrices are the same code for both. What shares memory with an argument has its layout, and could not be
+    copied.
+    """
+    target = _source(node).target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    return target not in PRODUCTS and all(returned.alias_info is None for returned in target._schema.returns)
 
 
 def _identifier(name: str) -> str:
