@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import sympy
 import torch
-from torch._prims_common import _is_non_overlapping_and_dense_or_false as is_dense
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._sympy.functions import Max
 
 from dynafuse import ops
 from dynafuse.ir import Annotated, Facts, Size, Tensor
@@ -156,7 +156,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return f"dtype {t.dtype} is not fused"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
             return EMPTY
-    if not _is_contiguous(tensor) and not is_dense(node.meta["val"].shape, node.meta["val"].stride()):
+    if not _is_contiguous(tensor) and not _is_dense(tensor):
         return "its output is not dense"
     if row.kind is Kind.REDUCTION and _reduced_count(tensors[1].shape, call) in (None, 1):
         return ONE_ELEMENT
@@ -175,6 +175,30 @@ def _is_contiguous(tensor: Tensor) -> bool:
             return False
         expected = expected * size
     return True
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie in memory without gaps, for all sizes. Nothing is asked of symbols, which would bind them."""
+    dims = zip(tensor.shape, tensor.stride, strict=True)
+    left = [(_stride(stride), _expression(size)) for size, stride in dims if size != 1]
+    expected: sympy.Expr = sympy.S.One
+    while left:
+        inner = next((pair for pair in left if pair[0] == expected), None)
+        if inner is None:
+            return False
+        left.remove(inner)
+        expected = expected * inner[1]
+    return True
+
+
+def _stride(stride: Size) -> sympy.Expr:
+    """A stride of a tensor that is not empty: torch writes ``Max(1, size)`` for sizes that may be 0."""
+    return _expression(stride).replace(Max, _unless_empty)
+
+
+def _unless_empty(*sizes: sympy.Expr) -> sympy.Expr:
+    others = [size for size in sizes if size != 1]
+    return others[0] if len(others) == 1 < len(sizes) else Max(*sizes)
 
 
 def _into_input(node: Node) -> bool:

@@ -110,14 +110,14 @@ def argue(state: State, number: int, sizes: list[str], grad: bool) -> None:
 def repeated(state: State) -> None:
     """A loop over one value, as models repeat their layers."""
     rng = state.rng
-    name = state.pick(lambda t: t.is_floating_point() and t.dim() > 0 and t.numel() > 0)
+    name = state.pick(lambda t: t.is_floating_point() and t.dim() > 0 and 0 < t.numel() <= 200)
     if name is None:
         return
     other = state.partner(name) or name
     made = state.fresh()
     body = rng.choice((f"torch.tanh({made}) * 0.5 + {name}", f"F.gelu({made}) - {made}.mean(-1, keepdim=True)",
                        f"F.layer_norm({made} + {name}, {name}.shape[-1:])", f"({made} * 0.5).sin() + {other} * 0.1"))
-    text = f"{made} = {name}\nfor _ in range({rng.choice((3, 12, 24))}):\n    {made} = {body}"
+    text = f"{made} = {name}\nfor _ in range({rng.choice((3, 6, 12))}):\n    {made} = {body}"
     state.propose(Statement(text, (made,)))
 
 

@@ -21,7 +21,7 @@ SCALARS = (0, 1, -1, 2, 3, -2, 0.5, -0.5, 1.5, 2.5, -3.25, 0.1, -0.0, 7, 100)
 SMALL = re.compile("shift|pow|ldexp")
 """Ops whose number operands stay those of the samples: large ones are undefined or overflow."""
 
-UNUSED = re.compile(r"copy_to|lift_fresh|_\.|empty|_low_memory|float_power|__|fill\.|view_of|nextafter")
+UNUSED = re.compile(r"copy_to|lift_fresh|_\.|empty|_low_memory|float_power|__|fill\.|view_of|nextafter|_unsafe_view")
 
 
 @cache
