@@ -30,7 +30,6 @@ import torch
 from fuzz import inputs
 
 NAME = re.compile(r"\b[a-z]+\d+\b")
-HEADER = "import math\n\nimport torch\nimport torch.nn.functional as F\nfrom fuzz.inputs import literal, tensor\n"
 
 
 @dataclass(frozen=True)

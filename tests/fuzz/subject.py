@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._functorch.config
 from differential import Outcome
 from torch._subclasses import FakeTensorMode
 
@@ -45,8 +46,12 @@ class Verdict:
 
     def like(self, other: Verdict) -> bool:
         """Whether it says the same of another backend."""
-        return (self.status, self.kind, _worded(self.detail)) == (other.status, other.kind, _worded(other.detail)) or (
-            self.status == other.status == "wrong" and self.kind == other.kind)
+        return (self.status, self.kind, self._told) == (other.status, other.kind, other._told)
+
+    @property
+    def _told(self) -> str:
+        """Which value is wrong, or how the message of an exception begins."""
+        return self.detail.partition("]")[0] if self.status == "wrong" else _worded(self.detail)
 
     @property
     def signature(self) -> str:
@@ -77,7 +82,9 @@ def examine(text: str, device: str = "cpu") -> Verdict:
         if verdict.kind == "strides":
             references = [replace(r, promised=promised(loaded, c, device)) for r, c in zip(references, loaded.calls, strict=True)]
             verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
-        if verdict.failed and tried(loaded, references, device, TORCHS_OWN, None).like(verdict):
+        with torch._functorch.config.patch(donated_buffer=False):  # else its backward refuses to run twice
+            torchs = tried(loaded, references, device, TORCHS_OWN, None) if verdict.failed else verdict
+        if verdict.failed and torchs.like(verdict):
             return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
         return verdict
 
