@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     inputs = [torch.randint_like(ids, int(ids.max())) for ids in work.inputs]
     start = time.perf_counter()
     model = WAYS[options.ways](work.module, systems.find(options.systems), device)
-    optimizer = torch.optim.AdamW(work.module.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(by_kind(work.module.parameters()), lr=1e-4)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
@@ -115,6 +115,14 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     if device.type == "cuda":
         metrics["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     return metrics
+
+
+def by_kind(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameters as groups of one type each: an optimizer's foreach kernels do not mix DTensors with plain tensors."""
+    kinds: dict[type, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    return [{"params": group} for group in kinds.values()]
 
 
 def timed(step: Callable[[], Any], device: torch.device) -> float:

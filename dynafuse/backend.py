@@ -124,7 +124,8 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     before = Snapshot.of(gm)
     guard = guard_of(config, before.restored, differentiable=True)
     guard.stage("worker processes", lambda: start_workers(config), nothing)
-    enabled = guard.stage("choice of executors", lambda: executors_for(example_inputs, config)[1], nothing)
+    values = list(dynamo_values(gm, example_inputs))
+    enabled = guard.stage("choice of executors", lambda: executors_for(values, config)[1], nothing)
     if enabled is None:
         return without_subclasses(before.restored().forward, example_inputs)
     if "triton" not in enabled:
@@ -512,6 +513,12 @@ class Region(torch.nn.Module):
 def values_of(module: GraphModule) -> Iterator[Any]:
     """Examples of a graph's values."""
     return (node.meta.get("val") for node in module.graph.nodes)
+
+
+def dynamo_values(gm: GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:
+    """Examples of a Dynamo graph's values: a graph may make all its tensors by itself."""
+    yield from example_inputs
+    yield from (node.meta.get("example_value") for node in gm.graph.nodes)
 
 
 def device_of(values: Iterable[Any], config: Config) -> devices.Device:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from dynafuse.build import moved, request
 from dynafuse.cache.key import Bound
 from dynafuse.config import Config
@@ -72,14 +74,14 @@ def _unusable(name: str, config: Config, device_type: str, on_gpu: bool) -> str:
 def tell(config: Config, device_type: str, enabled: Sequence[str], reasons: Mapping[str, str]) -> None:
     """Say, once per process and cause, which executors of a graph are not there and what to do about it.
 
-    Silence is for those that are for other devices, where another executor fuses. Raises ExecutorError when strict, but not
-    for what the options themselves rule out.
+    Silence is for those that are for other devices, where another executor fuses or there is such a device: then it is these
+    tensors that are elsewhere. Raises ExecutorError when strict, but not for what the options themselves rule out.
     """
     if config.executors is None and device_type == "cpu" and "triton" in enabled:
         _once("TRITON_INTERPRET=1: CPU tensors run in Triton's interpreter, slowly, instead of in C++ kernels", log.warning)
     fuses = any(name != "eager" for name in enabled)
     for name, reason in reasons.items():
-        if fuses and name not in SERVES[device_type]:
+        if name not in SERVES[device_type] and (fuses or torch.cuda.is_available()):
             continue
         ruled_out = name == "inductor" and config.round_like_eager
         tensors = f"{device_type.upper()} tensors"

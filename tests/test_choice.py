@@ -222,6 +222,17 @@ def test_executors_for_other_devices_are_no_fault(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("_nothing_told")
+def test_cpu_tensors_beside_a_gpu_are_no_fault_of_executors_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent(monkeypatch)
+    asked = Config(executors=("triton", "eager"), strict=True)
+    found = choice.usable(asked, "cpu", False)
+    with pytest.raises(ExecutorError):
+        choice.tell(asked, "cpu", *found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert told(lambda: choice.tell(asked, "cpu", *found)) == []
+
+
+@pytest.mark.usefixtures("_nothing_told")
 def test_on_a_gpu_what_is_named_and_not_there_is_told_though_another_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
     absent(monkeypatch)
     asked = resolve(options={"executors": "triton,nvfuser", "strict": False})

@@ -67,6 +67,12 @@ def test_scalars_of_the_cpu_and_tensors_of_both(device: str) -> None:
     check(lambda a, b, s: (a * s + 1, b.sin() * s, a + b.to(a.device), (a * 2).cpu() + b), here, there, torch.tensor(1.5))
 
 
+def test_graphs_that_make_all_their_tensors(device: str) -> None:
+    graphs = check(lambda: (torch.arange(9, device=device) * 2, torch.ones(9, device=device).cumsum(0) + 1), executors="triton")
+    assert regions(graphs) > 0
+    check(lambda n: torch.ones(n, device=device) * 2, 5, dynamic=True, executors="triton")
+
+
 def test_two_devices_in_one_graph() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")

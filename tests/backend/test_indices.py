@@ -234,7 +234,7 @@ assert executors == {"inductor"}, executors
 def test_the_default_on_cpu_raises_as_well() -> None:
     here = Path(__file__).parent
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent, here.parents[1])))
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent, here.parents[1], environment.get("PYTHONPATH", ""))))
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -266,7 +266,8 @@ raise SystemExit("nothing was raised")
     ("softmax of rows", -N - 1), ("scatter of a value", N), ("cross_entropy", N)])
 def test_a_device_assert_names_op_range_and_the_users_line(name: str, at: int) -> None:
     here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, here.parents[1])))}
+    paths = map(str, (here, here.parent, here.parents[1], os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", ON_GPU, name, str(at)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
