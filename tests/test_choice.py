@@ -224,7 +224,7 @@ def test_executors_for_other_devices_are_no_fault(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("_nothing_told")
 def test_cpu_tensors_beside_a_gpu_are_no_fault_of_executors_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     absent(monkeypatch)
-    asked = Config(executors=("triton", "eager"), strict=True)
+    asked = config(executors="triton", strict=True)
     found = choice.usable(asked, "cpu", False)
     with pytest.raises(ExecutorError):
         choice.tell(asked, "cpu", *found)
