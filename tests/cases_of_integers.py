@@ -43,6 +43,8 @@ ARITHMETIC: dict[str, Function] = {
     "choose": lambda x, n: torch.where(x > 0, n, 0) * 1.0,
     "fill": lambda x, n: x.new_full((6, 4), n) + x,
     "of_integers": lambda x, n: ((x * 4).int() // 3 * n, torch.div((x * 4).int(), 2 * n + 1, rounding_mode="floor")),
+    "clamp": lambda x, n: (x.clamp(max=n), x.clamp(-abs(n), n + 2), (x * 4).int().clamp(n - 1, n)),
+    "float_bounds": lambda x, n: ((x * 4).int().clamp(max=n / 2), (x * 4).int().clamp(n / 2, 7), x.half().clamp(min=n / 2)),
     "reduced": lambda x, n: ((x * n).sum(0), (x * n).amax(1), (x * n).softmax(1)),
 }
 INDEXING: dict[str, Function] = {

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 WHOLE = {
+    aten.clamp: "the decomposition gives integers where a bound is a float that is known at run time only",
     aten.embedding_dense_backward: "CUDA's kernel sorts the indices: no atomics, the same result every time",
     aten.index_copy: "negative indices are out of range in eager; in the decomposition they are not",
     aten.index_fill: "made of index_copy, which takes no negative indices",
