@@ -15,11 +15,12 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 import torch._functorch.config
@@ -37,7 +38,6 @@ from dynafuse.choice import how_to_enable, tell, tuned, usable
 from dynafuse.config import Config, resolve
 from dynafuse.demotion import Demoted, demote
 from dynafuse.fallback import Guard
-from dynafuse.forks import Lock
 from dynafuse.history import HISTORY
 from dynafuse.ir import Plan
 from dynafuse.layers import take_apart
@@ -60,6 +60,7 @@ from dynafuse.persist import TRAFFIC
 from dynafuse.repro import guard_of
 from dynafuse.runtime import capture as cuda_graphs
 from dynafuse.runtime.capture import capture
+from dynafuse.runtime.deferred import deferred
 from dynafuse.runtime.eager import eager
 from dynafuse.runtime.subclasses import without_subclasses
 from dynafuse.runtime.wrapper import Step, write
@@ -90,8 +91,10 @@ class Compiled:
     meanwhile: Meanwhile | None = None  # what it loses and saves where it runs on stand-ins; without them it comes later
 
 
-_listeners: list[Callable[[Compiled], None]] = []
-_plan_only = False
+Listener: TypeAlias = Callable[[Compiled], None]
+_listeners: list[Listener] = []
+_own_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("own_listeners", default=())  # of what is only planned
+_plan_only: ContextVar[bool] = ContextVar("plan_only", default=False)  # of a thread: others run what they compile
 
 
 def without_garbage_collection(function: Callable[P, R]) -> Callable[P, R]:
@@ -150,7 +153,7 @@ def compile_rewritten(gm: GraphModule, example_inputs: Sequence[Any], config: Co
 
 def start_workers(config: Config) -> None:
     """Start the processes that compile kernels, if there is a GPU to compile for."""
-    if not _plan_only and torch.cuda.is_available():
+    if not _plan_only.get() and torch.cuda.is_available():
         pool.warm(config.workers)
 
 
@@ -243,16 +246,21 @@ def stats() -> dict[str, int]:
 
 
 @contextmanager
-def listening(listener: Callable[[Compiled], None], plan_only: bool) -> Iterator[None]:
-    """Hand every graph that compiles to ``listener``; with ``plan_only`` nothing is lowered and graphs run eager."""
-    global _plan_only
-    _listeners.append(listener)
-    before, _plan_only = _plan_only, plan_only
+def listening(listener: Listener, plan_only: bool) -> Iterator[None]:
+    """Hand every graph that compiles to ``listener``.
+
+    With ``plan_only`` those of this thread: nothing of them is lowered, and they run eager.
+    """
+    before = _plan_only.set(plan_only)
+    own = _own_listeners.set((*_own_listeners.get(), listener) if plan_only else _own_listeners.get())
+    _listeners.extend(() if plan_only else (listener,))
     try:
         yield
     finally:
-        _listeners.remove(listener)
-        _plan_only = before
+        if not plan_only:
+            _listeners.remove(listener)
+        _own_listeners.reset(own)
+        _plan_only.reset(before)
 
 
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
@@ -275,7 +283,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if graph is None:
         return eager(found)
     call = graph.compiled_function()
-    if captured is None or not config.cudagraphs or _plan_only:
+    if captured is None or not config.cudagraphs or _plan_only.get():
         return call
     return captured_call(call, graph, captured)
 
@@ -342,7 +350,7 @@ class Graph:
         guard, instead = self.guard, self.eager
         with dynamo_timed("dynafuse.plan"):
             planned = guard.stage("planning", lambda: self.planned(Demoted()), nothing)
-        if planned is None or _plan_only:
+        if planned is None or _plan_only.get():
             if planned is not None:
                 self.report(planned)
             return instead()
@@ -369,7 +377,7 @@ class Graph:
         while True:
             annotated = annotate(self.module, self.fused_device, demoted.to_eager, self.forcing)
             executors = Executors(annotated.facts, enabled, demoted.denied)
-            make = partition if _plan_only else functools.partial(persist.plan, config, self.guard)
+            make = partition if _plan_only.get() else functools.partial(persist.plan, config, self.guard)
             plan = make(annotated, self.device, executors, captured=config.cudagraphs, recompute=config.recompute,
                         max_ops=config.max_region_ops)
             plan, bounds = bind(plan, config, self.target)
@@ -389,7 +397,7 @@ class Graph:
             return replace(found, plan=plan, bounds=bounds)
 
         found = self.guard.stage("near matches", nearby, lambda: planned)
-        return found if _plan_only else self.guard.stage("measuring", measured, lambda: found)
+        return found if _plan_only.get() else self.guard.stage("measuring", measured, lambda: found)
 
     def requests(self, planned: Planned) -> dict[str, Future[Any]]:
         """The kernel of every region; what takes a compiler longest is asked for first."""
@@ -442,10 +450,10 @@ class Graph:
     def report(self, planned: Planned) -> None:
         """Tell the listeners, and note what this process runs from now on."""
         def note(compiled: Compiled) -> None:
-            if planned.meanwhile is None and not _plan_only:
+            if planned.meanwhile is None and not _plan_only.get():
                 HISTORY.note(compiled, self.config.cudagraphs, ORIGINS)
 
-        for listener in (*_listeners, note):
+        for listener in (*_listeners, *_own_listeners.get(), note):
             self.guard.stage("reports", lambda: listener(self.compiled(planned)), nothing)  # noqa: B023
 
     def compiled(self, planned: Planned) -> Compiled:
@@ -463,30 +471,6 @@ def awaited(requests: Mapping[str, Future[Any]]) -> tuple[dict[str, Any], dict[s
 def has_failed(future: Future[Any]) -> bool:
     """Whether a kernel is known to have failed by now."""
     return future.done() and future.exception() is not None
-
-
-def deferred(finish: Callable[[], Callable[..., Any]], pending: Collection[Future[Any]] = (),
-             meanwhile: Callable[[list[Any]], Any] | None = None) -> Callable[[list[Any]], Any]:
-    """A function that is made when it is called for the first time, once whoever calls.
-
-    With one to run ``meanwhile`` it is made at the first call that finds nothing ``pending``.
-    """
-    made: list[Callable[..., Any]] = []
-    todo = [(finish, pending, meanwhile)]  # goes with what it holds of the graph
-    lock = Lock()
-
-    def run(args: list[Any]) -> Any:
-        for finish, pending, meanwhile in todo[:1]:
-            if meanwhile is not None and not all(future.done() for future in pending):
-                return meanwhile(args)
-            with lock:
-                if not made:
-                    made.append(finish())
-                    todo.clear()
-        return made[0](args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
 
 
 def compile_regions_inside(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> None:
@@ -541,14 +525,14 @@ def executors_for(values: Iterable[Any], config: Config) -> tuple[str, tuple[str
     """The device type of some values, the executors that can be used there, and why others of the options cannot."""
     kind = device_type(values)
     enabled, unusable = usable(config, kind, planning(config))
-    if not _plan_only:
+    if not _plan_only.get():
         tell(config, kind, enabled, unusable)
     return kind, enabled, unusable
 
 
 def planning(config: Config) -> bool:
     """Whether a plan is made for a described device, and nothing else."""
-    return _plan_only and config.device is not None
+    return _plan_only.get() and config.device is not None
 
 
 def allowing(forcing: Forcing, kind: str, enabled: Sequence[str], config: Config) -> Forcing:

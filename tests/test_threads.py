@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dynafuse import build
+from dynafuse import backend, build
 from dynafuse.forks import Lock
 from dynafuse.lowering.triton import pool
 
@@ -25,6 +25,13 @@ PATIENCE_S = 60.0
 @pytest.fixture(params=["triton", "inductor"])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"executors": request.param, "strict": True}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    backend.reset()
+    yield
+    backend.reset()
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -85,6 +92,26 @@ def test_threads_compile_different_functions_at_once(options: dict[str, Any]) ->
             torch.testing.assert_close(compiled(x), function(x))
 
     at_once(work)
+
+
+def test_a_thread_that_plans_does_not_keep_others_from_running(options: dict[str, Any]) -> None:
+    planning, done = threading.Event(), threading.Event()
+    planned: list[backend.Compiled] = []
+
+    def plan() -> None:
+        with backend.listening(planned.append, plan_only=True):
+            planning.set()
+            done.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=plan)
+    thread.start()
+    planning.wait(PATIENCE_S)
+    x = torch.randn(8, 16)
+    with backend.listening((run := list[backend.Compiled]()).append, plan_only=False):
+        torch.testing.assert_close(torch.compile(softmax, backend="dynafuse", options=options)(x), softmax(x))
+    done.set()
+    thread.join()
+    assert len(run) == 1 and planned == [] and backend.stats()["launch_sites"] > 0
 
 
 # Forks ----------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from graphs import recorded
 
 from dynafuse import backend
 from dynafuse.errors import CompileError, DynafuseWarning
+from dynafuse.runtime.deferred import deferred
 
 
 class Late:
@@ -91,7 +92,7 @@ def test_threads_finish_a_function_once() -> None:
         made.append(1)
         return lambda args: args[0] + 1
 
-    call = backend.deferred(finish)
+    call = deferred(finish)
     found: list[int] = []
     threads = [threading.Thread(target=lambda i=i: found.append(call([i]))) for i in range(8)]
     for thread in threads:
@@ -111,7 +112,7 @@ def test_threads_run_another_function_while_something_is_pending() -> None:
         made.append(1)
         return lambda args: ("own", args[0])
 
-    call = backend.deferred(finish, [pending], lambda args: ("other", args[0]))
+    call = deferred(finish, [pending], lambda args: ("other", args[0]))
     seen: dict[int, list[tuple[str, int]]] = {i: [] for i in range(8)}
 
     def work(number: int) -> None:
@@ -134,7 +135,7 @@ def test_threads_run_another_function_while_something_is_pending() -> None:
 
 def test_what_is_pending_may_have_failed() -> None:
     pending: Future[None] = Future()
-    call = backend.deferred(lambda: lambda args: "own", [pending], lambda args: "other")
+    call = deferred(lambda: lambda args: "own", [pending], lambda args: "other")
     assert call([]) == "other"
     pending.set_exception(ValueError("never"))
     assert call([]) == "own"  # whoever finishes the function sees to it
@@ -144,7 +145,7 @@ def test_a_function_that_failed_to_finish_fails_again() -> None:
     def finish() -> Callable[[list[int]], int]:
         raise ValueError("never")
 
-    call = backend.deferred(finish)
+    call = deferred(finish)
     for _ in range(2):
         with pytest.raises(ValueError, match="never"):
             call([1])
