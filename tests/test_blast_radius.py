@@ -210,6 +210,15 @@ def test_where_it_always_fails_values_are_right_and_strict_raises(
             failing()
 
 
+@pytest.mark.parametrize("name", ["annotate", "write", "outcome"])
+def test_on_the_cpu_default(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failed = inject(monkeypatch, Fault("", backend, name), 1)
+    options = {"strict": False, "repro_dir": tmp_path, "executors": "inductor"}
+    with pytest.warns(DynafuseWarning, match="failed: Injected"):
+        check(torch.compile(step, backend="dynafuse", options=options), True, (6,))
+    assert failed
+
+
 # Stages that need more to be reached ----------------------------------------------------------------------------------
 
 

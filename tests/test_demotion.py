@@ -147,6 +147,35 @@ def test_a_copy_that_runs_eager_overwrites_the_input_itself(tmp_path: Path) -> N
     torch.testing.assert_close(x, expected)
 
 
+PTXAS = "\n".join(["PTXAS error: Internal Triton PTX codegen error", "`ptxas` stderr:",
+                   *(f"ptxas info: {number}" for number in range(20)), "ptxas fatal: too many registers"])
+
+
+def scaled_relu(x: torch.Tensor) -> torch.Tensor:
+    return x.relu() * 2
+
+
+def test_the_warning_has_the_compilers_last_lines_and_the_users_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError(PTXAS)
+
+    monkeypatch.setattr(build.pool, "submit", fails)
+    options = {"strict": False, "repro_dir": tmp_path, "executors": "triton"}
+    with pytest.warns(DynafuseWarning) as caught:
+        torch.testing.assert_close(torch.compile(scaled_relu, backend="dynafuse", options=options)(X), scaled_relu(X))
+    (text,) = [str(one.message) for one in caught if issubclass(one.category, DynafuseWarning)]
+    assert "RuntimeError: PTXAS error: Internal Triton PTX codegen error\n" in text and "ptxas info: 3" not in text
+    assert "ptxas fatal: too many registers\n" in text
+    assert f"at {__file__}:" in text and "in scaled_relu: return x.relu() * 2" in text
+
+
+def test_a_repro_that_cannot_be_written_is_no_other_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run, caught = compiled(tmp_path / "file" / "folder")
+    assert len(caught) == 1 and "repro: none written" in str(caught[0].message)
+    torch.testing.assert_close(run.call([X, W])[0], (X.relu() @ W).sin() + 1)
+
+
 # ---------------------------------------------------------------------- what nvFuser turns down
 
 ASSERTION = (" INTERNAL ASSERT FAILED at /csrc/fusion_segmenter.cpp:4612, please report a bug with repro script to NVFuser at "

@@ -21,6 +21,7 @@ from dynafuse.errors import (
     LoweringError,
     OptionError,
     Violation,
+    told,
 )
 
 ERRORS = (
@@ -136,3 +137,11 @@ def test_what_is_wrong_with_options_is_caught_at_the_first_call(
 def test_an_unknown_mode_is_caught() -> None:
     with pytest.raises(OptionError, match="unknown mode 'fast'; valid: default, reduce-overhead"):
         torch.compile(lambda x: x + 1, backend=backend.dynafuse, mode="fast")(torch.ones(3))
+
+
+def test_an_error_is_told_by_its_first_line_and_its_last_ones() -> None:
+    assert told(ValueError("no\n\n  use  \n")) == "ValueError: no\n    use"
+    assert told(ValueError()) == "ValueError"
+    long = told(RuntimeError("\n".join(f"line {number}" for number in range(50))))
+    assert long.splitlines()[:2] == ["RuntimeError: line 0", "    …"] and long.endswith("    line 49") and len(long.splitlines()) == 8
+    assert len(told(RuntimeError("x" * 10_000))) < 200
