@@ -219,6 +219,29 @@ def test_on_the_cpu_default(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert failed
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("name", ["annotate", "write", "outcome", "capture", "optimize_layout"])
+def test_on_a_gpu(name: str, mode: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def net(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(torch.nn.functional.conv2d(x, w).relu(), 0.5).square()
+
+    monkeypatch.setenv("DYNAFUSE_STRICT", "0")
+    monkeypatch.setenv("DYNAFUSE_REPRO_DIR", str(tmp_path))
+    inject(monkeypatch, Fault("", backend, name), 1)
+    call = torch.compile(net, backend="dynafuse", mode=mode)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            x, w = torch.randn(4, 8, 12, 12, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda", requires_grad=True)
+            y = call(x, w)
+            y.sum().backward()
+            kept = torch.nn.functional.conv2d(x, w).relu() * (y.detach() != 0) * 2
+            torch.testing.assert_close(y, kept.square(), rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(w.grad, torch.autograd.grad(kept.square().sum(), w)[0], rtol=1e-2, atol=1e-2)
+    assert len(warned(caught)) == (1 if name != "capture" or mode else 0)
+
+
 # Stages that need more to be reached ----------------------------------------------------------------------------------
 
 

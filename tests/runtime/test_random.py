@@ -44,6 +44,16 @@ def test_integers_are_those_of_kernels(low: int, high: int, seed: int) -> None:
     assert bool(((found >= low) & (found < high)).all())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", SEEDS)
+def test_on_a_gpu_too(seed: int) -> None:
+    given = torch.tensor(seed, device="cuda")
+    found = EAGER[prims.inductor_random.default]([1000], given, "rand")
+    torch.testing.assert_close(found, by_kernel(prims.inductor_random.default, ([1000],), given, ("rand",)), rtol=0, atol=0)
+    found = EAGER[prims.inductor_randint.default](-5, 1000, [1000], given)
+    torch.testing.assert_close(found, by_kernel(prims.inductor_randint.default, (-5, 1000, [1000]), given, ()), rtol=0, atol=0)
+
+
 def test_they_are_spread_as_they_should_be() -> None:
     found = EAGER[prims.inductor_random.default]([100_000], torch.tensor(7), "rand")
     assert bool(((found >= 0) & (found < 1)).all()) and abs(float(found.mean()) - 0.5) < 5e-3
