@@ -114,8 +114,10 @@ class Pool:
             self._drop(worker)
             name = signal.Signals(-code).name if code < 0 else f"exit {code}"
             return {**job, "status": "crash", "kind": name, "signature": f"crash {name}", "detail": "the worker died", "text": ""}
-        worker.job = None
-        return {**json.loads(line), "shrunk": bool(job.get("shrink"))}
+        worker.job, answer = None, json.loads(line)
+        if answer["last"]:
+            self._drop(worker)
+        return {**answer, "shrunk": bool(job.get("shrink"))}
 
     def _stuck(self) -> Iterator[dict[str, Any]]:
         for worker in list(self.workers):

@@ -18,6 +18,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+LOST = "CUDA error"
+"""What messages say after which a process has no device any more."""
+
 
 class OutOfTime(BaseException):
     """A program took too long; no ``except Exception`` on the way stops it."""
@@ -39,7 +42,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shrink_seconds: float) -> None:
-    """Work until there is no more input. Only answers go to standard output."""
+    """Work until there is no more input, or the device is lost. Only answers go to standard output."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
@@ -48,9 +51,11 @@ def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shri
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
-        job = json.loads(line)
-        answers.write(json.dumps(answer(job, seed, device, executors, limit, shrink_seconds)) + "\n")
+        made = answer(json.loads(line), seed, device, executors, limit, shrink_seconds)
+        answers.write(json.dumps(made) + "\n")
         answers.flush()
+        if made["last"]:
+            return
 
 
 def answer(job: Mapping[str, Any], seed: int, device: str, executors: tuple[str, ...], limit: float,
@@ -76,4 +81,4 @@ def answer(job: Mapping[str, Any], seed: int, device: str, executors: tuple[str,
         verdict = Verdict("broken", type(error).__name__, repr(error)[:500])
     return {"index": job.get("index"), "status": verdict.status, "kind": verdict.kind, "detail": verdict.detail,
             "where": verdict.where, "signature": verdict.signature, "seconds": round(time.monotonic() - start, 2),
-            "text": text if verdict.status != "ok" or "text" in job else ""}
+            "text": text if verdict.status != "ok" or "text" in job else "", "last": LOST in verdict.detail}
