@@ -5,26 +5,78 @@ Worked example: ``eager(module)([x, y])`` returns what the function that dynafus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch.fx import GraphModule, Interpreter
+import sympy
+import torch
+from torch.fx import GraphModule, Interpreter, Node
 
 from dynafuse.runtime import random
+from dynafuse.runtime.promised import as_planned
 
 
 class _Eager(Interpreter):
-    """Draws random numbers of a seed as kernels do."""
+    """Draws random numbers of a seed as kernels do, and lays results out as the other graphs of a model expect them."""
+
+    def __init__(self, module: GraphModule, given: Sequence[Any]) -> None:
+        super().__init__(module)
+        placeholders = (node for node in self.graph.nodes if node.op == "placeholder")
+        self.sizes: dict[sympy.Symbol, sympy.Integer] = {}
+        for node, value in zip(placeholders, given, strict=True):
+            self.sizes.update(_bound(node.meta.get("val"), value))
+
+    def run_node(self, n: Node) -> Any:
+        """A node's result."""
+        made, planned = super().run_node(n), n.meta.get("val")
+        if not isinstance(made, torch.Tensor) or not isinstance(planned, torch.Tensor) or not _makes_memory(n):
+            return made
+        if made.layout is not torch.strided or planned.layout is not torch.strided:
+            return made
+        sizes, strides = self._known(planned.shape), self._known(planned.stride())
+        if sizes is None or strides is None or made.stride() == strides:
+            return made
+        return as_planned(made, sizes, strides, str(n.target))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A node's result."""
+        """A call's result."""
         return super().call_function(random.EAGER.get(target, target), args, kwargs)
+
+    def _known(self, sizes: Sequence[Any]) -> tuple[int, ...] | None:
+        """Sizes as numbers; None where one depends on data."""
+        found = [_expression(size).xreplace(self.sizes) for size in sizes]
+        return tuple(map(int, found)) if all(size.is_Integer for size in found) else None
+
+
+def _bound(planned: Any, given: Any) -> Iterator[tuple[sympy.Symbol, sympy.Integer]]:
+    """The size symbols that an input shows, with their values."""
+    pairs = [(planned, given)]
+    if isinstance(planned, torch.Tensor):
+        pairs = [*zip(planned.shape, given.shape, strict=True)]
+        if planned.layout is torch.strided:
+            pairs += [*zip(planned.stride(), given.stride(), strict=True)]
+    for symbol, value in pairs:
+        if isinstance(symbol, torch.SymInt) and isinstance(symbol.node.expr, sympy.Symbol):
+            yield symbol.node.expr, sympy.Integer(value)
+
+
+def _expression(size: Any) -> sympy.Expr:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _makes_memory(node: Node) -> bool:
+    """Whether a call returns memory of its own, by its schema; so do calls that return several tensors."""
+    target = node.target
+    if target is operator.getitem:
+        return _makes_memory(node.all_input_nodes[0])
+    return isinstance(target, torch._ops.OpOverload) and not target.is_view and not target._schema.is_mutable
 
 
 def eager(module: GraphModule) -> Callable[[list[Any]], Any]:
     """The function of a graph of ATen ops. Boxed: it takes its arguments in a list, which it empties."""
     def run(args: list[Any]) -> Any:
-        return _Eager(module).boxed_run(args)
+        return _Eager(module, args).boxed_run(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
