@@ -12,13 +12,14 @@ layouts: it gets the other strides, and is not copied.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
+from dynafuse.ops.overloads import overloads
 from dynafuse.partition.normalize import is_view, makes_memory
 
 aten = torch.ops.aten
@@ -26,6 +27,10 @@ CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.defa
 """Positions of the arguments that a convolution reads in its layout."""
 CHANNELS_LAST = [0, 2, 3, 1]
 """The dimensions of a batch of images from the outermost in memory to the innermost."""
+STORAGE = frozenset(overloads(
+    "aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default aten.as_strided_scatter.default "
+    "prims.as_strided_scatter.default"))
+"""Ops that place elements in their operand's memory, whatever its strides."""
 Strides = tuple[Any, ...]
 """Integers, or expressions over size symbols."""
 
@@ -36,10 +41,10 @@ def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any
     if not others and not convolutions(module):
         return
     before = strides_of(module)
-    adopt(module, others)
+    adopt(module, others, before)
     moves = pays(kind, module)
     if moves:
-        to_channels_last(module)
+        to_channels_last(module, before)
     if moves or others:
         restore_outputs(kind, module, before)
         module.graph.eliminate_dead_code()  # copies and views that others took the place of
@@ -83,7 +88,7 @@ def _is_channels_last(value: Any) -> bool:
 # ---------------------------------------------------------------------- the change
 
 
-def to_channels_last(module: GraphModule) -> None:
+def to_channels_last(module: GraphModule, before: Mapping[Node, Strides]) -> None:
     """Copy what convolutions read to channels-last, and let the new strides flow through the graph."""
     copies: dict[Node, Node] = {}
     for node in convolutions(module):
@@ -93,7 +98,7 @@ def to_channels_last(module: GraphModule) -> None:
                 if source not in copies:
                     copies[source] = _laid_out(source, CHANNELS_LAST, _after(source))
                 node.update_arg(i, copies[source])
-    propagate(module, set(copies.values()))
+    propagate(module, set(copies.values()), before)
     _drop_idle_copies(module, copies)
 
 
@@ -143,11 +148,18 @@ def _drop_idle_copies(module: GraphModule, copies: dict[Node, Node]) -> None:
             module.graph.erase_node(copy)
 
 
-def propagate(module: GraphModule, changed: set[Node]) -> None:
-    """Compute the fake values anew of what reads a tensor whose strides changed."""
+def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Strides]) -> None:
+    """Compute the fake values anew of what reads a tensor whose strides changed.
+
+    What reads the memory of one gets a copy that lies as ``before``.
+    """
     mode = detect_fake_mode([n.meta.get("val") for n in module.graph.nodes])
     assert mode is not None
+    restored = Restored(before, lambda node: False)
     for node in module.graph.nodes:
+        if node.target in STORAGE:
+            with mode:
+                node.update_arg(0, restored.at(node.args[0], node.prev))
         if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes) or node in changed:
             continue
         with mode:
@@ -179,6 +191,37 @@ def _strides_of(value: torch.Tensor) -> Strides:
     return tuple(s if isinstance(s, int) else s.node.expr for s in value.stride())
 
 
+# ---------------------------------------------------------------------- the strides of before
+
+
+class Restored:
+    """Tensors with the strides of ``before`` again, those of views by the same views of what they look at."""
+
+    def __init__(self, before: Mapping[Node, Strides], may_share: Callable[[Node], bool]) -> None:
+        self.before, self.may_share = before, may_share
+        self.restored: dict[Node, Node] = {}
+
+    def at(self, node: Node, after: Node) -> Node:
+        """``node`` if it has its strides and those of what it looks at, else another tensor, made behind ``after``."""
+        if node not in self.restored:
+            self.restored[node] = self._again(node, after)
+        return self.restored[node]
+
+    def _again(self, node: Node, after: Node) -> Node:
+        if node not in self.before:  # a copy that was made here stands for what it copies
+            return self.at(node.args[0], after)  # type: ignore[arg-type]
+        if is_view(node):
+            source = node.args[0]
+            base = self.at(source, after)  # type: ignore[arg-type]
+            if base is source:
+                return node
+            return _called(base, node.target, base, *node.args[1:], **node.kwargs)
+        value = node.meta["val"]
+        if _strides_of(value) == self.before[node]:
+            return node
+        return _laid_out(node, _order(value, self.before[node]), after, share=self.may_share(node))
+
+
 # ---------------------------------------------------------------------- the borders of the graph
 
 
@@ -189,12 +232,12 @@ def strange_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict[N
             if isinstance(example, torch.Tensor) and _layout(example) != _layout(node.meta["val"])}
 
 
-def adopt(module: GraphModule, inputs: Mapping[Node, torch.Tensor]) -> None:
+def adopt(module: GraphModule, inputs: Mapping[Node, torch.Tensor], before: Mapping[Node, Strides]) -> None:
     """Take over the strides that inputs really have."""
     for node, example in inputs.items():
         node.meta["val"] = example
     if inputs:
-        propagate(module, set(inputs))
+        propagate(module, set(inputs), before)
 
 
 def _outputs(module: GraphModule) -> list[Any]:
@@ -215,28 +258,9 @@ def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Stride
     """
     outputs, after = _outputs(module), module.graph.output_node().prev
     seen = _returned(len(outputs)) if kind == "forward" else len(outputs)
-    restored: dict[Node, Node] = {}
-
-    def restore(node: Node) -> Node:
-        """Of a view, the same view of what it looks at; else a copy, unless the strides are eager's."""
-        if node not in restored:
-            restored[node] = again(node)
-        return restored[node]
-
-    def again(node: Node) -> Node:
-        if node not in before:  # a copy that was made here stands for what it copies
-            return restore(node.args[0])  # type: ignore[arg-type]
-        if is_view(node):
-            source = node.args[0]
-            base = restore(source)  # type: ignore[arg-type]
-            return node if base is source else _called(base, node.target, base, *node.args[1:], **node.kwargs)
-        value = node.meta["val"]
-        if _strides_of(value) == before[node]:
-            return node
-        return _laid_out(node, _order(value, before[node]), after, share=_is_only(node, outputs))
-
+    restored = Restored(before, lambda node: _is_only(node, outputs))
     known = (isinstance(output, Node) and output in before for output in outputs[:seen])
-    shown = [restore(output) if tensor else output for output, tensor in zip(outputs, known, strict=False)]
+    shown = [restored.at(output, after) if tensor else output for output, tensor in zip(outputs, known, strict=False)]
     module.graph.output_node().args = ((*shown, *outputs[seen:]),)
 
 

@@ -73,6 +73,20 @@ def frozen(x: Tensor, w: Tensor, shift: Tensor) -> Tensor:
     return F.relu(F.conv2d(x.detach(), w.detach()) + shift)
 
 
+def in_memory(x: Tensor, w: Tensor, point: Tensor) -> tuple[Tensor, ...]:
+    """What reads the memory of convolutions' results by places: of a tensor, of views of one, of such a read, written."""
+    y = F.pad(F.conv2d(x, w), [1, 1, 1, 1])
+    rows, columns, heights = y.shape[3], y.shape[2], y.shape[1]
+    plane = rows * columns
+    apart = y.as_strided((2, heights, 3, rows, 2), (heights * plane, plane, rows, 1, 2 * rows))
+    again = apart.as_strided((heights, 2, 3), (plane, rows, 1))
+    part = y[1:, 2:].as_strided((3, rows), (rows, 1))
+    z = F.conv2d(y, point)
+    patches = z.transpose(2, 3)[:, 1].as_strided((2, 4), (1, 3), 5)
+    written = torch.as_strided_scatter(z, z.new_full((3,), 2.0), (3,), (7,), 1)
+    return apart.clone(memory_format=torch.contiguous_format), again.exp(), part * 2, patches, written.sin()
+
+
 NETS: dict[str, tuple[Callable[..., Any], Sequence[Shape]]] = {
     "squeeze and excite": (squeeze_and_excite, [(2, 3, 7, 6), (8, 3, 3, 3), (4, 8, 1, 1), (8, 4, 1, 1)]),
     "depthwise": (depthwise, [(2, 3, 7, 6), (8, 3, 3, 3), (8, 1, 3, 3), (5, 8, 1, 1)]),
@@ -83,6 +97,7 @@ NETS: dict[str, tuple[Callable[..., Any], Sequence[Shape]]] = {
     "features": (features, [(2, 3, 7, 6), (4, 3, 3, 3), (6, 4, 1, 1)]),
     "pooled": (pooled, [(2, 3, 9, 8), (4, 3, 3, 3), (6, 4, 1, 1)]),
     "frozen": (frozen, [(2, 3, 7, 6), (4, 3, 3, 3), (2, 4, 5, 4)]),
+    "in memory": (in_memory, [(2, 3, 7, 6), (4, 3, 3, 3), (6, 4, 1, 1)]),
     "shared": (shared, [(2, 3, 7, 6), (4, 3, 3, 3), (4, 4, 1, 1)]),
 }
 

@@ -23,7 +23,7 @@ def conv(g: graphs.Builder, x: Node, weight: Node) -> Node:
 def moved(module: GraphModule, *inputs: torch.Tensor) -> GraphModule:
     """The graph in channels-last; it computes what it did, in the strides that it says and its caller had."""
     before, outputs, expected = layout.strides_of(module), module.graph.output_node().args[0], module(*inputs)
-    layout.to_channels_last(module)
+    layout.to_channels_last(module, before)
     layout.restore_outputs("inference", module, before)
     module.recompile()
     module.graph.lint()
