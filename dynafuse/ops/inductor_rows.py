@@ -42,6 +42,7 @@ ROUNDED_DIVISION = frozenset(overloads("aten.div.Tensor_mode aten.div.Scalar_mod
 DIVISIONS = REMAINDER | FLOOR_DIVISION | ROUNDED_DIVISION | frozenset(overloads(
     "aten.fmod.Tensor aten.fmod.Scalar prims.fmod.default prims.div.default"))
 EXPM1 = frozenset(overloads("aten.expm1.default prims.expm1.default"))
+POOLING_GRADIENTS = frozenset(overloads("aten.avg_pool2d_backward.default"))
 
 
 INEXACT = frozenset(overloads("aten.acosh.default prims.acosh.default aten.atanh.default prims.atanh.default"))
@@ -58,6 +59,8 @@ def refusal(row: Row, call: Call) -> str:
         return "integers divided by what may be 0: eager raises, C++ ends the process"
     if row.target in INEXACT:
         return f"Inductor's {row.target} overflows, or loses signs of zeros"
+    if row.target in POOLING_GRADIENTS and call["ceil_mode"] and call["count_include_pad"] and not call["divisor_override"]:
+        return "Inductor divides the gradients of windows that ceil_mode cuts off by the size of whole windows"
     return f"Inductor has no {row.target}" if row.target in MISSING else ""
 
 
@@ -72,12 +75,21 @@ def replacement(call: Call) -> Callable[[Mapping[str, Any]], torch.Tensor] | Non
     """What Inductor is given for a call whose floats it computes otherwise than eager, by arguments; None for any other."""
     if not call.dtype.is_floating_point:
         return None
+    if call.target in POOLING_GRADIENTS:
+        return lambda given: _of_pairs(call.target, given)
     if call.target in EXPM1:
         return lambda given: _expm1(*given.values())
     if call.target in REMAINDER:
         return lambda given: _in_opmath(_remainder, call.dtype, *given.values())
     floors = call.target in FLOOR_DIVISION or (call.target in ROUNDED_DIVISION and call["rounding_mode"] == "floor")
     return (lambda given: _in_opmath(_floor_divide, call.dtype, *tuple(given.values())[:2])) if floors else None
+
+
+def _of_pairs(target: torch._ops.OpOverload, given: Mapping[str, Any]) -> torch.Tensor:
+    """A gradient of pooling, its window given in both dimensions: eager takes one number for both, Inductor does not."""
+    pairs = {name: (given[name] * 2)[:2] for name in ("kernel_size", "stride", "padding")}
+    gradient: torch.Tensor = target(**{**given, **pairs})
+    return gradient
 
 
 def _expm1(value: torch.Tensor) -> torch.Tensor:
