@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,29 +17,45 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench import distributed
 
-every_way = pytest.mark.parametrize("way", distributed.WAYS)
+PROGRAM = Path(__file__).resolve().with_name("ranks.py")
+RANKS = 2
+SMALL = ["--scale", "tiny", "--layers", "1", "--dtype", "float32", "--steps", "1"]
 
 
-def losses_agree(way: str, out: Path, *more: str) -> None:
-    """Train a small Llama with grouped heads in two processes, eager and compiled, in one precision."""
-    small = ["--scale", "tiny", "--layers", "1", "--dtype", "float32", "--steps", "1", "--systems", "eager,dynafuse"]
-    failed = distributed.main(["--ways", way, *small, "--out", str(out), *more])
-    rows = {row["system"]: row["metrics"] for row in json.loads(out.read_text())["rows"]}
-    assert not failed, rows
-    assert len(set(rows["dynafuse"]["losses"])) == distributed.CHECKED, "the weights do not move"
+def test_losses_are_those_of_eager(tmp_path: Path) -> None:
+    """Every way with a small Llama with grouped heads, in one pair of processes."""
+    pytest.importorskip("transformers")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([sys.executable, PROGRAM, str(rank), str(RANKS), str(tmp_path / "meeting")], env=environment,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(RANKS)]
+    try:
+        told = [rank.communicate(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, (printed, errors) in zip(ranks, told, strict=True):
+        assert rank.returncode == 0, errors[-4000:]
+        losses = dict(map(json.loads, printed.strip().splitlines()[-len(distributed.WAYS):]))
+        assert losses.keys() == distributed.WAYS.keys()
+        for way, found in losses.items():
+            assert found["dynafuse"] == pytest.approx(found["eager"], rel=distributed.TOLERANCE["float32"]), way
+            assert len(set(found["dynafuse"])) > 1, f"{way}: the weights do not move"
 
 
-@every_way
-def test_losses_are_those_of_eager(way: str, tmp_path: Path) -> None:
-    losses_agree(way, tmp_path / "rows.json", "--device", "cpu")
+def run(out: Path, ways: str, systems: str, *more: str) -> tuple[int, dict[str, Any]]:
+    """The command's status and its metrics by system."""
+    status = distributed.main(["--ways", ways, "--systems", systems, *SMALL, "--out", str(out), *more])
+    return status, {row["system"]: row["metrics"] for row in json.loads(out.read_text())["rows"]}
 
 
 @pytest.mark.gpu
-@every_way
+@pytest.mark.parametrize("way", distributed.WAYS)
 def test_losses_on_two_gpus(way: str, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")
-    losses_agree(way, tmp_path / "rows.json")
+    failed, rows = run(tmp_path / "rows.json", way, "eager,dynafuse")
+    assert not failed, rows
+    assert len(set(rows["dynafuse"]["losses"])) == distributed.CHECKED, "the weights do not move"
 
 
 def test_a_way_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,8 +65,13 @@ def test_a_way_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_rank_that_fails_is_a_row_with_its_error(tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
-    assert distributed.main(["--ways", "ddp", "--systems", "dynafuse@DYNAFUSE_NONSENSE=1", "--scale", "tiny", "--layers", "1",
-                             "--processes", "1", "--device", "cpu", "--dtype", "float32", "--out", str(out)]) == 1
-    (row,) = json.loads(out.read_text())["rows"]
-    assert "DYNAFUSE_NONSENSE" in row["metrics"]["error"]
+    """Beside the row of one that does not."""
+    wrong = "dynafuse@DYNAFUSE_NONSENSE=1"
+    failed, rows = run(tmp_path / "rows.json", "ddp", f"eager,{wrong}", "--processes", "1", "--device", "cpu")
+    assert failed and rows["eager"]["right"] and len(set(rows["eager"]["losses"])) == distributed.CHECKED
+    assert "DYNAFUSE_NONSENSE" in rows[wrong]["error"]
+
+
+@pytest.mark.parametrize(("ours", "right"), [([2.0, 1.0], True), ([2.0, 1.1], False)])
+def test_losses_are_judged_by_eagers(ours: list[float], right: bool) -> None:
+    assert distributed.judged({"losses": ours}, {"losses": [2.0, 1.0]}, 1e-2)["right"] is right
