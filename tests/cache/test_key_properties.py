@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from dynafuse.cache import key
 from dynafuse.cache.key import Bound
 from dynafuse.cache.numbers import lifted
-from dynafuse.config import OPTIONS, resolve
+from dynafuse.config import OPTIONS, Option, resolve
 from dynafuse.ir import Classed
 
 ONE = ("aten.exp.default", "aten.sin.default", "aten.neg.default")
@@ -196,9 +196,9 @@ def test_the_dimension_of_a_sum_matters(program: Program) -> None:
 
 
 @few
-@given(programs(), st.sampled_from([option.name for option in OPTIONS if option.in_key]))
-def test_options_in_the_key_matter(program: Program, option: str) -> None:
-    assert not same(bound(program), bound(program, **{option: True}))
+@given(programs(), st.sampled_from([option for option in OPTIONS if option.in_key]))
+def test_options_in_the_key_matter(program: Program, option: Option) -> None:
+    assert not same(bound(program), bound(program, **{option.name: not option.default}))
 
 
 @few
