@@ -13,6 +13,8 @@ Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -315,10 +317,9 @@ class Spec:
                 last = last + (size - 1) * stride
             if not isinstance(last, int) or last > INT32_LIMIT:
                 return True
-        points: Size = 1
-        for axis in self.axes:
-            points = points * axis.size
-        return not isinstance(points, int) or points > INT32_LIMIT
+        shapes = (tuple(axis.size for axis in self.axes), *(op.shape for op in self.ops))  # indices count their elements
+        points = [functools.reduce(operator.mul, shape, 1) for shape in shapes]
+        return any(not isinstance(count, int) or count > INT32_LIMIT for count in points)
 
     def __str__(self) -> str:
         lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]

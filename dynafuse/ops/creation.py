@@ -12,11 +12,12 @@ from typing import Any
 import sympy
 import torch
 
-from dynafuse.ops.indexing_math import as_expr, flatten
+from dynafuse.ops.indexing_math import as_expr, flatten, limits
 from dynafuse.ops.literals import Number
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
 
+INT32_MOST = 2**31 - 1
 _RANDOM_FLOPS = 60.0  # ten rounds of Philox
 
 
@@ -46,7 +47,17 @@ def _range(build: Builder, call: Call, index: Index) -> Value:
         at = build.cast(build.index_value(index[0]), call.dtype)
         return build.expression("{1} + {0} * {2}", call.dtype, at, number(build, start, call.dtype),
                                 number(build, step, call.dtype))
-    return build.cast(build.index_value(as_expr(start) + as_expr(step) * index[0]), call.dtype)
+    return build.cast(_counted(build, as_expr(start), as_expr(step), index[0]), call.dtype)
+
+
+def _counted(build: Builder, start: sympy.Expr, step: sympy.Expr, index: sympy.Expr) -> Value:
+    """``start + step * index`` in int64: of a place that fits in 32 bits, it may not."""
+    expr = start + step * index
+    known = [limit for limit in limits(sympy.expand(expr)) if limit is not None and limit.is_Integer]
+    if expr == index or (len(known) == 2 and max(map(abs, known)) <= INT32_MOST):
+        return build.index_value(expr)
+    at, *rest = (build.index_value(one) for one in (index, step, start))
+    return build.expression("{2} + {1} * {0}", torch.int64, at, *rest)
 
 
 def _accepts_range(call: Call) -> str:

@@ -10,15 +10,16 @@ Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` is ``flat``: one program 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dynafuse.ir import Lowered, Size, Spec
-from dynafuse.lowering.triton.parts import Parts, add_launch, blocks, emit_stores, emitter, program, tile
+from dynafuse.lowering.triton.parts import Parts, add_launch, blocks, emit_stores, emitter, fits_grid, program, tile
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
 from dynafuse.lowering.triton.schedule import Tiles
 from dynafuse.lowering.triton.source import HEADER, Tile
 from dynafuse.lowering.triton.split import split
+from dynafuse.lowering.triton.text import size_text
 
 
 def pointwise(parts: Parts) -> None:
@@ -27,14 +28,22 @@ def pointwise(parts: Parts) -> None:
     emit_stores(parts, emit, list(enumerate(parts.spec.stores)))
     order, block = parts.tiles.order, parts.tiles.block
     tiles: list[Tile] = []
-    grid: list[Size] = []
     spreads = {"x": ""} if len(order) == 1 else {"y": "[:, None]", "x": "[None, :]"}
-    for name in ("x", "y"):
-        if name in order:
-            start = f"{program(parts, len(grid))} * {name.upper()}BLOCK"
-            tiles.append(tile(parts, name, start, spreads[name], parts.numel(name), order[name], emit))
-            grid.append(blocks(parts.numel(name), block[name]))
-    add_launch(parts, emit, tiles, (grid[0], grid[1] if len(grid) > 1 else 1, 1))
+    names = [name for name in ("x", "y") if name in order]
+    grid = [blocks(parts.numel(name), block[name]) for name in names]
+    for name, number in zip(names, programs(parts, grid), strict=True):
+        start = f"{number} * {name.upper()}BLOCK"
+        tiles.append(tile(parts, name, start, spreads[name], parts.numel(name), order[name], emit))
+    x, y = grid if len(grid) == 2 else (grid[0], 1)
+    add_launch(parts, emit, tiles, (x, y, 1) if fits_grid(parts, y) else (x * y, 1, 1))
+
+
+def programs(parts: Parts, grid: Sequence[Size]) -> list[str]:
+    """The program's number along each tile dimension; in one dimension of the grid if the second might not fit in another."""
+    if all(fits_grid(parts, size) for size in grid[1:]):
+        return [program(parts, k) for k in range(len(grid))]
+    along = size_text(grid[0]) if isinstance(grid[0], int) else f"({size_text(grid[0])})"
+    return [f"({program(parts, 0)} {sign} {along})" for sign in ("%", "//")]
 
 
 CLASSES: dict[str, Callable[[Parts], None]] = {

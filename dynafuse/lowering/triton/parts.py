@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import sympy
 import torch
 
 from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
@@ -27,6 +28,9 @@ POINTER_TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.bool: "*i1",
     torch.int8: "*i8", torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
 }
+
+
+MOST_PROGRAMS = 65535  # along the second and third dimension of CUDA's grids; along the first there may be 2**31 - 1
 
 
 @dataclass
@@ -48,8 +52,11 @@ class Parts:
             total = total * self.spec.axes[axis].size
         return total
 
-    def loop(self, variable: str, bounds: str) -> str:
-        """The header of a loop over ``bounds``: begin, end, step; with several stages, it loads ahead."""
+    def loop(self, variable: str, begin: str, end: str, step: str) -> str:
+        """The header of a loop; with several stages, it loads ahead. Its variable is wide enough for offsets."""
+        if self.spec.wide and begin.isdigit() and end.isdigit():  # Triton takes a bare number for 32 bits, and from 2**31 on for unsigned ones
+            begin = f"tl.full([], {begin}, tl.int64)"
+        bounds = f"{begin}, {end}, {step}"
         if self.tiles.stages == 1:
             return f"for {variable} in range({bounds}):"
         return f"for {variable} in tl.range({bounds}, num_stages={self.tiles.stages}):"
@@ -90,7 +97,8 @@ def emitter(parts: Parts, loop: str | None = None, tile_of: list[str] | None = N
 def tile(parts: Parts, name: str, start: str, spread: str, total: Size, axes: tuple[int, ...], emit: Emitter,
          in_loop: bool = False) -> Tile:
     """A tile dimension that begins at ``start``."""
-    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){spread}", f"{name}_first = {start}"]
+    wide = ".to(tl.int64)" if parts.spec.wide else ""
+    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){wide}{spread}", f"{name}_first = {start}"]
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
     return Tile(name, tuple(define), [emit.axes[k] for k in axes], in_loop)
 
@@ -107,6 +115,13 @@ def blocks(total: Size, block: int) -> Size:
     from torch.utils._sympy.functions import FloorDiv
 
     return FloorDiv(total + block - 1, block)
+
+
+def fits_grid(parts: Parts, size: Size) -> bool:
+    """Whether a grid certainly may have so many programs along its second or third dimension."""
+    if isinstance(size, sympy.Expr) and isinstance(parts.spec, Classed):
+        size = int(size.xreplace({s: sympy.Integer(parts.spec.most) for s in size.free_symbols}))
+    return isinstance(size, int) and size <= MOST_PROGRAMS
 
 
 def emit_stores(parts: Parts, emit: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
@@ -136,6 +151,7 @@ def add_launch(parts: Parts, emit: Emitter, tiles: list[Tile], grid: tuple[Size,
     """Render one kernel and say how it is launched."""
     block = block or parts.tiles.block
     name = parts.name + suffix
+    assert all(fits_grid(parts, size) for size in grid[1:]), grid
     pointers = _pointers(parts, emit)
     numbers = [number for number in parts.spec.numbers if number in emit.numbers]
     counts = [count for count in parts.spec.counts if count in emit.numbers]

@@ -36,8 +36,8 @@ def rowcol(parts: Parts) -> None:
     emit = emitter(parts, loop="x")
     late = [op for op, _ in parts.spec.reductions if op in parts.tiles.late]
     running = {op: _start_column(emit, op, parts) for op in late}
-    emit.open_loop(parts.loop("x_base", f"{program(parts, 0)} * XBLOCK, {size_text(parts.numel('x'))}, "
-                                        "tl.num_programs(0) * XBLOCK"))
+    emit.open_loop(parts.loop("x_base", f"{program(parts, 0)} * XBLOCK", size_text(parts.numel("x")),
+                              "tl.num_programs(0) * XBLOCK"))
     emit.on_reduction = _row_reducer(parts, emit)
     along = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(s, parts.tiles.order["x"])]
     if any(s.into is not None for _, s in along):  # then what the columns read comes before it is overwritten
@@ -51,7 +51,7 @@ def rowcol(parts: Parts) -> None:
         rule = recurrence_of(parts.spec, op)
         states = combine_lanes(emit, rule, running[op], frozenset(), 0) if parts.tiles.block["x"] > 1 else running[op]
         for name, (dtype, _) in zip(states, rule.states, strict=True):
-            write_partial(parts, emit, op, name, dtype, "r", "tl.program_id(0)")
+            write_partial(parts, emit, op, name, dtype, "r", program(parts, 0))
     order = parts.tiles.order
     tiles = [
         tile(parts, "x", "x_base", "[:, None]", parts.numel("x"), order["x"], emit, in_loop=True),

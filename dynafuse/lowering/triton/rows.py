@@ -115,7 +115,7 @@ def one_pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int
     running = {op: _start(emit, op, parts) for op in plain}
     kept = {op: _start_online(emit, parts.spec.ops[found.difference].dtype) for op, found in sums.items()}
     begin, end = bounds or ("0", size_text(parts.numel("r")))
-    emit.open_loop(parts.loop("r_base", f"{begin}, {end}, RBLOCK"))
+    emit.open_loop(parts.loop("r_base", begin, end, "RBLOCK"))
     shares = _shares(parts, emit, plain, begin)
     for op, found in sums.items():
         _advance_online(parts, emit, op, found, kept[op])

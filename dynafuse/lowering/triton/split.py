@@ -40,7 +40,7 @@ def split(parts: Parts) -> None:
     emit = emitter(parts, loop="r")
     r = parts.numel("r")
     chunk = blocks(blocks(r, parts.tiles.splits), parts.tiles.block["r"]) * parts.tiles.block["r"]
-    emit.top.lines.extend(_chunk_lines(emit, chunk, r))
+    emit.top.lines.extend(_chunk_lines(parts, chunk, r))
     early = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(s, parts.tiles.order["r"])]
     one_pass(parts, emit, [op for op, _ in parts.spec.reductions], early, ("r_begin", "r_end"),
              lambda op, rule, states: _leave_partials(parts, emit, op, rule, states))
@@ -49,8 +49,8 @@ def split(parts: Parts) -> None:
     combine(parts, parts.tiles.order["x"], done)
 
 
-def _chunk_lines(emit: Emitter, chunk: Size, total: Size):  # type: ignore[no-untyped-def]
-    yield Line(f"r_begin = tl.program_id(1) * {factor_text(chunk)}")
+def _chunk_lines(parts: Parts, chunk: Size, total: Size):  # type: ignore[no-untyped-def]
+    yield Line(f"r_begin = {program(parts, 1)} * {factor_text(chunk)}")
     yield Line(f"r_end = tl.minimum(r_begin + {size_text(chunk)}, {size_text(total)})")
 
 
@@ -58,7 +58,7 @@ def _leave_partials(parts: Parts, emit: Emitter, op: int, rule: Recurrence, stat
     """Combine a program's lanes and write the states to the workspace, one row per program."""
     names = combine_lanes(emit, rule, states, frozenset("x"), 1)
     for name, (dtype, _) in zip(names, rule.states, strict=True):
-        write_partial(parts, emit, op, name, dtype, "x", "tl.program_id(1)")
+        write_partial(parts, emit, op, name, dtype, "x", program(parts, 1))
 
 
 def combine_lanes(emit: Emitter, rule: Recurrence, states: list[str], tiles: frozenset[str], axis: int) -> list[str]:
