@@ -5,7 +5,7 @@ Worked example: ``layer_norm`` arrives as ``var_mean``, ``sub``, ``rsqrt``, ``mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -41,4 +41,15 @@ def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[.
     for packet in WHOLE:
         for name in packet.overloads():
             table.pop(getattr(packet, name), None)
+    table[aten.linalg_vector_norm.default] = _vector_norm(table[aten.linalg_vector_norm.default])
     return table
+
+
+def _vector_norm(torchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Torch's own, of dimensions counted from the front: up to torch 2.11 it keeps one of size 1 counted from the end."""
+    def vector_norm(x: torch.Tensor, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
+                    dtype: torch.dtype | None = None) -> torch.Tensor:
+        front = None if dim is None else [d % max(x.ndim, 1) for d in dim]
+        return torchs(x, ord, front, keepdim, dtype=dtype)
+
+    return vector_norm

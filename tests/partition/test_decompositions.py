@@ -1,0 +1,24 @@
+"""What ops are decomposed into, where torch's own decomposition is not right in every version."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynafuse.partition.decompositions import decompositions
+
+
+@pytest.mark.parametrize("keepdim", [False, True], ids=["gone", "kept"])
+@pytest.mark.parametrize("dim", [None, [], [-1], [1], [-3], [0, -2], [-1, 0]], ids=str)
+@pytest.mark.parametrize("ord", [2, 3.5, 0, float("inf")], ids=str)
+def test_norms_over_dimensions_of_one_element(ord: float, dim: list[int] | None, keepdim: bool) -> None:
+    for shape in ((1, 4, 1), (3, 1, 1), (1, 1, 1)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+        def norm(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.aten.linalg_vector_norm.default(x, ord, dim, keepdim)
+
+        made = make_fx(norm, decomposition_table=decompositions(), tracing_mode="fake")(x)
+        assert "linalg_vector_norm" not in made.code
+        torch.testing.assert_close(made(x), norm(x))
