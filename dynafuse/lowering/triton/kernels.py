@@ -39,7 +39,7 @@ def pointwise(parts: Parts) -> None:
 
 
 def programs(parts: Parts, grid: Sequence[Size]) -> list[str]:
-    """The program's number along each tile dimension; in one dimension of the grid if the second might not fit in another."""
+    """The program's number along each tile dimension; both in the grid's first where the second might not fit."""
     if all(fits_grid(parts, size) for size in grid[1:]):
         return [program(parts, k) for k in range(len(grid))]
     along = size_text(grid[0]) if isinstance(grid[0], int) else f"({size_text(grid[0])})"

@@ -54,7 +54,7 @@ class Parts:
 
     def loop(self, variable: str, begin: str, end: str, step: str) -> str:
         """The header of a loop; with several stages, it loads ahead. Its variable is wide enough for offsets."""
-        if self.spec.wide and begin.isdigit() and end.isdigit():  # Triton takes a bare number for 32 bits, and from 2**31 on for unsigned ones
+        if self.spec.wide and begin.isdigit() and end.isdigit():  # a bare number has 32 bits for Triton, or is unsigned
             begin = f"tl.full([], {begin}, tl.int64)"
         bounds = f"{begin}, {end}, {step}"
         if self.tiles.stages == 1:
