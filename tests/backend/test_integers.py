@@ -38,18 +38,20 @@ def check(function: Function, calls: Sequence[tuple[Any, ...]], dynamic: bool | 
 
 
 def together(functions: Mapping[str, Function]) -> Function:
-    """All functions in one, by name: compilers of C++ are slow."""
+    """All functions in one, by name: a graph for each takes its time, and compilers of C++ are slow."""
     return lambda *arguments: {name: function(*arguments) for name, function in functions.items()}
 
 
-dynamically = pytest.mark.parametrize("dynamic", [None, True], ids=["by_itself", "dynamic"])
-
 # ---------------------------------------------------------------------- integers of any sign
 
-@dynamically
 @pytest.mark.parametrize("name", ARITHMETIC | INDEXING)
-def test_integers_of_any_sign(name: str, dynamic: bool | None) -> None:
-    check((ARITHMETIC | INDEXING)[name], [(X, n) for n in INTEGERS], dynamic, executors="triton")
+def test_integers_of_any_sign(name: str) -> None:
+    check((ARITHMETIC | INDEXING)[name], [(X, n) for n in INTEGERS], True, executors="triton")
+
+
+@pytest.mark.parametrize("functions", [ARITHMETIC, INDEXING], ids=["arithmetic", "indexing"])
+def test_integers_that_become_dynamic_by_themselves(functions: dict[str, Function]) -> None:
+    check(together(functions), [(X, n) for n in INTEGERS], None, executors="triton")
 
 
 @pytest.mark.parametrize(("functions", "order"), [(ARITHMETIC, INTEGERS), (ARITHMETIC, INTEGERS[::-1]), (INDEXING, (3, -3, 0, 4))],
@@ -81,10 +83,13 @@ def test_sizes_that_depend_on_data_may_be_nothing(executors: str) -> None:
 
 # ---------------------------------------------------------------------- numbers that are computed from sizes
 
-@dynamically
 @pytest.mark.parametrize("name", COMPUTED)
-def test_numbers_computed_from_sizes(name: str, dynamic: bool | None) -> None:
-    check(COMPUTED[name], [(torch.randn(shape),) for shape in SHAPES], dynamic, executors="triton")
+def test_numbers_computed_from_sizes(name: str) -> None:
+    check(COMPUTED[name], [(torch.randn(shape),) for shape in SHAPES], True, executors="triton")
+
+
+def test_numbers_computed_from_sizes_that_become_dynamic_by_themselves() -> None:
+    check(together(COMPUTED), [(torch.randn(shape),) for shape in SHAPES], None, executors="triton")
 
 
 def test_numbers_computed_from_sizes_on_inductor() -> None:
@@ -93,10 +98,13 @@ def test_numbers_computed_from_sizes_on_inductor() -> None:
 
 # ---------------------------------------------------------------------- pieces
 
-@dynamically
 @pytest.mark.parametrize("name", PIECES)
-def test_pieces_of_dynamic_sizes(name: str, dynamic: bool | None) -> None:
-    check(PIECES[name], CALLS, dynamic, executors="triton")
+def test_pieces_of_dynamic_sizes(name: str) -> None:
+    check(PIECES[name], CALLS, True, executors="triton")
+
+
+def test_pieces_of_sizes_that_become_dynamic_by_themselves() -> None:
+    check(together(PIECES), CALLS, None, executors="triton")
 
 
 def test_pieces_of_dynamic_sizes_on_inductor() -> None:
@@ -118,10 +126,13 @@ def test_pieces_whose_sizes_depend_on_data(executors: str) -> None:
 
 # ---------------------------------------------------------------------- chains of views
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_chains_of_views(name: str, dynamic: bool) -> None:
-    check(CHAINS[name], MATRICES, dynamic, executors="triton")
+def test_chains_of_views(name: str) -> None:
+    check(CHAINS[name], MATRICES, True, executors="triton")
+
+
+def test_chains_of_views_of_static_sizes() -> None:
+    check(together(CHAINS), MATRICES[1:3], False, executors="triton")
 
 
 def test_chains_of_views_on_inductor() -> None:
