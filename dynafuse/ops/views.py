@@ -169,7 +169,9 @@ def _broadcast_in_dim(call: Call, index: Index, shape: Shape) -> Index:
 
 def _squeeze(call: Call, index: Index, shape: Shape) -> Index:
     dims = next((call.args[name] for name in ("dim", "dimensions") if name in call.args), tuple(range(len(shape))))
-    gone = {dim for dim in dims_of(dims, len(shape)) if shape and shape[dim] == 1}
+    gone = set(dims_of(dims, len(shape))) if shape else set()
+    if len(gone) != len(shape) - len(index):  # else all go, also those whose size is 1 by a guard alone
+        gone = {dim for dim in gone if shape[dim] == 1}
     rest = iter(index)
     return tuple(S.Zero if dim in gone else next(rest) for dim in range(len(shape)))
 
