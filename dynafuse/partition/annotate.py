@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import Max
 
 from dynafuse import ops
@@ -38,11 +39,13 @@ UNKNOWN_SIZE = 8192  # the hint of a size that is only known at run time
 
 
 def size_of(size: int | torch.SymInt) -> Size:
-    """A size as an int or a sympy expression."""
+    """A size as an int or a sympy expression; an expression that tracing guarded to be 1, as where it broadcasts, is 1."""
     if isinstance(size, int):
         return size
     expr = size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr
-    return int(expr) if expr.is_Integer else expr
+    if expr.is_Integer:
+        return int(expr)
+    return 1 if hint(size) == 1 and not expr.is_Symbol and statically_known_true(size == 1) else expr
 
 
 def hint(size: int | torch.SymInt) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import rotate_half
-from differential import compare, compiled, copies, regions, run
+from differential import check, compare, compiled, copies, regions, run
 from graphs import recorded
 from torch._dynamo.utils import counters
 
@@ -162,3 +162,21 @@ def test_python_numbers_that_depend_on_data() -> None:
         for k in (3, 7):
             arguments = (torch.randn(30), torch.tensor(k))
             compare(run(call, arguments), run(function, arguments))
+
+
+ONE_BY_GUARD: dict[str, Callable[..., Any]] = {
+    "diagonal": lambda x: x.diagonal(1, 0, 1).flatten() - x.diagonal(1, 0, 1),
+    "half": lambda x: x[0, : x.shape[1] // 2] * 2 + x[0],
+    "slice": lambda x: x[0, 1:2].exp() + x[0],
+    "last": lambda x: x[0, x.shape[1] - 1:] * x[0] + x[0].sum(0),
+    "chunk": lambda x: x[0].chunk(2)[1] + x[0].t(),
+    "expanded": lambda x: (x[0, : x.shape[1] // 2] * 2).expand(5, -1) + 1,
+    "reduced": lambda x: (x[0] * x[0, : x.shape[1] // 2]).sum(0),
+}
+
+
+@pytest.mark.parametrize("executor", ["triton", "inductor"])
+@pytest.mark.parametrize("name", ONE_BY_GUARD)
+def test_size_that_a_guard_makes_one(name: str, executor: str) -> None:
+    """What tracing took to broadcast is read at place 0, though its size is an expression of symbols."""
+    check(ONE_BY_GUARD[name], torch.randn(1, 2, 2, requires_grad=True), dynamic=True, executors=executor)

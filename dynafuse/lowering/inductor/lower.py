@@ -66,7 +66,7 @@ class Program:
         values: list[torch.Tensor] = []
         rounding = Rounding(self.spec)
         for position, op in enumerate(self.spec.ops):
-            made = _checked(op, _call(position, rounding, inputs, values, known, device), known)
+            made = _of_one(op, _checked(op, _call(position, rounding, inputs, values, known, device), known))
             values.append(_rounded(made, made.dtype) if rounding.result(position) else made)
         for store in self.spec.stores:
             if store.into is not None:
@@ -149,6 +149,14 @@ def _checked(op: OpSpec, made: torch.Tensor, known: Sizes) -> torch.Tensor:
     if made.dtype is not op.dtype or not _same(made.shape, shape):
         found = f"{str(made.dtype)[6:]}{list(made.shape)}"
         raise LoweringError(op.target, f"its output is {found} here, {str(op.dtype)[6:]}{shape} in the graph")
+    return made
+
+
+def _of_one(op: OpSpec, made: torch.Tensor) -> torch.Tensor:
+    """A value whose sizes are 1 where the graph's are: Inductor reads beyond what it does not know to broadcast."""
+    for dim, size in enumerate(op.shape):
+        if size == 1 and not _known(made.shape[dim]):
+            made = made.select(dim, 0).unsqueeze(dim)
     return made
 
 
