@@ -158,7 +158,7 @@ def test_a_training_step_that_runs_its_backward_itself(returns: bool) -> None:
 # ---------------------------------------------------------------------- what it leaves of Dynamo
 
 
-@pytest.mark.parametrize("fn", [smooth, calls_broken, broken_in_a_loop, branches, reads_a_number, Net()], ids=str)
+@pytest.mark.parametrize("fn", [smooth, calls_broken, broken_in_a_loop, branches, reads_a_number, Net()], ids=lambda fn: getattr(fn, "__name__", "Net"))
 def test_what_was_compiled_stays_compiled(fn: Any) -> None:
     counter = CompileCounter()
     compiled = torch.compile(fn, backend=counter)
@@ -186,7 +186,7 @@ def test_sizes_of_explained_calls_are_no_profile() -> None:
     assert planned == {rows * 16 * 4 * 2 for rows in (4, 8, 16)}
 
 
-@pytest.mark.parametrize("fn", [smooth, calls_broken], ids=str)
+@pytest.mark.parametrize("fn", [smooth, calls_broken], ids=lambda fn: fn.__name__)
 def test_explained_calls_do_not_count_as_recompilations(fn: Any) -> None:
     limit = torch._dynamo.config.recompile_limit
     counter = CompileCounter()
