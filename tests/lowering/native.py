@@ -1,11 +1,12 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python native.py goldens|classes|llama|numbers|folds|doubles|indices|integers`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python native.py goldens|classes|llama|numbers|folds|doubles|indices|integers|positions`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -133,6 +134,19 @@ def integers() -> Iterator[Bound]:
         yield from graph.bounds.values()
 
 
+def positions() -> Iterator[Bound]:
+    """Where the extremes of rows are, of lengths that fill a tile and others, planned for an H200."""
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for length, dynamic in itertools.product((2, 3, 16, 100, 5000), (False, True)):
+            torch._dynamo.reset()
+            extremes = torch.compile(lambda x, n: ((x + n).argmin(1), x[:, -2:].argmax(1), (max(n, 0) - x).sum((0, 1))),
+                                     backend=backend.dynafuse, dynamic=dynamic, options={"device": "h200", "executors": "triton"})
+            extremes(torch.randn(4096, length), 4)
+    for graph in found:
+        yield from graph.bounds.values()
+
+
 def resources(kernel: Any) -> dict[str, int]:
     """What ptxas says of a compiled kernel's PTX."""
     arch = f"sm_{CAPABILITY}a"
@@ -163,5 +177,5 @@ def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
 
 if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
-              "doubles": doubles, "indices": indices, "integers": integers}
+              "doubles": doubles, "indices": indices, "integers": integers, "positions": positions}
     print(json.dumps(compiled(groups[sys.argv[1]]())))

@@ -219,10 +219,11 @@ def states_of_element(emit: Emitter, rule: Recurrence, value: Value, position: V
                       mask: str | None) -> list[str]:
     """One element's states, spread over the whole tile, with the identity where the mask is off."""
     states = []
-    spread = "".join(f" + {t}_zero" for t in sorted(full - value.tiles))
     texts = rule.start(value.name, position.name if position else "")
     for (dtype, identity), text in zip(rule.states, texts, strict=True):
-        text = text if mask is None and not spread else _spread(text, dtype, identity, mask, full)
+        # A position varies along the row alone, whatever its value does.
+        tiles = position.tiles if position is not None and text == position.name else value.tiles
+        text = text if mask is None and tiles >= full else _spread(text, dtype, identity, mask, full)
         states.append(emit.define(text.replace("{", "{{").replace("}", "}}"), dtype, full).name)
     return states
 

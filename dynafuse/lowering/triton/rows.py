@@ -161,7 +161,7 @@ def _advance(parts: Parts, emit: Emitter, op: int, states: list[str], shares: Ma
     value, position = element(parts, emit, op, rule)
     new = rule.update(states, value.name, position.name if position else "", shares.get(rule.element, ""))
     texts = [new] if isinstance(new, str) else list(new)
-    fresh = [emit.name("n") for _ in states]
+    fresh = [emit.name("next") for _ in states]
     emit.line(f"{', '.join(fresh)} = {', '.join(texts)}", full)
     mask = None if parts.exact("r", parts.tiles.block["r"]) else "r_mask"  # chunks of split rows are whole tiles too
     for state, candidate in zip(states, fresh, strict=True):

@@ -15,6 +15,7 @@ import torch
 
 from dynafuse.errors import LoweringError
 from dynafuse.ops import Value
+from dynafuse.ops.symbols import is_name
 
 
 @dataclass
@@ -86,9 +87,11 @@ class Scopes:
             self.scope(tiles).known[key] = Value("", torch.bool, tiles)
 
     def name(self, prefix: str = "v") -> str:
-        """A new variable."""
+        """A new variable, whose name is none of the integers that a kernel takes."""
         self._count += 1
-        return f"{prefix}{self._count - 1}"
+        made = f"{prefix}{self._count - 1}"
+        assert not is_name(made), made
+        return made
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
         """A variable for an expression; the same one in the same scope is computed once, whatever 16-bit float it is."""
