@@ -50,7 +50,7 @@ LITERALS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "copysign": lambda x, y: torch.copysign(x, -0.0),
     "nan_to_num": lambda x, y: torch.nan_to_num(x, nan=-0.0),
     "threshold": lambda x, y: F.threshold(x, 0.5, -0.0),
-    "cat": lambda x, y: torch.cat([torch.full((2,), -0.0, dtype=x.dtype), x]) * 1.0,
+    "cat": lambda x, y: torch.cat([x.new_full((2,), -0.0), x]) * 1.0,
 }
 
 EXACT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
