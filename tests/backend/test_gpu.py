@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,6 +67,14 @@ def test_dropout_has_one_mask_for_forward_and_backward(probability: float, devic
 def test_scalars_of_the_cpu_and_tensors_of_both(device: str) -> None:
     here, there = torch.randn(7, 130, device=device), torch.randn(7, 130)
     check(lambda a, b, s: (a * s + 1, b.sin() * s, a + b.to(a.device), (a * 2).cpu() + b), here, there, torch.tensor(1.5))
+
+
+@pytest.mark.parametrize("draw", [
+    torch.bernoulli, lambda p: F.dropout(p, 0.3), lambda p: torch.rand_like(p) * p, lambda p: p.clone().normal_(),
+    lambda p: torch.randint_like(p, 7), lambda p: p.clone().exponential_(), lambda p: torch.multinomial(p, 3),
+], ids=["bernoulli", "dropout", "rand", "normal", "randint", "exponential", "multinomial"])
+def test_fallback_random_draws_what_eager_draws(draw: Callable[[torch.Tensor], torch.Tensor], device: str) -> None:
+    check(draw, torch.full((1030,), 0.3, device=device), fallback_random=True, precise=False)
 
 
 def test_graphs_that_make_all_their_tensors(device: str) -> None:
