@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -62,16 +63,17 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     computed = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
-    kept = _kept(plan.annotated) if compiled.kind == "forward" else None
+    outputs = plan.annotated.graph.output_node().meta.get("desc")  # a subgraph's are not described
+    kept = _kept(plan.annotated, outputs) if compiled.kind == "forward" and outputs is not None else None
     graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured, compiled.calls, kept)
     bound_by = graph.bound_by
     return replace(graph, steps=tuple(replace(step, prices=_ordered(step, bound_by)) for step in steps))
 
 
-def _kept(annotated: Annotated) -> Kept:
+def _kept(annotated: Annotated, descriptions: Sequence[Any]) -> Kept:
     """What a forward returns for its backward, each tensor once however it is looked at."""
     output = annotated.graph.output_node()
-    pairs = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+    pairs = zip(output.args[0], descriptions, strict=True)  # type: ignore[arg-type]
     saved = (value for value, said in pairs if isinstance(value, Node) and type(said).__name__.startswith(SAVED))
     tensors = {node: found for node in map(base, saved)
                if node.op != "placeholder" and (found := annotated.facts[node].tensor) is not None}
