@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -118,11 +120,14 @@ def test_a_thread_that_plans_does_not_keep_others_from_running(options: dict[str
 
 
 def child_passes(work: Callable[[], bool]) -> bool:
-    """Whether ``work`` is true in a process that is forked off here; False too where that hangs."""
+    """Whether ``work`` is true in a process that is forked off here; False too where that raises or hangs, and it says where."""
     child = os.fork()
     if child == 0:
+        faulthandler.dump_traceback_later(0.9 * PATIENCE_S)
         try:
             os._exit(0 if work() else 1)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(2)
     for _ in range(int(PATIENCE_S / 0.05)):
