@@ -10,6 +10,7 @@ least 2; its ``call([48, 130, x, y])`` returns the tensors of the stores that ov
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,10 +27,20 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynafuse.forks import Lock
+from dynafuse.forks import Lock, in_child
 from dynafuse.lowering.inductor.lower import Program, size_at
 
 _one_at_a_time = Lock()
+
+
+def _forget_threads() -> None:
+    """Forget the threads in which Inductor compiles C++: torch forgets its processes after a fork, but not these."""
+    inductor = sys.modules.get("torch._inductor.async_compile")
+    if inductor is not None:
+        inductor.AsyncCompile.pool.cache_clear()
+
+
+in_child(_forget_threads)
 
 
 @dataclass(frozen=True)
