@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         OptionError,
     )
     from dynafuse.force import force_backend
-    from dynafuse.history import process_report
     from dynafuse.report import Report, explain
+    from dynafuse.report.history import process_report
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _HOME = {
     "Report": "report",
     "explain": "report",
     "force_backend": "force",
-    "process_report": "history",
+    "process_report": "report.history",
     "stats": "backend",
 }
 

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch._functorch.config
@@ -29,44 +29,43 @@ from torch._dynamo.utils import dynamo_timed
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
-from dynafuse import persist
 from dynafuse.build import ORIGINS, STORE, TURNED_DOWN, bind, failures, request
-from dynafuse.cache.key import Bound
-from dynafuse.cache.store import outcome
-from dynafuse.catchable import catchable
-from dynafuse.choice import how_to_enable, tell, tuned, usable
+from dynafuse.cache import persist
+from dynafuse.cache.canonical import Bound
+from dynafuse.cache.memory import outcome
+from dynafuse.cache.persist import TRAFFIC
 from dynafuse.config import Config, resolve
-from dynafuse.demotion import Demoted, demote
+from dynafuse.cost import device as devices
+from dynafuse.cost.model import Meanwhile
 from dynafuse.fallback import Guard
-from dynafuse.history import HISTORY
 from dynafuse.ir import Plan
-from dynafuse.layers import take_apart
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.compiler import interpreting
-from dynafuse.near import LENGTHS, near
-from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
-from dynafuse.partition.cost import Meanwhile
-from dynafuse.partition.cut import Sides, kept
-from dynafuse.partition.decompositions import decompositions
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.force import Forcing, index_lines
-from dynafuse.partition.joint import NotSplit, replace_random, split_joint
-from dynafuse.partition.layout import optimize_layout
-from dynafuse.partition.normalize import normalize
-from dynafuse.partition.pregrad import rewrite
-from dynafuse.partition.regions import partition
-from dynafuse.persist import TRAFFIC
-from dynafuse.repro import guard_of
-from dynafuse.runtime import capture as cuda_graphs
-from dynafuse.runtime.capture import capture
+from dynafuse.partition.forcing import Forcing, index_lines
+from dynafuse.partition.grow import partition
+from dynafuse.passes.attention_masks import rewrite
+from dynafuse.passes.channels_last import optimize_layout
+from dynafuse.passes.decompositions import decompositions
+from dynafuse.passes.joint import NotSplit, replace_random, split_joint
+from dynafuse.passes.layers import take_apart
+from dynafuse.passes.normalize import normalize
+from dynafuse.passes.rematerialize import Sides, kept
+from dynafuse.passes.snapshot import Snapshot
+from dynafuse.runtime import cuda_graphs
+from dynafuse.runtime.catchable import catchable
+from dynafuse.runtime.cuda_graphs import capture
 from dynafuse.runtime.deferred import deferred
+from dynafuse.runtime.demotion import Demoted, demote
 from dynafuse.runtime.eager import eager
+from dynafuse.runtime.interim import stand_in
+from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.subclasses import without_subclasses
 from dynafuse.runtime.wrapper import Step, write
-from dynafuse.snapshot import Snapshot
-from dynafuse.standin import stand_in
-from dynafuse.tuning import VERDICTS
+from dynafuse.select import VERDICTS
+from dynafuse.select.choose import how_to_enable, tell, tuned, usable
+from dynafuse.select.families import LENGTHS, near
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -90,6 +89,19 @@ class Compiled:
     calls: int = 1  # how often a step calls it: more than once for layers that are compiled once
     meanwhile: Meanwhile | None = None  # what it loses and saves where it runs on stand-ins; without them it comes later
 
+
+class Observer(Protocol):
+    """Is told of every graph that this process runs, until it is reset."""
+
+    def note(self, compiled: Compiled, captured: bool, origins: Mapping[str, str]) -> None:
+        """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for."""
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+
+
+OBSERVERS: list[Observer] = []
+"""``report.history`` among them, as soon as it is imported."""
 
 Listener: TypeAlias = Callable[[Compiled], None]
 _listeners: list[Listener] = []
@@ -221,7 +233,8 @@ def reset() -> None:
     global _launch_sites
     STORE.clear()
     ORIGINS.clear()
-    HISTORY.clear()
+    for observer in OBSERVERS:
+        observer.clear()
     TURNED_DOWN.clear()
     LENGTHS.clear()
     VERDICTS.clear()
@@ -451,7 +464,8 @@ class Graph:
         """Tell the listeners, and note what this process runs from now on."""
         def note(compiled: Compiled) -> None:
             if planned.meanwhile is None and not _plan_only.get():
-                HISTORY.note(compiled, self.config.cudagraphs, ORIGINS)
+                for observer in OBSERVERS:
+                    observer.note(compiled, self.config.cudagraphs, ORIGINS)
 
         for listener in (*_listeners, *_own_listeners.get(), note):
             self.guard.stage("reports", lambda: listener(self.compiled(planned)), nothing)  # noqa: B023

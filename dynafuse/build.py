@@ -16,28 +16,28 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynafuse import persist
-from dynafuse.cache.key import Bound, canonical, rekeyed
-from dynafuse.cache.store import Store
+from dynafuse.cache import persist
+from dynafuse.cache.canonical import Bound, canonical, rekeyed
+from dynafuse.cache.memory import Store
 from dynafuse.config import Config
-from dynafuse.demotion import turned_down
 from dynafuse.fallback import Guard
 from dynafuse.forks import Lock, in_child
 from dynafuse.ir import Option, Plan, Region, Spec
 from dynafuse.lowering.inductor import compiler as inductor_compiler
 from dynafuse.lowering.inductor import lower as inductor
+from dynafuse.lowering.inductor.kernel import DelegateKernel
 from dynafuse.lowering.nvfuser import availability, replay
 from dynafuse.lowering.nvfuser import lower as nvfuser
+from dynafuse.lowering.nvfuser.kernel import FusionKernel
 from dynafuse.lowering.nvfuser.recipe import Recipe
 from dynafuse.lowering.triton import pool
+from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.runtime.delegate import DelegateKernel
-from dynafuse.runtime.fusion import FusionKernel
-from dynafuse.runtime.launch import Kernel
-from dynafuse.tuning.agreement import check
-from dynafuse.tuning.data import NoData
-from dynafuse.tuning.runners import runner
-from dynafuse.tuning.tuner import hints_of
+from dynafuse.runtime.demotion import turned_down
+from dynafuse.select.data import NoData
+from dynafuse.select.runners import runner
+from dynafuse.select.tuner import hints_of
+from dynafuse.select.validation import check
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from dynafuse.backend import dynafuse
 from dynafuse.config import resolve
 from dynafuse.fallback import answered
 from dynafuse.lowering.triton import pool
+from dynafuse.report import history  # noqa: F401  (notes what runs)
 
 __all__ = ["dynafuse"]
 

@@ -16,7 +16,7 @@ Worked example::
         return self.mlp(x)
 
 Where several apply, the innermost wins. It only leaves a mark that Dynamo copies onto the nodes of a graph, those of the
-backward included (``dynafuse/partition/force.py`` reads it): code that is not compiled runs as it would without.
+backward included (``dynafuse/partition/forcing.py`` reads it): code that is not compiled runs as it would without.
 """
 
 from __future__ import annotations

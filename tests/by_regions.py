@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map
 
-from dynafuse.cache.key import Bound, canonical
+from dynafuse.cache.canonical import Bound, canonical
 from dynafuse.config import resolve
 from dynafuse.ir import Region
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from dynafuse.partition.decompositions import decompositions
+from dynafuse.passes.decompositions import decompositions
 
 aten, prims = torch.ops.aten, torch.ops.prims
 I64 = torch.int64

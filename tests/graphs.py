@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_map
 
 from dynafuse import backend
 from dynafuse.config import Config, resolve
+from dynafuse.cost import device as devices
 from dynafuse.ir import Annotated, Plan
 from dynafuse.ops.overloads import overload
-from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
-from dynafuse.partition.normalize import normalize
+from dynafuse.passes.normalize import normalize
 
 
 class Builder:
@@ -83,7 +83,7 @@ def annotated(module: GraphModule) -> Annotated:
 
 def planned(module: GraphModule, device: str = "h200") -> Plan:
     """The plan of a graph for a described device."""
-    from dynafuse.partition.regions import partition
+    from dynafuse.partition.grow import partition
 
     return partition(annotated(module), devices.describe(device))
 

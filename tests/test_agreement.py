@@ -10,7 +10,7 @@ import torch
 from by_regions import ByRegions
 
 from dynafuse.ir import Spec
-from dynafuse.tuning.agreement import check, differs
+from dynafuse.select.validation import check, differs
 
 CPU = torch.device("cpu")
 

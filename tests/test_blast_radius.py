@@ -15,16 +15,18 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from dynafuse import backend, build, fallback, persist
+from dynafuse import backend, build, fallback
+from dynafuse.cache import persist
 from dynafuse.cache.disk import Disk
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError
 from dynafuse.fallback import STAGES, Guard
 from dynafuse.force import force_backend
+from dynafuse.lowering.inductor.kernel import DelegateKernel
 from dynafuse.lowering.triton import pool
-from dynafuse.partition import joint
 from dynafuse.partition.pricing import Pricing
-from dynafuse.runtime.delegate import DelegateKernel
-from dynafuse.snapshot import Snapshot
+from dynafuse.passes import joint
+from dynafuse.passes.snapshot import Snapshot
+from dynafuse.report.history import HISTORY
 
 
 class Injected(RuntimeError):
@@ -81,7 +83,7 @@ FAULTS = [
     Fault("kernels on disk", Disk, "lock", CACHE),
     Fault("requests for kernels", backend, "request"),
     Fault("reports", backend, "Compiled"),
-    Fault("reports", type(backend.HISTORY), "note"),
+    Fault("reports", type(HISTORY), "note"),
     Fault("generated function", backend, "write"),
     Fault("CUDA graphs", backend, "capture", {"cudagraphs": True}),
     Fault("first call", backend, "outcome"),

@@ -12,14 +12,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from dynafuse import calibrate, cli
-from dynafuse.calibrate import Calibrator, Refused
-from dynafuse.calibrate_cases import BF16, Case, bandwidth_cases, chain, copied
+from dynafuse.cost import calibration
+from dynafuse.cost import device as devices
+from dynafuse.cost.device import CLASSES, EXECUTORS, describe
+from dynafuse.cost.model import region_us
 from dynafuse.errors import DynafuseError
-from dynafuse.partition import calibration
-from dynafuse.partition import device as devices
-from dynafuse.partition.cost import region_us
-from dynafuse.partition.device import CLASSES, EXECUTORS, describe
+from dynafuse.tools import calibrate, cli
+from dynafuse.tools.calibrate import Calibrator, Refused
+from dynafuse.tools.calibrate_cases import BF16, Case, bandwidth_cases, chain, copied
 
 SHIPPED = describe("h200")
 OTHER = {

@@ -15,21 +15,21 @@ import graphs
 import pytest
 import torch
 
-from dynafuse import choice
 from dynafuse.backend import dynafuse
 from dynafuse.build import bind
 from dynafuse.config import Config, resolve
+from dynafuse.cost import device as devices
 from dynafuse.errors import DynafuseWarning, ExecutorError
 from dynafuse.ir import Plan, Region
 from dynafuse.lowering.inductor import availability as inductor
 from dynafuse.lowering.nvfuser import availability as nvfuser
-from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.normalize import normalize
-from dynafuse.partition.regions import partition
+from dynafuse.partition.grow import partition
+from dynafuse.passes.normalize import normalize
 from dynafuse.report import explain
-from dynafuse.tuning import Measured, Verdict
+from dynafuse.select import Measured, Verdict
+from dynafuse.select import choose as choice
 
 BOTH = ("triton", "inductor")
 X = torch.linspace(0, 1, 8)
@@ -257,7 +257,7 @@ def test_the_interpreter_is_told_of_once(caplog: pytest.LogCaptureFixture) -> No
         for fn in (torch.sin, torch.cos):
             torch.compile(lambda x, fn=fn: fn(x), backend=dynafuse)(X)
         torch.compile(lambda x: x + 1, backend=dynafuse, options={"executors": "triton"})(X)
-    (message,) = [r.getMessage() for r in caplog.records if r.name == "dynafuse.choice"]
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "dynafuse.select.choose"]
     assert message.startswith("TRITON_INTERPRET=1: CPU tensors run in Triton's interpreter")
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import dynafuse
-from dynafuse import cli, config
+from dynafuse import config
 from dynafuse.errors import DynafuseError
+from dynafuse.tools import cli
 
 Capture = pytest.CaptureFixture[str]
 
@@ -22,9 +23,9 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., int | None]
     """Replaces the demo by a given function."""
 
     def replace(main: Callable[..., int | None]) -> None:
-        module = types.ModuleType("dynafuse.demo")
+        module = types.ModuleType("dynafuse.tools.demo")
         module.main = main  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "dynafuse.demo", module)
+        monkeypatch.setitem(sys.modules, "dynafuse.tools.demo", module)
 
     return replace
 
@@ -87,5 +88,5 @@ def test_demo_writes_its_page_where_it_is_told_to(
 
 
 def test_command_line_starts_without_torch() -> None:
-    code = "import sys; from dynafuse.cli import main; main(['options']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from dynafuse.tools.cli import main; main(['options']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

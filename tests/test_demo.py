@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from dynafuse import demo
-from dynafuse.demo import model as models
-from dynafuse.demo import phases, speed, training
 from dynafuse.lowering.inductor import availability
+from dynafuse.tools import demo
+from dynafuse.tools.demo import model as models
+from dynafuse.tools.demo import phases, speed, training
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 400  # it takes a minute alone, longer beside other tests
@@ -49,12 +49,12 @@ def assert_shown(done: subprocess.CompletedProcess[str], marks: list[str]) -> No
 
 @pytest.mark.skipif(not COMPILER.available, reason=str(COMPILER))
 def test_it_trains_on_the_cpu_and_in_the_interpreter() -> None:
-    done = ran("-c", "import sys; from dynafuse.cli import main; sys.exit(main(['demo']))")
+    done = ran("-c", "import sys; from dynafuse.tools.cli import main; sys.exit(main(['demo']))")
     assert_shown(done, [*PLANNED, *NATIVE, *INTERPRETED, "every check passed, in"])
 
 
 def test_without_a_compiler_it_says_so_and_nothing_failed() -> None:
-    done = ran("-m", "dynafuse.demo", "native", CXX="there-is-no-such-compiler")
+    done = ran("-m", "dynafuse.tools.demo", "native", CXX="there-is-no-such-compiler")
     assert_shown(done, [*PLANNED, "left out: Inductor is not available: 'there-is-no-such-compiler'"])
     assert "step 1" not in done.stdout
 

@@ -15,12 +15,13 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Node
 
 import dynafuse
-from dynafuse import backend, build, ops, persist
+from dynafuse import backend, build, ops
+from dynafuse.cache import persist
 from dynafuse.config import FORCE_MARK, Config, resolve
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.ir import Region
 from dynafuse.ops import Row
-from dynafuse.partition.regions import partition
+from dynafuse.partition.grow import partition
 
 X, W = torch.randn(8, 8), torch.randn(8, 8)
 

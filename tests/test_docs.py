@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dynafuse import config, force_backend
+from dynafuse.cost import device as devices
 from dynafuse.errors import OptionError
-from dynafuse.partition import device as devices
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 

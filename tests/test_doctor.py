@@ -15,13 +15,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from dynafuse import cli, doctor
-from dynafuse.doctor import FAULT, FINE, NOTE, Finding
+from dynafuse.cost import calibration
+from dynafuse.cost import device as devices
+from dynafuse.cost.calibration import Calibration
 from dynafuse.lowering.inductor import availability as inductor
 from dynafuse.lowering.nvfuser.availability import Availability
-from dynafuse.partition import calibration
-from dynafuse.partition import device as devices
-from dynafuse.partition.calibration import Calibration
+from dynafuse.tools import cli, doctor
+from dynafuse.tools.doctor import FAULT, FINE, NOTE, Finding
 
 Capture = pytest.CaptureFixture[str]
 HERE = {"dynafuse": "0.1.0", "torch": "2.11.0", "triton": "3.6.0", "nvfuser": "none", "driver": "580.0"}
@@ -143,7 +143,7 @@ def test_json_is_the_same_as_data(machine: Machine, capsys: Capture) -> None:
 def test_on_this_machine_as_installed_users_start_it(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("DYNAFUSE_")}
     environment |= {"DYNAFUSE_CACHE_DIR": str(tmp_path / "new"), "DYNAFUSE_STRICT": "1"}
-    code = "import sys; from dynafuse.cli import main; sys.exit(main(['doctor', '--json']))"
+    code = "import sys; from dynafuse.tools.cli import main; sys.exit(main(['doctor', '--json']))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
     found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     assert done.returncode == any(one["state"] == FAULT for one in found.values())

@@ -19,18 +19,19 @@ from torch.fx import Node
 from torch.utils.checkpoint import checkpoint
 
 import dynafuse
-from dynafuse import backend, choice, force_backend
+from dynafuse import backend, force_backend, fx
 from dynafuse.backend import Compiled
 from dynafuse.config import FORCE_MARK
+from dynafuse.cost import device as devices
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.ir import Plan
-from dynafuse.partition import device as devices
-from dynafuse.partition import force
+from dynafuse.partition import forcing as force
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.force import Forcing
-from dynafuse.partition.normalize import normalize
-from dynafuse.partition.regions import partition
+from dynafuse.partition.forcing import Forcing
+from dynafuse.partition.grow import partition
+from dynafuse.passes.normalize import normalize
+from dynafuse.select import choose as choice
 
 X = torch.linspace(-2, 2, 128).reshape(8, 16)
 
@@ -509,7 +510,7 @@ def test_a_pattern_within_a_marked_block_counts_as_matched() -> None:
     ("L['self']", ["self"]),
 ])
 def test_paths_in_every_spelling_of_dynamo(source: str, path: list[str]) -> None:
-    assert force._parts(source) == path
+    assert fx.module_path(source) == path
 
 
 # ---------------------------------------------------------------------- what Dynamo and AOTAutograd do to graphs

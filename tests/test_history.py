@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 import dynafuse
-from dynafuse import backend, history
+from dynafuse import backend
 from dynafuse.errors import DynafuseWarning
-from dynafuse.history import History
+from dynafuse.report import history
 from dynafuse.report.data import ReportedGraph, ReportedStep
+from dynafuse.report.history import History
 
 X = torch.linspace(-1, 1, 64).reshape(4, 16)
 
@@ -133,12 +134,12 @@ def test_nothing_of_a_graph_is_kept_alive() -> None:
 
 
 def test_what_fails_in_it_does_not_reach_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from dynafuse.report import reading
+    from dynafuse.report import history as home
 
     def fails(*_: Any) -> Any:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(reading, "graph_of", fails)
+    monkeypatch.setattr(home, "graph_of", fails)
     options = {"strict": False, "repro_dir": tmp_path}
     with pytest.warns(DynafuseWarning, match="reports failed: RuntimeError: not today"):
         torch.testing.assert_close(torch.compile(scaled, backend="dynafuse", options=options)(X), scaled(X))

@@ -19,7 +19,7 @@ import torch
 
 from dynafuse import __all__ as PUBLIC
 from dynafuse import backend, config
-from dynafuse.partition import device  # noqa: F401  (declares the cost constants that the page may set)
+from dynafuse.cost import device  # noqa: F401  (declares the cost constants that the page may set)
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "README.md"

@@ -16,9 +16,9 @@ from torch import nn
 
 import dynafuse
 from dynafuse.backend import Compiled
+from dynafuse.cost import device as devices
 from dynafuse.errors import OptionError
 from dynafuse.lowering.nvfuser import availability
-from dynafuse.partition import device as devices
 from dynafuse.report import Price, Report, ReportedStep, explain
 from dynafuse.report.reading import report_of
 
@@ -414,7 +414,7 @@ def test_a_function_with_a_device_of_its_own() -> None:
 @pytest.fixture
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU on which Triton does not interpret."""
-    for module in ("choice", "backend"):
+    for module in ("select.choose", "backend"):
         monkeypatch.setattr(f"dynafuse.{module}.interpreting", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 

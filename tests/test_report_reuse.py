@@ -11,7 +11,7 @@ from report_samples import small
 from torch import Tensor, nn
 
 from dynafuse import backend
-from dynafuse.cache.key import Bound, diff
+from dynafuse.cache.canonical import Bound, diff
 from dynafuse.report import Relative, Report, ReportedStep, Reuse, explain, relatives
 from dynafuse.report.relatives import Kernels
 from dynafuse.report.text import RELATIVES_SHOWN

@@ -13,13 +13,13 @@ import pytest
 import torch
 from tuning_bounds import bounds, native_kernel, softmax
 
-from dynafuse.cache.key import Bound
-from dynafuse.clock import CaptureFailed, Gpu, Refused
+from dynafuse.cache.canonical import Bound
+from dynafuse.cost.device import describe
+from dynafuse.cost.model import Choice, Prediction, choose
 from dynafuse.ir import Decision
 from dynafuse.lowering.nvfuser import availability
-from dynafuse.partition.cost import Choice, Prediction, choose
-from dynafuse.partition.device import describe
-from dynafuse.tuning import Measured, Tuner, Verdict, VerdictStore, contenders, eager, hints_of, needs, tuner, verdict_key
+from dynafuse.select import Measured, Tuner, Verdict, VerdictStore, contenders, eager, hints_of, needs, tuner, verdict_key
+from dynafuse.select.clock import CaptureFailed, Gpu, Refused
 
 CPU = torch.device("cpu")
 HINTS: dict[str, int] = {}
@@ -370,9 +370,9 @@ def softmax_on_gpu(rows: int, columns: int) -> tuple[Bound, dict[str, Callable[[
     candidates: dict[str, Callable[[], Any]] = {
         "triton": lambda: native_kernel(bound), "eager": lambda: eager(bound.spec, {}, torch.device("cuda", 0))}
     if availability.find().available:
+        from dynafuse.lowering.nvfuser.kernel import FusionKernel
         from dynafuse.lowering.nvfuser.lower import lower
         from dynafuse.lowering.nvfuser.replay import define
-        from dynafuse.runtime.fusion import FusionKernel
 
         candidates["nvfuser"] = lambda: FusionKernel(bound.key, lower(bound.spec), define)
     return bound, candidates

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch.fx import Node
 from tuning_bounds import bounds, native_kernel, softmax
 
-from dynafuse.cache.key import Bound
+from dynafuse.cache.canonical import Bound
 from dynafuse.ir import Layout, Spec
-from dynafuse.tuning import data, eager, hints_of, indices
-from dynafuse.tuning.evaluate import Evaluation
-from dynafuse.tuning.runners import runner
+from dynafuse.select import data, eager, hints_of, indices
+from dynafuse.select.evaluate import Evaluation
+from dynafuse.select.runners import runner
 
 CPU = torch.device("cpu")
 I64 = torch.int64

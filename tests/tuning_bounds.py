@@ -7,16 +7,16 @@ from typing import Any
 import graphs
 from torch.fx import GraphModule, Node
 
-from dynafuse.cache.key import Bound, canonical
+from dynafuse.cache.canonical import Bound, canonical
 from dynafuse.config import resolve
+from dynafuse.cost import device as devices
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.compiler import interpreting
+from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.partition import device as devices
 from dynafuse.partition.annotate import annotate
-from dynafuse.partition.normalize import normalize
-from dynafuse.partition.regions import partition
-from dynafuse.runtime.launch import Kernel
+from dynafuse.partition.grow import partition
+from dynafuse.passes.normalize import normalize
 
 
 def bounds(module: GraphModule, device_type: str = "cpu") -> list[Bound]:

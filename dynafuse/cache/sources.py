@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-WRITERS = ("ir.py", "ops", "lowering", "cache", "runtime")
+WRITERS = ("ir", "ops", "lowering", "cache", "runtime")
 """Files and folders of the package that decide what a kernel's text and its launches are, and how an entry is read."""
 
-PLANNERS = ("ir.py", "ops", "partition", "cache")
+PLANNERS = ("ir", "ops", "cost", "partition", "passes", "cache")
 """Those that decide what a plan is, and how its entry is read."""
 
 

@@ -6,11 +6,11 @@ from dynafuse.ops import (  # noqa: F401  (fill the table)
     creation,
     gathers,
     indexing,
+    library,
     nvfuser_rows,
     pointwise_rows,
     reductions,
     views,
-    whole,
 )
 from dynafuse.ops.nvfuser_rows import refusal as nvfuser_refusal
 from dynafuse.ops.table import (

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import Max
 
 from dynafuse import ops
+from dynafuse.fx import arguments, hint, size_of
 from dynafuse.ir import Annotated, Facts, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.ops.reductions import reduced_dims
-from dynafuse.partition.force import EMPTY, NOTHING, ONE_ELEMENT, Forcing
-from dynafuse.partition.normalize import arguments
+from dynafuse.partition.forcing import EMPTY, NOTHING, ONE_ELEMENT, Forcing
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -35,29 +34,6 @@ DTYPES = frozenset({
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
 })
 NOT_ANY: Mapping[Node, str] = {}
-UNKNOWN_SIZE = 8192  # the hint of a size that is only known at run time
-
-
-def size_of(size: int | torch.SymInt) -> Size:
-    """A size as an int or a sympy expression; an expression that tracing guarded to be 1, as where it broadcasts, is 1."""
-    if isinstance(size, int):
-        return size
-    expr = size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr
-    if expr.is_Integer:
-        return int(expr)
-    return 1 if hint(size) == 1 and not expr.is_Symbol and statically_known_true(size == 1) else expr
-
-
-def hint(size: int | torch.SymInt) -> int:
-    """The value of a size in the example inputs, for costs."""
-    if isinstance(size, int):
-        return size
-    if size.node._hint is not None:
-        return int(size.node._hint)
-    environment = size.node.shape_env
-    values = "backed_var_to_val" if hasattr(environment, "backed_var_to_val") else "var_to_val"  # its name until torch 2.10
-    known = environment.replace(size.node.expr).xreplace(getattr(environment, values))
-    return int(known) if known.is_number and known.is_finite else UNKNOWN_SIZE
 
 
 def tensor_of(value: torch.Tensor) -> Tensor:

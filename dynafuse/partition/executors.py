@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from dynafuse.ir import Facts
 from dynafuse.ops import Kind
-from dynafuse.partition.force import ABLE
+from dynafuse.partition.forcing import ABLE
 
 NVFUSER_MAX_OPS = 60  # its segmenter's time grows faster than the region
 MOVES = (Kind.INDEX, Kind.GATHER)

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from dynafuse.ir import Refusal
 from dynafuse.partition.axes import Axis, leaves
-from dynafuse.partition.spaces import Spaces
+from dynafuse.partition.iteration_space import Spaces
 
 SEVERAL_STATES = frozenset({"var", "var_mean", "argmax", "argmin"})  # no column reductions beside row reductions
 

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from dynafuse.ir import Region
 from dynafuse.ops.overloads import COPIES_INTO, written_to
-from dynafuse.partition.spaces import Spaces
+from dynafuse.partition.iteration_space import Spaces
 
 
 class HasNodes(Protocol):

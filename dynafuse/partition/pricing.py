@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from dynafuse.cost.device import Device
+from dynafuse.cost.library_calls import calls_prediction
+from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict
 from dynafuse.ir import MAX_TENSORS, Refusal
 from dynafuse.partition import legality
-from dynafuse.partition.calls import calls_prediction
-from dynafuse.partition.cost import Choice, Prediction, Work, choose, objective, predict
-from dynafuse.partition.device import Device
 from dynafuse.partition.executors import Executors
+from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.legality import Shape, classify, members, product
 from dynafuse.partition.order import Dependencies
-from dynafuse.partition.spaces import Read, Spaces
 
 COLUMN_PROGRAMS = 256  # columns that keep as much of a device busy as one row does
 NOTHING = Prediction()

@@ -23,7 +23,7 @@ from typing import Any
 from torch._dynamo import symbolic_convert
 from torch._dynamo.utils import DuplicateWarningChecker
 
-from dynafuse.partition.force import PACKAGES
+from dynafuse.fx import PACKAGES
 
 LOGGERS = ("torch._dynamo.symbolic_convert.__graph_breaks", "torch._dynamo.convert_frame.__graph_breaks")
 TOLD_BEFORE = "suppressed due to duplicate"  # a place comes again where the function that breaks is compiled by itself

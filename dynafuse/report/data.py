@@ -57,7 +57,7 @@ def percent(more: float) -> str:
 class Relative:
     """The earlier step whose kernel is nearly that of a step, in which graph it is (from 1 on), and what keeps them apart.
 
-    The differences are those of ``dynafuse.cache.key.diff``; "the first" in them is the step itself.
+    The differences are those of ``dynafuse.cache.canonical.diff``; "the first" in them is the step itself.
     """
 
     step: str

@@ -14,10 +14,10 @@ import torch
 from torch.fx import Node
 
 from dynafuse.backend import Compiled
+from dynafuse.cost import device as devices
+from dynafuse.cost.library_calls import call_prediction, launches
+from dynafuse.fx import base, user_line
 from dynafuse.ir import Annotated, Option, Plan, Region
-from dynafuse.partition import device as devices
-from dynafuse.partition.calls import base, call_prediction, launches
-from dynafuse.partition.force import user_line
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
 

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dynafuse.cache.key import Bound, diff
+from dynafuse.cache.canonical import Bound, diff
 from dynafuse.report.data import Relative
 
 MOST_LOOKED_AT = 64  # kernels before one whose ops are counted against its own

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from dynafuse import backend
 from dynafuse.backend import Compiled
 from dynafuse.config import resolve
-from dynafuse.partition import device as devices
+from dynafuse.cost import device as devices
 from dynafuse.report.breaks import graph_breaks
 from dynafuse.report.data import Report
 from dynafuse.report.isolation import beside_what_is_compiled

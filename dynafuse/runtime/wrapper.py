@@ -31,13 +31,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.ir import COUNT, Facts, Plan, Region, Size
+from dynafuse.lowering.inductor.kernel import DelegateKernel
+from dynafuse.lowering.nvfuser.kernel import FusionKernel
+from dynafuse.lowering.triton.launch import Kernel, Places
+from dynafuse.ops.library import LIBRARY
 from dynafuse.ops.overloads import COPIES_INTO, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
-from dynafuse.ops.whole import LIBRARY
 from dynafuse.runtime import random
-from dynafuse.runtime.delegate import DelegateKernel
-from dynafuse.runtime.fusion import FusionKernel
-from dynafuse.runtime.launch import Kernel, Places
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text
 

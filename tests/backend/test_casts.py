@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dynafuse.lowering.inductor import availability
-from dynafuse.partition.casts import is_written
+from dynafuse.passes.casts import is_written
 
 needs_cpp = pytest.mark.skipif(not availability.find("cpu").available, reason=str(availability.find("cpu")))
 EXECUTORS = ["triton", pytest.param("inductor", marks=needs_cpp)]

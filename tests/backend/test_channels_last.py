@@ -16,7 +16,7 @@ from differential import check, compiled, copies, run, significant
 from torch import Tensor
 from torch.fx import GraphModule
 
-from dynafuse.partition import layout
+from dynafuse.passes import channels_last as layout
 
 Shape = tuple[int, ...]
 

@@ -18,7 +18,7 @@ from torch.fx import Node
 import dynafuse
 from dynafuse import backend
 from dynafuse.ir import Region
-from dynafuse.partition import spaces
+from dynafuse.partition import iteration_space as spaces
 
 # ---------------------------------------------------------------------- random graphs
 

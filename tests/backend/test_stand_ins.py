@@ -15,10 +15,11 @@ from graphs import recorded
 from torch import Tensor
 
 import dynafuse
-from dynafuse import backend, standin
+from dynafuse import backend
 from dynafuse.config import resolve
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.lowering.triton import pool
+from dynafuse.runtime import interim as standin
 
 Function = Callable[..., Any]
 X, W, SQUARE = torch.randn(6, 40), torch.randn(40), torch.randn(40, 40) / 6

@@ -19,18 +19,19 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from dynafuse import backend, cli, config, ops, persist
-from dynafuse.cache import archive, launches, sources
+from dynafuse import backend, config, ops
+from dynafuse.cache import archive, launches, persist, sources
+from dynafuse.cache.canonical import Bound, canonical
 from dynafuse.cache.disk import Disk
 from dynafuse.cache.entry import Entry, pack, unpack
-from dynafuse.cache.key import Bound, canonical
 from dynafuse.cache.lock import Lock
 from dynafuse.cache.once import Codec, Traffic, once
 from dynafuse.errors import CacheError
 from dynafuse.ir import Launch, Workspace
 from dynafuse.lowering.nvfuser import lower as nvfuser
-from dynafuse.runtime.fusion import FusionKernel
-from dynafuse.tuning import Measured, VerdictStore
+from dynafuse.lowering.nvfuser.kernel import FusionKernel
+from dynafuse.select import Measured, VerdictStore
+from dynafuse.tools import cli
 
 HERE = Path(__file__).parent
 TESTS, ROOT = HERE.parent, HERE.parents[1]
@@ -296,12 +297,12 @@ def test_what_makes_binaries_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_changed_source_changes_the_digest(tmp_path: Path) -> None:
-    for name in ("ops", "lowering/triton", "cache", "runtime", "report"):
+    for name in ("ir", "ops", "lowering/triton", "cache", "runtime", "report"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "a.py").write_text("x = 1\n")
-    (tmp_path / "ir.py").write_text("y = 1\n")
+    (tmp_path / "ir" / "plan.py").write_text("y = 1\n")
     found = [sources.digest_of(tmp_path)]
-    for name in ("ops/a.py", "lowering/triton/a.py", "ir.py", "lowering/triton/b.py"):
+    for name in ("ops/a.py", "lowering/triton/a.py", "ir/plan.py", "lowering/triton/b.py"):
         (tmp_path / name).write_text("x = 2\n")
         found.append(sources.digest_of(tmp_path))
     assert len(set(found)) == len(found)
@@ -402,7 +403,7 @@ NATIVE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import test_disk, triton
-from dynafuse import build, config, persist
+from dynafuse import build, config; from dynafuse.cache import persist
 compiles = []
 compile_ = triton.compile
 triton.compile = lambda *a, **k: compiles.append(1) or compile_(*a, **k)
@@ -560,7 +561,7 @@ def test_commands(cached: Path, tmp_path: Path, capsys: Capture, monkeypatch: py
 
 
 def test_the_command_starts_without_torch(cached: Path) -> None:
-    code = "import sys; from dynafuse.cli import main; main(['cache', 'stats']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from dynafuse.tools.cli import main; main(['cache', 'stats']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 

@@ -14,16 +14,16 @@ from torch.fx import Node
 
 import dynafuse
 from dynafuse import backend
-from dynafuse.cache import key
-from dynafuse.cache.families import WIDTHS
-from dynafuse.cache.key import Bound
+from dynafuse.cache import canonical as key
+from dynafuse.cache.canonical import Bound
+from dynafuse.cache.fold_families import WIDTHS
 from dynafuse.config import resolve
 from dynafuse.lowering.triton.compiler import load
+from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.report import Report
-from dynafuse.runtime.launch import Kernel
-from dynafuse.tuning.runners import runner
-from dynafuse.tuning.verdict import verdict_key
+from dynafuse.select.measurement import verdict_key
+from dynafuse.select.runners import runner
 
 CPU = torch.device("cpu")
 SPECIAL = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e-42, -1.0, 3.3e38)

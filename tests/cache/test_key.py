@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dynafuse.cache.key import canonical, key_of, reuse
+from dynafuse.cache.canonical import canonical, key_of, reuse
 from dynafuse.config import resolve
 
 X, Y = torch.randn(6, 8), torch.randn(6, 8)
@@ -174,7 +174,7 @@ def test_the_target_is_in_the_key() -> None:
 
 def test_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key(chain)
-    monkeypatch.setattr("dynafuse.cache.key.versions", lambda: ("0", "0", "0"))
+    monkeypatch.setattr("dynafuse.cache.canonical.versions", lambda: ("0", "0", "0"))
     assert key(chain) != before
 
 

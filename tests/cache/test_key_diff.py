@@ -12,8 +12,8 @@ import sympy
 import torch
 from torch.fx import Node
 
-from dynafuse.cache import key
-from dynafuse.cache.key import Bound
+from dynafuse.cache import canonical as key
+from dynafuse.cache.canonical import Bound
 from dynafuse.config import resolve
 from dynafuse.ir import Axis, Layout, OpSpec, Ref, Spec, Store
 
@@ -104,7 +104,7 @@ def test_executors_are_told() -> None:
 
 def test_versions_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     first = bound(pair())
-    monkeypatch.setattr("dynafuse.cache.key.versions", lambda: ("0", "0", "0"))
+    monkeypatch.setattr("dynafuse.cache.canonical.versions", lambda: ("0", "0", "0"))
     assert key.diff(first, bound(pair())) == ["versions of dynafuse, torch or Triton"]
 
 

@@ -16,8 +16,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, PythonMod
 
 from dynafuse.cache import launches, plans
+from dynafuse.cache.canonical import canonical
 from dynafuse.cache.integers import Integers
-from dynafuse.cache.key import canonical
 from dynafuse.config import resolve
 from dynafuse.ops.symbols import is_name, place_of, symbol_of
 

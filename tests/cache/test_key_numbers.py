@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.fx import Node
 
-from dynafuse.cache import key
-from dynafuse.cache.key import Bound
+from dynafuse.cache import canonical as key
+from dynafuse.cache.canonical import Bound
 from dynafuse.config import resolve
-from dynafuse.tuning.verdict import verdict_key
+from dynafuse.select.measurement import verdict_key
 
 X, Y = torch.randn(6, 8), torch.randn(8)
 Write = Callable[..., Any]

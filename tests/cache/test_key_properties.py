@@ -15,9 +15,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.fx import GraphModule, Node
 
-from dynafuse.cache import key
-from dynafuse.cache.key import Bound
-from dynafuse.cache.numbers import lifted
+from dynafuse.cache import canonical as key
+from dynafuse.cache.canonical import Bound
+from dynafuse.cache.hoisted import lifted
 from dynafuse.config import OPTIONS, Option, resolve
 from dynafuse.ir import Classed
 

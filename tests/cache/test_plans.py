@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from dynafuse import backend, ops, persist
-from dynafuse.cache import plans
+from dynafuse import backend, ops
+from dynafuse.cache import persist, plans
 from dynafuse.cache.entry import Entry
 from dynafuse.config import Config, resolve
+from dynafuse.cost import device as devices
+from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Plan
-from dynafuse.partition import device as devices
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.force import user_line
-from dynafuse.partition.regions import partition
+from dynafuse.partition.grow import partition
 
 H200 = devices.describe("h200")
 SETTINGS = {"captured": False, "recompute": True, "max_ops": 200}
@@ -170,12 +170,11 @@ def test_whatever_the_planner_sees_is_in_the_key(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sources_of_the_planner_are_in_the_digest(tmp_path: Path) -> None:
-    (tmp_path / "ir.py").write_text("y = 1\n")
-    for name in ("ops", "partition", "cache"):
+    for name in ("ir", "ops", "cost", "partition", "passes", "cache"):
         (tmp_path / name).mkdir()
     found = []
     for content in ("x = 1\n", "x = 2\n"):
-        (tmp_path / "partition" / "cost.py").write_text(content)
+        (tmp_path / "partition" / "grow.py").write_text(content)
         found.append(persist.sources.digest_of(tmp_path, persist.sources.PLANNERS))
     assert found[0] != found[1]
     assert persist.sources.digest(persist.sources.PLANNERS) != persist.sources.digest()

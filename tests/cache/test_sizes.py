@@ -16,17 +16,17 @@ from cases_of_sizes import CASES, Case, traced
 from torch.fx import Node
 
 from dynafuse import backend
-from dynafuse.cache import key
-from dynafuse.cache.key import Bound
-from dynafuse.cache.numbers import lifted
+from dynafuse.cache import canonical as key
+from dynafuse.cache.canonical import Bound
+from dynafuse.cache.hoisted import lifted
 from dynafuse.config import resolve
 from dynafuse.ir import Classed, Layout, Spec
 from dynafuse.lowering.triton.compiler import load
+from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.runtime.launch import Kernel
-from dynafuse.tuning.data import inputs_for
-from dynafuse.tuning.evaluate import eager
-from dynafuse.tuning.runners import runner
+from dynafuse.select.data import inputs_for
+from dynafuse.select.evaluate import eager
+from dynafuse.select.runners import runner
 
 CPU = torch.device("cpu")
 GROUPS = [(torch.float32, (17, 30)), (torch.bfloat16, (32, 48)), (torch.bfloat16, (2, 3)), (torch.float32, (1,))]

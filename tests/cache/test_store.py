@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from dynafuse.cache.store import Store, outcome
+from dynafuse.cache.memory import Store, outcome
 
 
 def done(value: str) -> Future[str]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import dynafuse
 from dynafuse import backend
-from dynafuse.layers import cuts, pieces
-from dynafuse.layers.repeats import Run
+from dynafuse.passes.layers import cuts, pieces
+from dynafuse.passes.layers.repeats import Run
 
 WIDTH = 8
 LAYERS = 8

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynafuse.layers.repeats import Run, runs
+from dynafuse.passes.layers.repeats import Run, runs
 
 
 @pytest.mark.parametrize(("text", "expected"), [

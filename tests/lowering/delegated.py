@@ -16,10 +16,10 @@ import torch
 from by_regions import ByRegions
 from torch.fx import GraphModule
 
-from dynafuse.cache.key import Bound
+from dynafuse.cache.canonical import Bound
 from dynafuse.lowering.inductor.compiler import build
+from dynafuse.lowering.inductor.kernel import DelegateKernel
 from dynafuse.lowering.inductor.lower import lower
-from dynafuse.runtime.delegate import DelegateKernel
 
 
 class Delegated(ByRegions):

@@ -30,12 +30,12 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse import backend
-from dynafuse.cache.key import Bound, canonical, family
+from dynafuse.cache.canonical import Bound, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
+from dynafuse.lowering.triton.launch import located
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.ops import Row
-from dynafuse.partition.decompositions import decompositions
-from dynafuse.runtime.launch import located
+from dynafuse.passes.decompositions import decompositions
 
 CAPABILITY = 90
 USED = re.compile(r"Used (\d+) registers")

@@ -15,7 +15,7 @@ from samples import values
 from torch.fx import Node
 
 from dynafuse import ops
-from dynafuse.cache.key import Bound, canonical
+from dynafuse.cache.canonical import Bound, canonical
 from dynafuse.config import resolve
 from dynafuse.ops import Row
 from dynafuse.ops.overloads import overloads

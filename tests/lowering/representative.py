@@ -16,10 +16,10 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from dynafuse.cache.key import Bound, canonical, family
+from dynafuse.cache.canonical import Bound, canonical, family
 from dynafuse.config import resolve
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.partition.decompositions import decompositions
+from dynafuse.passes.decompositions import decompositions
 
 prims = torch.ops.prims
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64

@@ -21,10 +21,10 @@ from dynafuse.errors import LoweringError
 from dynafuse.ir import Layout, OpSpec, Ref, Spec, Store
 from dynafuse.lowering.inductor import availability
 from dynafuse.lowering.inductor.compiler import build
+from dynafuse.lowering.inductor.kernel import DelegateKernel
 from dynafuse.lowering.inductor.lower import lower, refusal
 from dynafuse.ops import Kind, inductor_rows, rows
-from dynafuse.partition.decompositions import decompositions
-from dynafuse.runtime.delegate import DelegateKernel
+from dynafuse.passes.decompositions import decompositions
 
 Function = Callable[..., Any]
 BF16, F16, F32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int64

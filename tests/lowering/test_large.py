@@ -17,11 +17,11 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.cache.key import canonical
+from dynafuse.cache.canonical import canonical
 from dynafuse.config import resolve
 from dynafuse.ir import Launch, Lowered
+from dynafuse.lowering.triton.builder import MOST_PROGRAMS
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.lowering.triton.parts import MOST_PROGRAMS
 
 GIGABYTES = 2**31
 Shape = tuple[int, ...]

@@ -12,12 +12,12 @@ from numbered import NUMBER, ROWS, bound, calls
 
 from dynafuse import backend
 from dynafuse.build import STORE
-from dynafuse.cache.key import Bound
+from dynafuse.cache.canonical import Bound
 from dynafuse.lowering.triton.compiler import load
+from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.ops import Cast, Row
-from dynafuse.runtime.launch import Kernel
-from dynafuse.tuning.runners import runner
+from dynafuse.select.runners import runner
 
 CPU = torch.device("cpu")
 

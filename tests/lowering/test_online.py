@@ -11,8 +11,8 @@ import torch
 from representative import F32, Case
 
 from dynafuse.ir import Ref, Spec
-from dynafuse.lowering.triton.levels import levels
 from dynafuse.lowering.triton.online import Online, find
+from dynafuse.lowering.triton.reduction_passes import levels
 
 Function = Callable[..., torch.Tensor]
 X = (((4096, 131072), F32),)

@@ -10,12 +10,12 @@ import sympy
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.cache.key import canonical
+from dynafuse.cache.canonical import canonical
 from dynafuse.ir import Ref, Spec
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.ops import Kind
-from dynafuse.partition.decompositions import decompositions
+from dynafuse.passes.decompositions import decompositions
 
 Function = Callable[..., torch.Tensor]
 GENERATOR = torch.Generator().manual_seed(3)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dynafuse.ops as ops
+from dynafuse.fx import arguments
 from dynafuse.ops import nvfuser_math
-from dynafuse.partition.normalize import arguments
 
 
 def refused(target: str, *args: Any, dynamic: bool = False, **kwargs: Any) -> str:

@@ -10,7 +10,8 @@ import sympy
 import torch
 from torch.fx import Node
 
-from dynafuse.partition.annotate import UNKNOWN_SIZE, annotate, hint, tensor_of
+from dynafuse.fx import UNKNOWN_SIZE, hint
+from dynafuse.partition.annotate import annotate, tensor_of
 
 X = torch.randn(4, 6)
 

@@ -11,9 +11,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import flop_counter
 
-from dynafuse.partition import device as devices
-from dynafuse.partition.annotate import UNKNOWN_SIZE, hint
-from dynafuse.partition.calls import FORMULAS, call_flops, op_prediction
+from dynafuse.cost import device as devices
+from dynafuse.cost.library_calls import FORMULAS, call_flops, op_prediction
+from dynafuse.fx import UNKNOWN_SIZE, hint
 from dynafuse.report import explain
 
 aten = torch.ops.aten

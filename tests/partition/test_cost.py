@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynafuse.partition import cost
-from dynafuse.partition.cost import (
+from dynafuse.cost import model as cost
+from dynafuse.cost.device import CLASSES, EXECUTORS, describe
+from dynafuse.cost.model import (
     Prediction,
     Work,
     choose,
@@ -21,7 +22,6 @@ from dynafuse.partition.cost import (
     predict,
     region_us,
 )
-from dynafuse.partition.device import CLASSES, EXECUTORS, describe
 
 # The shipped description, with prices of rows that these tests tell apart whatever is measured next.
 H200 = describe("h200").overridden({

@@ -16,9 +16,9 @@ from torch.fx import Node
 from torch.utils.checkpoint import checkpoint
 
 from dynafuse import backend
+from dynafuse.cost.device import Device
 from dynafuse.ir import Annotated
-from dynafuse.partition import cut
-from dynafuse.partition.device import Device
+from dynafuse.passes import rematerialize as cut
 
 ROWS, WIDTH = 512, 64
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.partition.decompositions import decompositions
+from dynafuse.passes.decompositions import decompositions
 
 
 @pytest.mark.parametrize("keepdim", [False, True], ids=["gone", "kept"])

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynafuse import config
+from dynafuse.cost import calibration
+from dynafuse.cost import device as devices
+from dynafuse.cost.calibration import Calibration
+from dynafuse.cost.device import BY_LENGTH, CLASSES, COST_CONSTANTS, EXECUTORS, LENGTHS, WIDTHS, describe
 from dynafuse.errors import OptionError
-from dynafuse.partition import calibration
-from dynafuse.partition import device as devices
-from dynafuse.partition.calibration import Calibration
-from dynafuse.partition.device import BY_LENGTH, CLASSES, COST_CONSTANTS, EXECUTORS, LENGTHS, WIDTHS, describe
 
 KINDS_OF_SOURCE = ("measured", "data sheet", "estimated", "carried over from")
 NAMES = frozenset(COST_CONSTANTS)
@@ -68,7 +68,7 @@ def test_constants_of_data_sheets_carry_the_rest_over() -> None:
 
 
 def test_shipped_files_have_one_line_per_constant() -> None:
-    text = (resources.files("dynafuse.partition") / "devices" / "h200.json").read_text(encoding="utf-8")
+    text = (resources.files("dynafuse.cost") / "devices" / "h200.json").read_text(encoding="utf-8")
     assert sum('"value"' in line for line in text.splitlines()) == len(COST_CONSTANTS)
 
 

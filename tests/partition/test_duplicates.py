@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.fx import Node
 
-from dynafuse.partition.duplicates import merge_duplicates
+from dynafuse.passes.duplicates import merge_duplicates
 
 Write = Callable[[graphs.Builder, Node], Any]
 

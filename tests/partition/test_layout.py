@@ -9,7 +9,7 @@ import graphs
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.partition import layout
+from dynafuse.passes import channels_last as layout
 
 aten = torch.ops.aten
 X, WEIGHT, POINT = torch.randn(2, 4, 6, 6), torch.randn(8, 4, 3, 3), torch.randn(4, 8, 1, 1)

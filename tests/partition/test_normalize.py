@@ -12,7 +12,8 @@ from torch._dynamo.source import ConstantSource
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from dynafuse.partition.normalize import arguments, normalize
+from dynafuse.fx import arguments
+from dynafuse.passes.normalize import normalize
 
 X = torch.randn(6, 8)
 

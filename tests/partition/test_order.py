@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
+from dynafuse.cost import device as devices
 from dynafuse.ir import Region
-from dynafuse.partition import device as devices
+from dynafuse.partition.grow import Group, partition
+from dynafuse.partition.iteration_space import COPIES_INTO, Spaces
 from dynafuse.partition.order import Dependencies, schedule
-from dynafuse.partition.regions import Group, partition
-from dynafuse.partition.spaces import COPIES_INTO, Spaces
 
 SEEDS = range(60)
 FUSED = ("aten.add.Tensor", "aten.mul.Tensor", "aten.maximum.default")

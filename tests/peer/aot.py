@@ -21,8 +21,8 @@ from torch.fx import GraphModule
 
 from dynafuse import backend
 from dynafuse.config import resolve
-from dynafuse.partition.decompositions import decompositions
-from dynafuse.partition.joint import split_joint
+from dynafuse.passes.decompositions import decompositions
+from dynafuse.passes.joint import split_joint
 
 from .internals import Settings
 

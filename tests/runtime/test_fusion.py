@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from dynafuse.lowering.nvfuser.kernel import FusionKernel
 from dynafuse.lowering.nvfuser.recipe import Input, Output, Recipe, Var
-from dynafuse.runtime.fusion import FusionKernel
 
 GIVEN = Input((4,), (True,), (0,), torch.float32)
 

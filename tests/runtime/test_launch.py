@@ -12,7 +12,7 @@ import torch
 
 from dynafuse.errors import IndexOutOfRange
 from dynafuse.ir import PLACE_WIDTH, Launch
-from dynafuse.runtime.launch import Kernel, located
+from dynafuse.lowering.triton.launch import Kernel, located
 
 LAUNCH = Launch("k", (("in0", "*bf16"), ("out0", "*fp32"), ("s0", "i64")), (4, 1, 1), (("XBLOCK", 64),), warps=8)
 CUBIN = b"\x7fELF of k"

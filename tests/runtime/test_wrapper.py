@@ -99,7 +99,7 @@ def misaligned(shape: tuple[int, ...] = (8, 8)) -> torch.Tensor:
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The addresses that kernels are launched with."""
-    from dynafuse.runtime import launch
+    from dynafuse.lowering.triton import launch
 
     seen: list[int] = []
     bind = launch._interpreted

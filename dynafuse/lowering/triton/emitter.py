@@ -19,7 +19,7 @@ import torch
 from dynafuse.errors import LoweringError
 from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec
 from dynafuse.lowering.rounding import Rounding
-from dynafuse.lowering.triton.choices import Choices
+from dynafuse.lowering.triton.control_flow import Choices
 from dynafuse.lowering.triton.guards import guarded_inputs
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.ranges import Range, Ranges

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dynafuse.ir import Lowered, Size, Spec
-from dynafuse.lowering.triton.parts import Parts, add_launch, blocks, emit_stores, emitter, fits_grid, program, tile
+from dynafuse.lowering.triton.builder import Parts, add_launch, blocks, emit_stores, emitter, fits_grid, program, tile
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
 from dynafuse.lowering.triton.schedule import Tiles

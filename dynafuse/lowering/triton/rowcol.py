@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dynafuse.errors import LoweringError
-from dynafuse.lowering.triton.emitter import Emitter
-from dynafuse.lowering.triton.levels import runs_along
-from dynafuse.lowering.triton.parts import (
+from dynafuse.lowering.triton.builder import (
     Parts,
     add_launch,
     combined,
@@ -25,6 +23,8 @@ from dynafuse.lowering.triton.parts import (
     states_of_element,
     tile,
 )
+from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.split import combine, combine_lanes, write_partial
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value

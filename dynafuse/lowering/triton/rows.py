@@ -15,10 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from dynafuse.ir import Store
-from dynafuse.lowering.triton.emitter import Emitter
-from dynafuse.lowering.triton.levels import levels, passes, runs_along
-from dynafuse.lowering.triton.online import Online, find
-from dynafuse.lowering.triton.parts import (
+from dynafuse.lowering.triton.builder import (
     Parts,
     add_launch,
     blocks,
@@ -33,6 +30,9 @@ from dynafuse.lowering.triton.parts import (
     states_of_element,
     tile,
 )
+from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.online import Online, find
+from dynafuse.lowering.triton.reduction_passes import levels, passes, runs_along
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value

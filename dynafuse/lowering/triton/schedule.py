@@ -17,8 +17,8 @@ import sympy
 
 from dynafuse.ir import Size, Spec, references
 from dynafuse.lowering.triton.emitter import Access, Emitter
-from dynafuse.lowering.triton.levels import levels, passes, runs_along
 from dynafuse.lowering.triton.online import find
+from dynafuse.lowering.triton.reduction_passes import levels, passes, runs_along
 from dynafuse.ops import Value
 
 UNKNOWN = 4096  # stands for a size that is only known at run time

@@ -10,9 +10,7 @@ import sympy
 import torch
 
 from dynafuse.ir import Layout, Size, Spec, Workspace
-from dynafuse.lowering.triton.emitter import Access, Emitter
-from dynafuse.lowering.triton.levels import runs_along
-from dynafuse.lowering.triton.parts import (
+from dynafuse.lowering.triton.builder import (
     Parts,
     add_launch,
     blocks,
@@ -25,6 +23,8 @@ from dynafuse.lowering.triton.parts import (
     recurrence_of,
     tile,
 )
+from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.reductions import Recurrence
 from dynafuse.lowering.triton.rows import one_pass, row_launch
 from dynafuse.lowering.triton.schedule import estimate, power_of_two

@@ -19,7 +19,7 @@ import torch_recorder
 from by_regions import ByRegions
 from torch.fx import GraphModule, Node
 
-from dynafuse.cache.key import Bound
+from dynafuse.cache.canonical import Bound
 from dynafuse.lowering.nvfuser.lower import lower, refusal
 from dynafuse.lowering.nvfuser.recipe import Recipe, decode, encode
 from dynafuse.lowering.nvfuser.replay import Recording, replay

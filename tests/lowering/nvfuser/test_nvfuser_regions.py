@@ -19,7 +19,7 @@ from torch.fx.traceback import preserve_node_meta
 from dynafuse.errors import LoweringError
 from dynafuse.lowering.nvfuser.lower import lower
 from dynafuse.lowering.nvfuser.replay import define
-from dynafuse.partition.decompositions import decompositions
+from dynafuse.passes.decompositions import decompositions
 
 Function = Callable[..., Any]
 BF16, F16, F32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int64

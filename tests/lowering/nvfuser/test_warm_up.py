@@ -11,7 +11,7 @@ from by_regions import ByRegions
 
 from dynafuse import build
 from dynafuse.lowering.nvfuser.lower import lower
-from dynafuse.tuning.data import inputs_for
+from dynafuse.select.data import inputs_for
 
 CPU = torch.device("cpu")
 

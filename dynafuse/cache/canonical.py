@@ -1,0 +1,308 @@
+"""The canonical form of a region, and its key.
+
+A ``Spec`` holds everything that a region computes and nothing else: names, node order and layer numbers do not enter.
+Lowering sees only a spec, so two regions with one key cannot need different kernels: for Triton, the spec without the floats
+that do not change code and, as an option, for a class of sizes; both are arguments of its kernels.
+
+Worked example: the residual adds of layers 3 and 17 both become ``%0 = aten.add.Tensor(in0, in1)`` over the same
+layouts, hence one key and one kernel; so do norms that add 1e-5 and 1e-6. Where there are two, ``diff`` says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from dynafuse.cache.difference import differences
+from dynafuse.cache.fold_families import Member, member
+from dynafuse.cache.hoisted import lifted
+from dynafuse.cache.integers import Integers
+from dynafuse.cache.size_classes import SIZES, any_size, classed
+from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store, among
+from dynafuse.ops import Kind
+from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
+from dynafuse.ops.hoisted import lifted as lifted_arguments
+
+IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+"""Arguments that say where and how eager would allocate; a kernel writes where its output's layout says."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A spec with what its names stand for in one graph: the kernel's arguments."""
+
+    region: Region
+    spec: Spec
+    code: Spec  # what its kernel is made from and keyed by: the spec, on Triton without what is among its arguments
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    ops: tuple[Node, ...]  # what the spec's ops are in the graph
+    symbols: tuple[sympy.Expr, ...]  # what the spec's symbols are in the graph: sizes, or what is computed from them
+    numbers: tuple[float, ...]  # what the numbers of the code are
+    key: str
+    target: str  # what its kernel runs on: a device's capability or a library
+    member: Member | None = None  # the family whose kernel serves it on Triton, where that is not its own
+    classes: bool = False  # whether its kernel on Triton may be one for a class of sizes
+    sizes: tuple[int, ...] = ()  # what the size symbols are that only the code has
+
+    @property
+    def near(self) -> Member | None:
+        """The family whose kernel it runs on, if it does."""
+        return self.member if self.region.executor == "triton" else None
+
+    @property
+    def arguments(self) -> tuple[Node, ...]:
+        """What the inputs of its kernel are, in order."""
+        return self.inputs if self.near is None else tuple(self.inputs[i] for i in self.near.inputs)
+
+    @property
+    def count(self) -> int | None:
+        """How many terms the kernel's fold has here, if the kernel asks."""
+        return None if self.near is None else self.near.terms
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Versions that change what a kernel's source or binary is."""
+    import dynafuse
+
+    return dynafuse.__version__, torch.__version__, version("triton")
+
+
+def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str,
+              classes: bool = False) -> Bound:
+    """The spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter).
+
+    With ``classes`` a kernel of Triton is one for a class of sizes, where the region has one.
+    """
+    return _Canonical(annotated, region, classes).bound(options, target)
+
+
+def rekeyed(bound: Bound, region: Region, target: str) -> Bound:
+    """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
+    code = _code(bound.spec, region.executor, bound.classes, bound.member)
+    return replace(bound, region=region, code=code.spec, sizes=code.sizes, numbers=code.numbers,
+                   key=key_of(code.spec, target), target=target)
+
+
+def family(bound: Bound, least: int) -> Bound | None:
+    """A region with its family's kernel, if it is on Triton and has a fold of at least ``least`` terms."""
+    found = member(bound.code, bound.numbers, least) if bound.region.executor == "triton" else None
+    return None if found is None else rekeyed(replace(bound, member=found), bound.region, bound.target)
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a kernel is made from, and what it takes as arguments beside tensors and the sizes of the graph."""
+
+    spec: Spec
+    sizes: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+
+def code_of(spec: Spec, classes: bool, found: Member | None = None) -> Code:
+    """What Triton's kernel of a spec is made from, or that of the family which it was ``found`` to be in."""
+    made, sizes = classed(spec) if classes else (spec, ())
+    code, numbers = (found.code, found.numbers) if found else lifted(made)
+    return Code(code, sizes, numbers)
+
+
+def _code(spec: Spec, executor: str, classes: bool, found: Member | None = None) -> Code:
+    return code_of(spec, classes, found) if executor == "triton" else Code(spec)
+
+
+class _Canonical:
+    """Numbers a region's inputs, ops and size symbols in the order in which its outputs need them."""
+
+    def __init__(self, annotated: Annotated, region: Region, classes: bool = False) -> None:
+        self.facts = annotated.facts
+        self.region = region
+        self.classes = classes
+        self.inside = set(region.nodes)
+        self.inputs: dict[Node, int] = {}
+        self.ops: dict[Node, int] = {}
+        self.specs: list[OpSpec] = []
+        self.integers = Integers(annotated.environment)
+        self.calls = {node: self._call(node) for node in region.nodes}
+        self.digests: dict[Node, tuple[str, ...]] = {}
+        for node in region.nodes:  # operands come first
+            self.calls[node] = self._ordered(node, self.calls[node])
+            self.digests[node] = self._digest(node)
+
+    def bound(self, options: tuple[tuple[str, Any], ...], target: str) -> Bound:
+        for node in self.region.outputs:
+            self._visit(node)
+        stores = tuple(self._store(node) for node in self.region.outputs)
+        inputs = tuple(self._layout(node) for node in self.inputs)
+        axes = tuple(Axis(self._size(axis.size), axis.reduced) for axis in self.region.axes)
+        reductions = tuple(
+            (self.ops[node], self.region.dims[node]) for node in self.ops if node in self.region.dims
+            and self._is_looped_reduction(node)
+        )
+        symbols = self.integers.symbols
+        spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options)
+        code = _code(spec, self.region.executor, self.classes)
+        return Bound(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
+                     tuple(symbols), code.numbers, key_of(code.spec, target), target, classes=self.classes,
+                     sizes=code.sizes)
+
+    def _is_looped_reduction(self, node: Node) -> bool:
+        return node in self.region.reductions
+
+    # ------------------------------------------------------------------ one form of a call
+
+    def _call(self, node: Node) -> dict[str, Any]:
+        """A call's arguments; the dimensions of reductions and concatenations counted from the front."""
+        call, row = self.facts[node].call, self.facts[node].row
+        assert call is not None and row is not None
+        args = {name: value for name, value in call.args.items() if name not in IGNORED}
+        if row.kind is not Kind.REDUCTION and node.target not in CONCATENATION:
+            return args
+        rank = max((len(t.shape) for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None), default=0)
+        return {name: counted_from_front(value, rank) if name in DIMENSIONS else value for name, value in args.items()}
+
+    def _ordered(self, node: Node, args: dict[str, Any]) -> dict[str, Any]:
+        """Operands that may change places in the order of what they compute; of inputs, in the order of their layouts."""
+        names = list(args)[:2]
+        operands = [args[name] for name in names]
+        if not commutes(node.target, args) or not all(isinstance(a, Node) for a in operands):
+            return args
+        return args | dict(zip(names, sorted(operands, key=self._digest_of), strict=True))
+
+    def _digest_of(self, node: Node) -> tuple[str, ...]:
+        return self.digests[node] if node in self.digests else tuple(f"~{tensor}" for tensor in self._tensors(node))
+
+    def _is_exact(self, node: Node) -> bool:
+        """Whether no float that does not change code takes part in a node."""
+        return len(set(self._digest_of(node))) == 1
+
+    def _digest(self, node: Node) -> tuple[str, ...]:
+        """What a node computes, whatever its inputs are called: without floats that do not change code, and with them.
+
+        Where sizes may have classes, before that without what has one.
+        """
+        args, numbers, tensors = self.calls[node], self._lifted(node), self._tensors(node)
+        if not self.classes and not numbers and all(map(self._is_exact, node.all_input_nodes)):
+            return (self._hashed(node, args, tensors[0], 0),) * 2
+        forms = [args | dict.fromkeys(numbers, "number"), args]
+        if self.classes:
+            forms.insert(0, forms[0] | dict.fromkeys(SIZES & args.keys(), "size"))
+        pairs = zip(forms, tensors, strict=True)
+        return tuple(self._hashed(node, form, tensor, which) for which, (form, tensor) in enumerate(pairs))
+
+    def _tensors(self, node: Node) -> tuple[str, ...]:
+        """A node's tensor as text, for each of its digests."""
+        tensor = self.facts[node].tensor
+        exact = str(tensor)
+        return (exact if tensor is None else any_size(tensor), exact, exact) if self.classes else (exact, exact)
+
+    def _lifted(self, node: Node) -> Mapping[str, Any]:
+        facts = self.facts[node]
+        assert facts.tensor is not None
+        operands = (t.dtype for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None)
+        return lifted_arguments(facts.row, self.calls[node], facts.tensor.dtype, operands)
+
+    def _hashed(self, node: Node, args: Mapping[str, Any], tensor: str, which: int) -> str:
+        named = {name: self._named(value, which) for name, value in args.items()}
+        return hashlib.sha256(f"{node.target} {named} {tensor}".encode()).hexdigest()[:16]
+
+    def _named(self, value: Any, which: int) -> Any:
+        if isinstance(value, Node):
+            return self._digest_of(value)[which]
+        return [self._named(one, which) for one in value] if isinstance(value, (list, tuple)) else str(value)
+
+    # ------------------------------------------------------------------ numbering
+
+    def _visit(self, root: Node) -> None:
+        """Number ``root`` and what it needs, operands first, without recursion (chains may be long)."""
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in self.ops or node in self.inputs:
+                continue
+            if node not in self.inside:
+                if self.facts[node].tensor is not None:
+                    self.inputs[node] = len(self.inputs)
+            elif ready:
+                self._number(node)
+            else:
+                stack.append((node, True))
+                stack.extend((a, False) for a in reversed(self._operands(node)))
+
+    def _operands(self, node: Node) -> Sequence[Node]:
+        operands = dict.fromkeys(among(tuple(self.calls[node].values()), Node))
+        return [a for a in operands if self.facts[a].role != "host"]
+
+    def _number(self, node: Node) -> None:
+        facts = self.facts[node]
+        assert facts.tensor is not None
+        args = tuple((k, self._argument(v)) for k, v in self.calls[node].items())
+        self.ops[node] = len(self.specs)
+        self.specs.append(OpSpec(str(node.target), args, self._sizes(facts.tensor.shape), facts.tensor.dtype))
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            if value in self.ops:
+                return Ref("op", self.ops[value])
+            return Ref("in", self.inputs[value]) if value in self.inputs else self._size(_expr(value.meta["val"]))
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._argument, value))
+        return self._size(_expr(value)) if isinstance(value, (torch.SymInt, sympy.Expr)) else value
+
+    def _sizes(self, sizes: Sequence[Size]) -> tuple[Size, ...]:
+        return tuple(map(self._size, sizes))
+
+    def _size(self, size: Size) -> Size:
+        return self.integers.named(size)
+
+    # ------------------------------------------------------------------ tensors
+
+    def _layout(self, node: Node) -> Layout:
+        tensor = self.facts[node].tensor
+        assert tensor is not None
+        return Layout(tensor.dtype, self._sizes(tensor.shape), self._sizes(tensor.stride))
+
+    def _store(self, node: Node) -> Store:
+        dims: Dims = self.region.out_dims[node]
+        target = self.region.copies.get(node)
+        into = None if target is None else self.inputs.setdefault(target, len(self.inputs))
+        return Store(self.ops[node], self._layout(node if target is None else target), dims, into)
+
+
+def _expr(value: Any) -> Any:
+    return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
+def key_of(spec: Spec, target: str) -> str:
+    """The key of a spec: a digest of its text, the versions and the target."""
+    return hashlib.sha256("\n".join([repr(spec), *versions(), target]).encode()).hexdigest()[:32]
+
+
+def diff(a: Bound | Spec, b: Bound | Spec) -> list[str]:
+    """Why two regions missed each other, a plain sentence per difference; nothing for equal keys."""
+    if isinstance(a, Spec) or isinstance(b, Spec):
+        return differences(*(one.spec if isinstance(one, Bound) else one for one in (a, b)))
+    if a.key == b.key:
+        return []
+    if a.region.executor != b.region.executor:
+        return [*differences(a.spec, b.spec), f"executor {a.region.executor} against {b.region.executor}"]
+    found = differences(a.code, b.code)
+    if a.target != b.target:
+        found.append(f"target {a.target} against {b.target}")
+    return found or ["versions of dynafuse, torch or Triton"]
+
+
+def reuse(bounds: Sequence[Bound]) -> Mapping[str, int]:
+    """How many regions each key serves."""
+    counts: dict[str, int] = {}
+    for bound in bounds:
+        counts[bound.key] = counts.get(bound.key, 0) + 1
+    return counts

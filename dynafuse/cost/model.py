@@ -1,0 +1,234 @@
+"""What work costs on an executor: a roofline with launch terms, and what a user waits for.
+
+Device time of a kernel (the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009, with measured shares)::
+
+    memory = bytes / (bandwidth_tbs × efficiency[executor, class, row length, width] × share of the device in use)
+    device = max(memory, flops / (flops_tflops × share)) + launches × launch_us[executor]
+
+The share in use is how many of the device's processors the kernel's programs keep busy, at most all. Host time::
+
+    host = calls × host_us[executor] + allocations × allocation_us
+
+What the user waits for, of a whole plan (sums of the above)::
+
+    plain     max(device, host) + hidden_share × min(device, host) + compile seconds / expected_calls
+    captured  work of the device + nodes × replay_us               + compile seconds / expected_calls
+
+so that a plan that the device bounds is chosen by device time, and one that the host bounds by host time.
+
+A kernel that serves folds of n lengths in the places of kernels of their own loses and saves, a call of the graph::
+
+    loss  = further arguments × argument_us + 8 × absent terms × points / flops_tflops
+    saved = (n - 1) / n × compile_s[triton] / (expected_runs × places in the graph)
+
+A graph that runs on stand-ins while n of its kernels are compiled loses and saves, in all::
+
+    saved = n × compile_s[triton]
+    loss  = calls × (a call on stand-ins - a call), calls = saved / a call on stand-ins, at least 1, at most expected_runs
+
+so that it pays unless the first call on stand-ins ends later than one that waits for the compiler.
+
+Worked example, on an H200: adding two ``bfloat16[8192, 4096]`` moves 201 MB; at 0.96 × 4.28 TB/s that is 49 µs, and 2 µs
+for the launch. nvFuser's host time of 11 µs does not show beside that; for ``[8, 4096]`` it is what decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dynafuse.cost.device import LENGTHS, REFERENCE_WIDTH, Device
+
+FLOPS_OF_TERM = 8.0  # of a fold: instructions for a load that is off, the op, a selection; loads are issued at a lower rate
+LEAST = 1e-9  # constants may be overridden with 0: whatever needs that rate then takes practically forever
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does, as its executor-independent facts.
+
+    ``bytes`` read and written, ``flops``, ``programs`` it can spread over, its class (``device.CLASSES``), the
+    ``launches`` that Triton needs, bytes per element of what it mostly moves (``width``), elements of a row (``length``;
+    0 for unknown or none), tensors that it returns (``outputs``).
+    """
+
+    bytes: int
+    flops: float
+    programs: int
+    kernel_class: str  # pointwise | transpose | row | column | split | rowcol
+    launches: int = 1
+    width: int = REFERENCE_WIDTH
+    length: int = 0
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What work costs: device and host microseconds a call, seconds once; ``captured_us`` as nodes of a CUDA graph.
+
+    ``error`` is how far off it may be, relatively, where that is more than the model's ordinary error. A ``partial`` one
+    is of the bytes alone: how much is computed is not known.
+    """
+
+    device_us: float = 0.0
+    host_us: float = 0.0
+    compile_s: float = 0.0
+    captured_us: float = 0.0
+    error: float = 0.0
+    partial: bool = False
+
+    def __add__(self, other: Prediction) -> Prediction:
+        return Prediction(self.device_us + other.device_us, self.host_us + other.host_us,
+                          self.compile_s + other.compile_s, self.captured_us + other.captured_us)
+
+    def less(self, other: Prediction) -> Prediction:
+        """What is left of a sum without one of its parts."""
+        return Prediction(self.device_us - other.device_us, self.host_us - other.host_us,
+                          self.compile_s - other.compile_s, self.captured_us - other.captured_us)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The cheapest of several executors. ``margin`` is how much more the second costs, relative to the cheapest.
+
+    ``unsure`` are the executors, cheapest first, that the model cannot tell from the cheapest: a measurement has to.
+    It holds at least two, or is empty. ``error`` is how far off the model may be, relatively.
+    """
+
+    executor: str
+    margin: float
+    unsure: tuple[str, ...]
+    error: float = field(default=0.0, compare=False)
+
+
+def work_us(work: Work, device: Device, executor: str = "triton") -> float:
+    """Predicted device time of the work alone, without launches, microseconds."""
+    efficiency = device.efficiency(executor, work.kernel_class, work.length, work.width)
+    share = in_use(work, device)
+    memory = work.bytes / max(device.bandwidth_tbs * 1e6 * efficiency * share, LEAST)
+    arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
+    return max(memory, arithmetic)
+
+
+def in_use(work: Work, device: Device) -> float:
+    """Share of the device that the work's programs keep busy."""
+    return min(1.0, max(work.programs, 1) / max(device.programs_per_processor * device.processors, LEAST))
+
+
+def region_us(work: Work, device: Device, executor: str = "triton") -> float:
+    """Predicted device time of a fused region or of an eager op, microseconds."""
+    return work_us(work, device, executor) + _launches(work, executor) * device.constants[f"launch_us_{executor}"]
+
+
+def eager_us(bytes_moved: int, device: Device) -> float:
+    """Predicted device time of a memory-bound op that runs eager, microseconds."""
+    return region_us(Work(bytes_moved, 0.0, 1 << 30, "pointwise"), device, "eager")
+
+
+def _launches(work: Work, executor: str) -> int:
+    """Kernels that the work takes. Triton's count is known, Inductor splits alike; the others launch one."""
+    return work.launches if executor in ("triton", "inductor") else 1
+
+
+def predict(work: Work, device: Device, executor: str = "triton", compiled: bool = False) -> Prediction:
+    """All that work costs on an executor; ``compiled`` when its kernel is there already.
+
+    All but Triton allocate their outputs inside the call, and the call's price includes it. What eager does with a
+    region is the sum over its ops, each priced with its own bytes.
+    """
+    launches, busy = _launches(work, executor), work_us(work, device, executor)
+    host = launches * device.constants[f"host_us_{executor}"]
+    if executor == "triton":
+        host += (work.outputs + launches - 1) * device.allocation_us  # a second launch reads what the first left
+    return Prediction(
+        device_us=busy + launches * device.constants[f"launch_us_{executor}"],
+        host_us=host,
+        compile_s=0.0 if compiled else launches * device.constants[f"compile_s_{executor}"],
+        captured_us=busy + launches * device.replay_us,
+        error=device.model_error_long if work.length > LENGTHS[-1] else 0.0,
+    )
+
+
+def objective(prediction: Prediction, device: Device, captured: bool = False) -> float:
+    """What a user waits for per call, microseconds; lower is better. Of a whole plan, or of work by itself."""
+    compiling = prediction.compile_s * 1e6 / max(device.expected_calls, LEAST)
+    if captured:
+        return prediction.captured_us + compiling
+    longer = max(prediction.device_us, prediction.host_us)
+    shorter = min(prediction.device_us, prediction.host_us)
+    return longer + device.hidden_share * shorter + compiling
+
+
+def choose(
+    candidates: Mapping[str, Prediction], device: Device, captured: bool = False, rest: Prediction | None = None
+) -> Choice:
+    """The executor with which the plan costs least; ``rest`` is the plan's other work, which says what bounds it.
+
+    Ties go to the first. Raises ValueError without candidates.
+    """
+    around = rest or Prediction()
+    totals = {name: objective(around + one, device, captured) for name, one in candidates.items()}
+    order = sorted(totals, key=lambda name: totals[name])
+    if not order:
+        raise ValueError("no executor to choose from")
+    without = objective(around, device, captured)
+    cheapest = max(totals[order[0]] - without, LEAST)
+    margins = {name: (totals[name] - totals[order[0]]) / cheapest for name in order}
+    error = max(device.model_error, *(one.error for one in candidates.values()))
+    close = tuple(name for name in order if margins[name] <= error)
+    margin = margins[order[1]] if len(order) > 1 else float("inf")
+    return Choice(order[0], margin, close if len(close) > 1 else (), error)
+
+
+def family_loss_us(arguments: int, terms: int, points: int, device: Device, captured: bool = False) -> float:
+    """What a call loses at most on a kernel that takes ``arguments`` and has ``terms`` beyond those that are needed.
+
+    Terms that are not there move nothing, and cost ``FLOPS_OF_TERM`` at each of a number of points.
+    """
+    host = 0.0 if captured else arguments * device.argument_us
+    return host + FLOPS_OF_TERM * terms * points / max(device.flops_tflops * 1e6, LEAST)
+
+
+def family_gain_us(lengths: int, sites: int, device: Device) -> float:
+    """A call's share of the compile time saved if one kernel serves several lengths, each with ``sites`` in its graph."""
+    share = (lengths - 1) / lengths
+    return share * device.constants["compile_s_triton"] * 1e6 / max(device.expected_runs * sites, LEAST)
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """Calls while kernels are compiled, what each loses on stand-ins, and the waiting that they save all together, in µs."""
+
+    calls: float
+    loss_us: float
+    saved_us: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether all calls together lose less than is saved."""
+        return self.calls * self.loss_us < self.saved_us
+
+    def __str__(self) -> str:
+        return f"{self.calls:.0f} calls lose {self.loss_us:.1f} µs each, {self.saved_us / 1e6:.2f} s of waiting are saved"
+
+
+def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Device) -> Meanwhile:
+    """What calls of a graph that costs ``exact`` lose if they cost ``instead`` while its ``kernels`` are compiled."""
+    saved, us = kernels * device.constants["compile_s_triton"] * 1e6, objective(instead, device)
+    calls = min(max(saved / max(us, LEAST), 1.0), device.expected_runs)
+    return Meanwhile(calls, us - objective(exact, device), saved)
+
+
+def efficiency_to_match(work: Work, device: Device, executor: str, us: float) -> float | None:
+    """The ``efficiency_<executor>_<class>`` at which the executor's device time is ``us``: what would flip a choice.
+
+    None if no efficiency does it: launches or arithmetic alone take longer, or nothing is moved.
+    """
+    left = us - _launches(work, executor) * device.constants[f"launch_us_{executor}"]
+    share = in_use(work, device)
+    arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
+    if left <= 0 or arithmetic > left or not work.bytes:
+        return None
+    shipped = device.constants[f"efficiency_{executor}_{work.kernel_class}"]
+    factors = device.efficiency(executor, work.kernel_class, work.length, work.width) / shipped if shipped else 1.0
+    return work.bytes / max(left * device.bandwidth_tbs * 1e6 * share * factors, LEAST)

@@ -1,0 +1,135 @@
+"""Questions to FX graphs: what a node is, what it looks into, how large it is, where the user wrote it.
+
+Worked example: of ``y = x.t()[0]``, ``is_view(y)`` is True, ``base(y)`` is ``x``, and ``user_line(y)`` is
+``model.py:12, in forward: y = x.t()[0]``.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Size: TypeAlias = int | sympy.Expr
+"""A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
+
+UNKNOWN_SIZE = 8192
+"""The hint of a size that is only known at run time."""
+
+PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+OWN_STEPS = re.compile(r"\.forward\._dynafuse_module")  # how Dynamo gets at the module of a forced instance
+PARTS = re.compile(r"\[['\"](.*?)['\"]\]|\[(\d+)\]|\.([^.\[]+)|^([^.\[]+)")
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """A call's arguments by schema name, defaults filled in."""
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    defaults = _defaults(target)
+    given = dict(zip(defaults, node.args, strict=False)) | node.kwargs
+    return {name: given.get(name, default) for name, default in defaults.items()}
+
+
+@cache
+def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
+    """An overload's parameters with their defaults; None where there is none."""
+    return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def is_view(node: Node) -> bool:
+    """Whether an op returns a view, by its schema."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def shares_memory(node: Node) -> bool:
+    """Whether a call returns a view of its first operand, or a piece of what may be views."""
+    return is_view(node) or node.target is operator.getitem
+
+
+def base(node: Node) -> Node:
+    """What a value is a view of."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def makes_memory(node: Node) -> bool:
+    """Whether an op returns memory of its own, by its schema."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and not target.is_view and not target._schema.is_mutable
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def size_of(size: int | torch.SymInt) -> Size:
+    """A size as an int or a sympy expression; an expression that tracing guarded to be 1, as where it broadcasts, is 1."""
+    if isinstance(size, int):
+        return size
+    expr = size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr
+    if expr.is_Integer:
+        return int(expr)
+    return 1 if hint(size) == 1 and not expr.is_Symbol and statically_known_true(size == 1) else expr
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The value of a size in the example inputs, for costs."""
+    if isinstance(size, int):
+        return size
+    if size.node._hint is not None:
+        return int(size.node._hint)
+    environment = size.node.shape_env
+    values = "backed_var_to_val" if hasattr(environment, "backed_var_to_val") else "var_to_val"  # its name until torch 2.10
+    known = environment.replace(size.node.expr).xreplace(getattr(environment, values))
+    return int(known) if known.is_number and known.is_finite else UNKNOWN_SIZE
+
+
+# The user's code ------------------------------------------------------------------------------------------------------
+
+
+def user_line(node: Node) -> str:
+    """The last line of the user's code on a node's stack trace, as ``model.py:12, in f: y = x.sort()``; else its module."""
+    backward = "backward of " if node.meta.get("partitioner_tag") == "is_backward" else ""
+    line = _line_of(node.meta.get("stack_trace") or "")
+    if line:
+        return backward + line
+    modules = [".".join(module_path(str(entry[0]))) for entry in module_stack(node).values()]
+    return f"{backward}module {modules[-1]}" if modules else ""
+
+
+@cache
+def _line_of(trace: str) -> str:
+    """The last line of the user's code on a stack trace; equal layers share theirs."""
+    frames = re.findall(r'File "(.*?)", line (\d+), in (.*?)\n\s*(.*)', trace)
+    own = [frame for frame in frames if not frame[0].startswith(PACKAGES)] or frames
+    if not own:
+        return ""
+    file, line, function, text = own[-1]
+    return f"{file}:{line}, in {function}: {text.strip()}"
+
+
+def module_stack(node: Node) -> Mapping[str, Any]:
+    """The modules that a node was called in, or that the op was whose backward it belongs to."""
+    found: Mapping[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return found
+
+
+def module_path(source: str) -> list[str]:
+    """``L['self'].layers[0].mlp`` as ``self layers 0 mlp``: first the variable's name, then the path."""
+    text = OWN_STEPS.sub("", source.split("@")[0])
+    found = ["".join(groups) for groups in PARTS.findall(text)]
+    return [part for part in (found[1:] if found[0] in ("L", "G") else found) if part != "_modules"]

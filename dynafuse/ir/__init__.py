@@ -1,0 +1,55 @@
+"""What the steps of the pipeline hand to each other: frozen values, each with a ``__str__`` worth reading.
+
+The way of a graph: ``Annotated`` (an FX graph plus facts per node) → ``Plan`` (regions, eager calls and views in
+order) → ``Spec`` per region (canonical, without names: what a kernel is made from and keyed by) → ``Kernel``.
+
+Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose spec prints as::
+
+    in0: float32[8, 4] (4, 1)
+    %0 = aten.relu.default(in0) : float32[8, 4]
+    %1 = aten.add.Tensor(%0, 1) : float32[8, 4]
+    store %1 (4, 1)
+"""
+
+from dynafuse.fx import Size
+from dynafuse.ir.graph import (
+    Annotated,
+    Axis,
+    Dims,
+    Facts,
+    Tensor,
+)
+from dynafuse.ir.kernel import (
+    PLACE_WIDTH,
+    Launch,
+    Lowered,
+    Workspace,
+)
+from dynafuse.ir.plan import (
+    MAX_TENSORS,
+    Decision,
+    Fitted,
+    Near,
+    Option,
+    Plan,
+    Refusal,
+    Region,
+)
+from dynafuse.ir.spec import (
+    COUNT,
+    INT32_LIMIT,
+    Classed,
+    Layout,
+    OpSpec,
+    Ref,
+    Spec,
+    Store,
+    among,
+    references,
+)
+
+__all__ = [
+    "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision", "Dims",
+    "Facts", "Fitted", "Launch", "Layout", "Lowered", "Near", "OpSpec", "Option", "Plan", "Ref", "Refusal", "Region",
+    "Size", "Spec", "Store", "Tensor", "Workspace", "among", "references",
+]

@@ -1,0 +1,71 @@
+"""An FX graph with what is known of each of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from dynafuse.fx import Size
+from dynafuse.ops.table import Call, Row
+
+if TYPE_CHECKING:  # it takes a second to import
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+Dims: TypeAlias = tuple[tuple[int, ...], ...]
+"""A tensor's dimensions in a region's axes: per dimension the axes that it runs over, outermost first."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Sizes, strides (in elements), dtype and device of a strided tensor; ``hint`` is its number of elements for costs."""
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    hint: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements, each counted once (a stride of zero repeats an element without moving it)."""
+        return self.hint * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one node. ``tensor`` is None for scalars and for ops with several outputs."""
+
+    role: str  # input | host | view | fused | eager | output
+    tensor: Tensor | None
+    row: Row | None = None
+    call: Call | None = None
+    reason: str = ""  # why a node that computes runs eager
+    forced: str | None = None  # the executor that the user's code or options hold it to
+    fallback: str = ""  # which executor it was forced to without `strict`, and why that one does not run it
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """An FX graph with facts about each of its nodes."""
+
+    graph: Graph
+    facts: Mapping[Node, Facts]
+    environment: ShapeEnv | None = field(default=None, compare=False)  # what torch knows of the sizes, if some are dynamic
+
+    def __str__(self) -> str:
+        return "\n".join(f"{node.name:24s} {f.role:6s} {f.tensor or ''} {f.reason}" for node, f in self.facts.items())
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a region's iteration space: its size, and whether a reduction of the region closes over it."""
+
+    size: Size
+    reduced: bool = False

@@ -1,0 +1,51 @@
+"""What a lowering makes of a spec: source, launches, workspaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dynafuse.fx import Size
+
+PLACE_WIDTH = 160
+"""Bytes that a kernel's asserts leave for the user's line: it is put into the binary that is loaded, and into no key."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a lowered region.
+
+    ``arguments`` name, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces), size symbols,
+    numbers (``k0``) and ``count``.
+    ``grid`` holds integer expressions over the size symbols.
+    """
+
+    entry: str  # the function's name in the source
+    signature: tuple[tuple[str, str], ...]  # argument, Triton type
+    grid: tuple[Size, Size, Size]
+    constants: tuple[tuple[str, int], ...]  # constexpr arguments
+    warps: int
+    stages: int = 1
+    unaligned: frozenset[str] = frozenset()  # pointer arguments that may not be 16-byte aligned
+    asserts: bool = False  # whether it checks something on the device
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A temporary tensor of a lowered region."""
+
+    name: str
+    dtype: torch.dtype
+    size: Size  # elements
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Generated source with its launches, in order."""
+
+    source: str
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+    kernel_class: str = ""
+    notes: tuple[str, ...] = field(default=())

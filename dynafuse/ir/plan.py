@@ -1,0 +1,121 @@
+"""Plans: a graph as regions that one kernel each computes, and single nodes; with the reasons for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from dynafuse.ir.graph import Annotated, Axis, Dims
+
+MAX_TENSORS = 100
+"""The most tensors that one kernel reads and writes."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A merge that was turned down: what kind of obstacle, between which two nodes, with which numbers."""
+
+    kind: str
+    first: str
+    second: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.first} | {self.second}: {self.kind}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An executor that could have run a region: predicted microseconds, and which override would have made it win."""
+
+    executor: str
+    device_us: float
+    host_us: float
+    override: str = ""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A region with a fold of ``terms`` and a kernel with one of ``width``."""
+
+    terms: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"fold of {self.terms} in {self.width}"
+
+
+@dataclass(frozen=True)
+class Near(Fitted):
+    """Why a region runs on the kernel that its family shares: what that loses, and what it saves, microseconds a call."""
+
+    loss_us: float
+    saved_us: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why a region runs where it does: the executors that could, the winner first.
+
+    ``margin`` is how much more the second costs, relative to the first; ``unsure`` are those that the cost model cannot
+    tell apart, so that a measurement should; ``measured`` are its microseconds, by executor. ``error`` is how far off the
+    model may be, relatively.
+    """
+
+    options: tuple[Option, ...] = ()
+    margin: float = float("inf")
+    unsure: tuple[str, ...] = ()
+    kernel_class: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    error: float = 0.0
+    near: Near | None = None  # on Triton
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that one kernel computes. ``nodes`` may repeat cheap nodes of other regions: those are computed again."""
+
+    name: str
+    executor: str
+    nodes: tuple[Node, ...]  # in graph order
+    inputs: tuple[Node, ...]  # materialised tensors that are read
+    outputs: tuple[Node, ...]  # what is stored, in graph order
+    axes: tuple[Axis, ...]
+    dims: Mapping[Node, Dims]  # of every node that runs along the axes; of a reduction, its operand's
+    out_dims: Mapping[Node, Dims]  # of outputs
+    reductions: frozenset[Node]  # those that are not written out element by element
+    copies: Mapping[Node, Node]  # outputs that overwrite an input, with that input
+    bytes: int
+    predicted_us: float
+    reasons: tuple[str, ...] = ()
+    decision: Decision = field(default_factory=Decision)
+    origins: tuple[str, ...] = ()  # the user's lines that it comes from
+
+    def __str__(self) -> str:
+        ops = ", ".join(n.name for n in self.nodes)
+        return f"{self.name} [{self.executor}] {ops}: {self.bytes / 1e6:.3f} MB, {self.predicted_us:.1f} us"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph as steps in order: regions, and single nodes that run eager, are views, or compute sizes on the host.
+
+    ``unplaced`` are fusible nodes that no executor takes: the plan has no steps until they are annotated to run eager.
+    """
+
+    annotated: Annotated
+    steps: tuple[Region | Node, ...]
+    refusals: tuple[Refusal, ...] = ()
+    unplaced: Mapping[Node, str] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The steps that are fused regions."""
+        return tuple(step for step in self.steps if isinstance(step, Region))
+
+    def __str__(self) -> str:
+        facts = self.annotated.facts
+        lines = [str(s) if isinstance(s, Region) else f"{s.name} [{facts[s].role}] {s.target}" for s in self.steps]
+        return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""Specs: regions in canonical form, without names. They are all that a lowering sees, and what kernels are keyed by."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import sympy
+import torch
+
+from dynafuse.fx import Size
+from dynafuse.ir.graph import Axis, Dims
+from dynafuse.ops.literals import Number
+from dynafuse.ops.symbols import symbol_of
+
+T = TypeVar("T")
+
+COUNT = "count"
+"""The argument of a kernel that says how many terms its fold has."""
+
+INT32_LIMIT = 2**31 - 1 - 2**16
+"""What offsets in 32 bits stay below, with room for a block beyond the end."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A reference inside a spec: to its input or to its op number ``position``."""
+
+    kind: str  # in | op
+    position: int
+
+    def __str__(self) -> str:
+        return f"in{self.position}" if self.kind == "in" else f"%{self.position}"
+
+    __repr__ = __str__
+
+
+def references(value: Any) -> Iterator[Ref]:
+    """The tensors among an op's arguments, in order, those in lists included."""
+    return among(value, Ref)
+
+
+def among(value: Any, kind: type[T]) -> Iterator[T]:
+    """What of a type is among a call's arguments, in order, those in lists included."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from among(one, kind)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor as a kernel sees it: what code depends on, without names."""
+
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    aligned: bool = True  # whether its address is a multiple of 16 bytes
+
+    def __str__(self) -> str:
+        shape, stride = (", ".join(map(str, sizes)) for sizes in (self.shape, self.stride))
+        return f"{str(self.dtype)[6:]}[{shape}] ({stride})" + ("" if self.aligned else " unaligned")
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op of a spec: its overload's name, its arguments by schema name (tensors as ``Ref``), its output.
+
+    A float that does not change code may be there as a ``Number``: an argument of the kernel. An op with a ``guard`` is
+    computed only if the kernel's argument ``count`` is larger; otherwise it is its first operand.
+    """
+
+    target: str
+    args: tuple[tuple[str, Any], ...]
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    guard: int = 0
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{name}={value}" for name, value in self.args)
+        guard = f" if {COUNT} > {self.guard}" if self.guard else ""
+        return f"{self.target}({args}){guard} : {str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Store:
+    """One stored op: to a new tensor of a layout, or into input ``into``."""
+
+    op: int
+    layout: Layout
+    dims: Dims
+    into: int | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A region in canonical form. Two regions with equal specs are computed by the same kernel."""
+
+    inputs: tuple[Layout, ...]
+    ops: tuple[OpSpec, ...]
+    axes: tuple[Axis, ...]
+    reductions: tuple[tuple[int, Dims], ...]  # op, its operand's dims; a reduction that is not here is written out
+    stores: tuple[Store, ...]
+    symbols: tuple[str, ...]  # each an integer argument of the kernel; what is known of its sign is in its name
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers that are not part of the spec, each a float32 argument of the kernel."""
+        return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, Number))
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """The kernel's integer arguments besides sizes: ``count``, if an op has a guard."""
+        return (COUNT,) if any(op.guard for op in self.ops) else ()
+
+    @property
+    def typical(self) -> Spec:
+        """The spec whose sizes tell how it is scheduled: for a class of sizes that of its smallest, for others itself."""
+        return self
+
+    @property
+    def wide(self) -> bool:
+        """Whether some offset does not provably fit in 32 bits."""
+        for layout in (*self.inputs, *(s.layout for s in self.stores)):
+            last: Size = 1
+            for size, stride in zip(layout.shape, layout.stride, strict=True):
+                last = last + (size - 1) * stride
+            if not isinstance(last, int) or last > INT32_LIMIT:
+                return True
+        shapes = (tuple(axis.size for axis in self.axes), *(op.shape for op in self.ops))  # indices count their elements
+        points = [functools.reduce(operator.mul, shape, 1) for shape in shapes]
+        return any(not isinstance(count, int) or count > INT32_LIMIT for count in points)
+
+    def __str__(self) -> str:
+        lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
+        lines += [f"%{i} = {op}" for i, op in enumerate(self.ops)]
+        lines += [f"store %{s.op} {s.layout}" + ("" if s.into is None else f" into in{s.into}") for s in self.stores]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Classed(Spec):
+    """A spec of a class of sizes: its only size symbol is at least ``least`` and below twice that."""
+
+    least: int = 1
+
+    @property
+    def most(self) -> int:
+        """The largest value of the symbol."""
+        return 2 * self.least - 1
+
+    @property
+    def typical(self) -> Spec:
+        """The spec of the smallest size: a power of two, as most sizes are."""
+        return self.at(self.least)
+
+    @property
+    def wide(self) -> bool:
+        """Whether some offset does not provably fit in 32 bits, whatever the size."""
+        return self.at(self.most).wide
+
+    def at(self, size: int) -> Spec:
+        """The spec of one size."""
+        known = {symbol_of(name): sympy.Integer(size) for name in self.symbols}
+        return Spec(**{one.name: _valued(getattr(self, one.name), known) for one in fields(Spec)} | {"symbols": ()})
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.symbols)}: {self.least} to {self.most}\n{super().__str__()}"
+
+
+def _valued(value: Any, known: Mapping[sympy.Symbol, sympy.Integer]) -> Any:
+    """A part of a spec with ints for its sizes."""
+    if isinstance(value, tuple):
+        return tuple(_valued(one, known) for one in value)
+    if isinstance(value, (Layout, OpSpec, Axis, Store)):
+        return replace(value, **{one.name: _valued(getattr(value, one.name), known) for one in fields(value)})
+    return int(value.xreplace(known)) if isinstance(value, sympy.Expr) else value

@@ -1,0 +1,307 @@
+"""Growing regions: which units share a kernel, decided by what it saves.
+
+Every unit starts as a region of its own. Pairs that could share memory traffic (a producer and its reader, two readers
+of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
+arises and the prediction says that it pays. A merge that is turned down is kept as a ``Refusal``.
+
+Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
+region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from dynafuse.cost.device import Device
+from dynafuse.cost.model import Prediction, efficiency_to_match
+from dynafuse.fx import user_line
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Plan, Refusal, Region
+from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.partition import legality
+from dynafuse.partition.axes import AxisDims, leaves
+from dynafuse.partition.executors import Executors
+from dynafuse.partition.iteration_space import Read, Spaces
+from dynafuse.partition.order import Dependencies, schedule
+from dynafuse.partition.pricing import NOTHING, Priced, Pricing
+
+ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
+
+
+@dataclass(eq=False)
+class Group:
+    """A region while it grows."""
+
+    nodes: list[Node]
+    reads: list[Read]
+    inlined: frozenset[Node] = frozenset()
+    reasons: list[str] = field(default_factory=list)
+    priced: Priced | None = None
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the region costs; nothing yet if it has no kernel."""
+        return self.priced.prediction if self.priced else NOTHING
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Two units that might share a kernel: a producer with its reader, or two readers of ``tensor``."""
+
+    saving: int  # bytes
+    first: Node
+    second: Node
+    tensor: Node
+    vertical: bool
+
+
+def partition(annotated: Annotated, device: Device, executors: Executors | None = None, *, captured: bool = False,
+              recompute: bool = True, max_ops: int = 200) -> Plan:
+    """The plan for a graph on a device: regions, eager calls and views in an order that respects every dependency.
+
+    Without ``executors`` regions run on Triton; ``captured`` says that the graph will be replayed as a CUDA graph.
+    """
+    executors = executors or Executors(annotated.facts, ("triton",))
+    return _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops).run(annotated)
+
+
+class _Growth:
+    """The working state of :func:`partition`."""
+
+    def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int) -> None:
+        self.spaces = spaces
+        self.device = device
+        self.max_ops = max_ops
+        self.refusals: dict[tuple[Node, Node], Refusal] = {}
+        self.reads = {unit: spaces.reads(unit) for unit in spaces.dims}
+        self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
+        self.dependencies = Dependencies(spaces, self.group)
+        self.readers = self._readers()
+        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs)
+        for group in self.group.values():
+            self._price(group)
+
+    def run(self, annotated: Annotated) -> Plan:
+        unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
+        if unplaced:
+            return Plan(annotated, (), (), unplaced)
+        candidates = sorted(self._candidates(), key=lambda c: -c.saving)
+        for _ in range(ROUNDS):
+            before = len(candidates)
+            candidates = [c for c in candidates if not self._try(c)]
+            if len(candidates) == before:
+                break
+        groups = list({id(g): g for g in self.group.values()}.values())
+        for group in groups:
+            self._price(group)
+        regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
+        steps = schedule(self.spaces, regions)
+        standing = [r for (a, b), r in self.refusals.items() if self.group[a] is not self.group[b]]
+        return Plan(annotated, steps, tuple(standing))
+
+    # ------------------------------------------------------------------ what to try
+
+    def _readers(self) -> dict[Node, set[Node]]:
+        """Per tensor in memory or to be: the units, eager nodes and outputs that read it."""
+        readers: dict[Node, set[Node]] = {}
+        for unit, reads in self.reads.items():
+            for read in reads:
+                readers.setdefault(read.source, set()).add(unit)
+        for node in self.spaces.needed:
+            outside = [u for u in node.users if self.spaces.facts[u].role in ("eager", "output", "host")]
+            readers.setdefault(self.spaces.base(node), set()).update(outside)
+            if node.target is COPIES_INTO:
+                readers.setdefault(node, set()).add(node.graph.output_node())
+        return readers
+
+    def _candidates(self) -> Iterable[Candidate]:
+        for tensor, readers in self.readers.items():
+            if self.spaces.facts[tensor].tensor is None:
+                continue
+            size = self.spaces.tensor(tensor).bytes
+            units = sorted((r for r in readers if r in self.group), key=self.dependencies.position)
+            if tensor in self.group:
+                yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
+            for first, second in itertools.pairwise(units):
+                yield Candidate(size, first, second, tensor, False)
+
+    # ------------------------------------------------------------------ one merge
+
+    def _try(self, candidate: Candidate) -> bool:
+        """Merge if it is legal and pays. True when the pair is settled and need not be tried again."""
+        first, second = self.group[candidate.first], self.group[candidate.second]
+        if first is second:
+            return True
+        mark = self.spaces.unifier.mark()
+        merged = self._merged(candidate, first, second)
+        if isinstance(merged, Refusal):
+            self.spaces.unifier.undo(mark)
+            self.refusals[candidate.first, candidate.second] = merged
+            return False
+        self.refusals.pop((candidate.first, candidate.second), None)
+        self.dependencies.merged(first, second, merged)
+        self.pricing.replace(first.prediction + second.prediction, merged.prediction)
+        for node in merged.nodes:
+            self.group[node] = merged
+        return True
+
+    def _merged(self, candidate: Candidate, first: Group, second: Group) -> Group | Refusal:
+        a, b = candidate.first.name, candidate.second.name
+        if len(first.nodes) + len(second.nodes) > self.max_ops:
+            return Refusal("region too large", a, b, f"{len(first.nodes)} + {len(second.nodes)} ops")
+        if self.spaces.tensor(candidate.first).device != self.spaces.tensor(candidate.second).device:
+            return Refusal("different devices", a, b)
+        forced = {executor for n in (*first.nodes, *second.nodes) if (executor := self.spaces.facts[n].forced)}
+        if len(forced) > 1:
+            return Refusal("forced to different executors", a, b, ", ".join(sorted(forced)))
+        nodes = sorted(first.nodes + second.nodes, key=self.dependencies.position)
+        inlined = self._aligned(candidate, first, second)
+        if isinstance(inlined, Refusal):
+            return inlined
+        reads = first.reads + second.reads
+        conflict = self._write_conflict(nodes, reads)
+        if conflict:
+            return Refusal("reads what the other overwrites", a, b, conflict)
+        elsewhere = self._read_elsewhere(nodes, inlined)
+        if elsewhere is not None:
+            return Refusal("known at one place, read at another", a, b, elsewhere.name)
+        if self.dependencies.would_cycle(first, second):  # looked at before the price, which takes much longer
+            return Refusal("a path outside runs from one to the other", a, b)
+        apart = first.prediction + second.prediction
+        priced = self.pricing.price(nodes, reads, inlined, instead_of=apart)
+        if isinstance(priced, Refusal):
+            return priced
+        us = self.pricing.adds(apart, self.pricing.total.less(apart))
+        if priced.us >= us and first.priced and second.priced:
+            return Refusal("does not pay", a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
+        return Group(nodes, reads, inlined, [*first.reasons, *second.reasons, f"{a} + {b}"], priced)
+
+    def _aligned(self, candidate: Candidate, first: Group, second: Group) -> frozenset[Node] | Refusal:
+        """Unify the two groups' axes along what they share; the nodes that have to be computed at other indices."""
+        a, b = candidate.first.name, candidate.second.name
+        inlined = first.inlined | second.inlined
+        if candidate.second in inlined or candidate.first in inlined:
+            return self._inline(candidate, first, inlined)
+        there = [r.dims for r in self.reads[candidate.second] if r.source is candidate.tensor]
+        if candidate.vertical:
+            here: Sequence[AxisDims | None] = [self.spaces.out_dims(candidate.first)]
+        else:
+            here = [r.dims for r in self.reads[candidate.first] if r.source is candidate.tensor]
+        if any(dims is None for dims in (*here, *there)):
+            if candidate.vertical:
+                return self._inline(candidate, first, inlined)
+            return Refusal("reads at different places", a, b)
+        if not self.spaces.unifier.unify_dims(here[0], there[0]):  # type: ignore[arg-type]
+            return Refusal("dimensions do not line up", a, b)
+        return inlined
+
+    def _inline(self, candidate: Candidate, first: Group, inlined: frozenset[Node]) -> frozenset[Node] | Refusal:
+        """Compute all of ``first`` at whatever index its reader asks for."""
+        a, b = candidate.first.name, candidate.second.name
+        if not candidate.vertical:
+            return Refusal("reads at different places", a, b)
+        inside = set(first.nodes) | set(self.group[candidate.second].nodes)
+        blocker = legality.computes_anywhere(self.spaces, first.nodes)
+        if blocker is not None:
+            return Refusal("cannot be computed at another index", a, b, blocker.name)
+        for node in first.nodes:
+            if not self.readers.get(node, set()) <= inside:
+                return Refusal("stored, and read at another index", a, b, node.name)
+        return inlined | frozenset(first.nodes)
+
+    def _write_conflict(self, nodes: Sequence[Node], reads: Sequence[Read]) -> str:
+        """A tensor that the region overwrites and also reads elsewhere than where it writes."""
+        for node in nodes:
+            if node.target is not COPIES_INTO:
+                continue
+            into = self.spaces.memory(node.all_input_nodes[0])
+            written = [leaves(dim) for dim in self.spaces.dims[node]]
+            for read in reads:
+                same = read.source is into and read.dims is not None and [leaves(d) for d in read.dims] == written
+                if self.spaces.memory(read.source) is into and not same:
+                    return into.name
+        return ""
+
+    def _read_elsewhere(self, nodes: Sequence[Node], inlined: frozenset[Node]) -> Node | None:
+        """A value that one kernel knows only along its own axes, and that the region also reads at another index.
+
+        Such are reductions, readers of a tensor that the region overwrites, and what is computed from either.
+        """
+        written = {self.spaces.memory(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
+        if not written and not any(map(self.spaces.is_reduction, nodes)):
+            return None
+        fixed: set[Node] = set()
+        for node in nodes:
+            for read in self.reads[node]:
+                if read.source in fixed and (node in inlined or not self._same_place(read)):
+                    return read.source
+            sources = {read.source for read in self.reads[node]}
+            if self.spaces.is_reduction(node) or sources & fixed or written.intersection(map(self.spaces.memory, sources)):
+                fixed.add(node)
+        return None
+
+    def _same_place(self, read: Read) -> bool:
+        """Whether a unit is read along the very axes that it is computed along."""
+        if read.dims is None:
+            return False
+        return [leaves(d) for d in read.dims] == [leaves(d) for d in self.spaces.out_dims(read.source)]
+
+    # ------------------------------------------------------------------ what it costs
+
+    def _no_price(self, group: Group) -> str:
+        refused = self.pricing.price(group.nodes, group.reads, group.inlined)
+        assert isinstance(refused, Refusal)
+        return f"{refused.kind} ({refused.detail})"
+
+    def _price(self, group: Group) -> None:
+        """Price a group beside all that there is now, and count it in the total."""
+        before = group.prediction
+        priced = self.pricing.price(group.nodes, group.reads, group.inlined, instead_of=before)
+        group.priced = None if isinstance(priced, Refusal) else priced
+        self.pricing.replace(before, group.prediction)
+
+    def _outputs(self, nodes: Sequence[Node]) -> frozenset[Node]:
+        inside = set(nodes)
+        return frozenset(n for n in nodes if not self.readers.get(n, set()) <= inside or n.target is COPIES_INTO)
+
+    # ------------------------------------------------------------------ the result
+
+    def _region(self, name: str, group: Group) -> Region:
+        """The frozen form of a group, with the views and cheap nodes that it computes for itself."""
+        priced = group.priced
+        assert priced is not None
+        shape = priced.shape
+        outputs = [n for n in group.nodes if n in self._outputs(group.nodes)]
+        order = {axis: i for i, axis in enumerate(shape.axes)}
+        own = [n for n in group.nodes if n not in group.inlined]
+        dims = {n: self._numbered(self.spaces.dims[n], order) for n in own}
+        out_dims = {n: self._numbered(self.spaces.out_dims(n), order) for n in outputs}
+        copies = {n: self.spaces.base(n.all_input_nodes[0]) for n in outputs if n.target is COPIES_INTO}
+        inside = set(group.nodes)
+        closure = self.dependencies.closure(group.nodes)
+        inputs = sorted({r.source for r in group.reads} - inside, key=self.dependencies.position)
+        bytes_ = sum(self.spaces.tensor(n).bytes for n in (*inputs, *outputs))
+        axes = tuple(Axis(axis.size, axis in shape.reduced) for axis in shape.axes)
+        reductions = frozenset(n for n in own if self.spaces.is_reduction(n))
+        chosen = priced.choice.executor
+        return Region(name, chosen, closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
+                      bytes_, priced.predictions[chosen].device_us, tuple(group.reasons), _decided(priced, self.device),
+                      tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))))
+
+    def _numbered(self, dims: AxisDims, order: dict) -> Dims:  # type: ignore[type-arg]
+        return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)
+
+
+def _decided(priced: Priced, device: Device) -> Decision:
+    """The choice with its numbers, and for each executor that lost the constant that would have made it win."""
+    choice = priced.choice
+    won = priced.prediction
+    options = []
+    for name, one in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
+        flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None
+        override = f"efficiency_{name}_{priced.work.kernel_class} above {flip:.2f}" if flip is not None else ""
+        options.append(Option(name, one.device_us, one.host_us, override))
+    return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class, error=choice.error)

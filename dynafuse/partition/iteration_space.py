@@ -1,0 +1,307 @@
+"""Iteration spaces: along which axes each node runs, and where it reads its operands.
+
+A *unit* is a node that must exist in memory unless its readers share its kernel. Views and cheap nodes are no units:
+they are looked through, and computed again wherever they are read.
+
+Worked example: in ``y = x.t() + 1``, ``add`` runs along two axes ``(i, j)`` and reads unit ``x`` at ``(j, i)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.fx import Node
+
+from dynafuse.fx import shares_memory
+from dynafuse.ir import Annotated, Facts, Size, Tensor
+from dynafuse.ops import Kind
+from dynafuse.ops.overloads import COPIES_INTO, written_to
+from dynafuse.ops.reductions import keepdim, reduced_dims
+from dynafuse.partition.axes import AxisDims, Unifier, fresh
+
+aten = torch.ops.aten
+
+UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
+UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
+CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
+RESHAPES = frozenset({
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default,
+})
+
+
+@dataclass(frozen=True)
+class Read:
+    """A unit that is read, and along which axes; None where the index is not made of whole axes (a slice, a gather).
+
+    ``elements`` is a hint of how many of its elements are loaded, at most.
+    """
+
+    source: Node
+    dims: AxisDims | None
+    elements: int
+
+
+def count(shape: tuple[Size, ...]) -> Size:
+    """The number of elements of a shape."""
+    total: Size = 1
+    for size in shape:
+        total = total * size
+    return total
+
+
+def tensor_arguments(node: Node) -> tuple[Node, ...]:
+    """The distinct nodes whose values a node needs (a copy does not read what it overwrites)."""
+    return (node.args[1],) if node.target is COPIES_INTO else tuple(node.all_input_nodes)  # type: ignore[return-value]
+
+
+class Spaces:
+    """The axes of every unit of a graph."""
+
+    copies_into = COPIES_INTO
+
+    def __init__(self, annotated: Annotated, recompute: bool) -> None:
+        self.facts = annotated.facts
+        self.graph = annotated.graph
+        self.unifier = Unifier()
+        self._recompute = recompute
+        self.dims: dict[Node, AxisDims] = {}
+        self._reductions: dict[Node, bool] = {}  # asked for again whenever a region is priced
+        for node in self.graph.nodes:
+            if self.is_unit(node):
+                self.dims[node] = fresh(self._iterated_shape(node))
+
+    # ------------------------------------------------------------------ what is a unit
+
+    def tensor(self, node: Node) -> Tensor:
+        """The tensor facts of a node that has them."""
+        tensor = self.facts[node].tensor
+        assert tensor is not None, node
+        return tensor
+
+    def is_unit(self, node: Node) -> bool:
+        """Whether ``node`` is computed by a fused kernel as a value of its own."""
+        return self.facts[node].role == "fused" and node not in self.cheap
+
+    @cached_property
+    def needed(self) -> frozenset[Node]:
+        """Nodes that something outside fused kernels reads: they must exist in memory (or be views of what does)."""
+        found: set[Node] = set()
+        for node in reversed(list(self.graph.nodes)):
+            role = self.facts[node].role
+            if role in ("eager", "output", "host") or (role == "view" and node in found):
+                found.update(node.all_input_nodes)
+            elif node.target is COPIES_INTO:
+                found.add(node)
+                if self._reads_elsewhere(node):
+                    found.add(node.args[1])
+        return frozenset(found)
+
+    def _reads_elsewhere(self, copy: Node) -> bool:
+        """Whether what is copied is computed, element by element, from other elements of what is overwritten."""
+        into = self.memory(copy.all_input_nodes[0])
+        stack: list[tuple[Node, bool]] = [(copy.args[1], False)]  # type: ignore[list-item]
+        seen = set(stack)
+        while stack:
+            node, moved = stack.pop()
+            facts = self.facts[node]
+            if self.memory(node) is into and (moved or facts.role == "eager"):  # an eager view shows any element
+                return True
+            if facts.role == "view" or (facts.role == "fused" and self._kind(node) is Kind.POINTWISE):
+                moved = moved or facts.role == "view"
+                fresh_ = [(a, moved or self._shape_of(a) != self._shape_of(node)) for a in node.all_input_nodes]
+                stack += [item for item in fresh_ if item not in seen]
+                seen.update(fresh_)
+        return False
+
+    def _shape_of(self, node: Node) -> tuple[Size, ...] | None:
+        tensor = self.facts[node].tensor
+        return None if tensor is None else tensor.shape
+
+    @cached_property
+    def cheap(self) -> frozenset[Node]:
+        """Fusible nodes that cost no more to compute again than to read: casts up, scalings by a row, constants."""
+        found: dict[Node, tuple[frozenset[Node], float]] = {}
+        for node in self.graph.nodes:
+            facts = self.facts[node]
+            if facts.role == "fused" and node not in self.needed and self._follows_readers(node, facts.forced):
+                sources, flops = self._recomputation(node, facts, found)
+                if self._pays(facts, sources, flops):
+                    found[node] = (sources, flops)
+        return frozenset(found)
+
+    def _follows_readers(self, node: Node, forced: str | None) -> bool:
+        """Whether readers may compute a node again for themselves: a forced one only where they are forced alike."""
+        return forced is None or all(self.facts[user].forced == forced for user in node.users)
+
+    def _pays(self, facts: Facts, sources: frozenset[Node], flops: float) -> bool:
+        assert facts.row is not None and facts.tensor is not None
+        if facts.row.kind is Kind.CREATION:
+            return True
+        if facts.row.kind is not Kind.POINTWISE or facts.call is None or not self._recompute:
+            return False
+        if self.overwritten.intersection(map(self.memory, sources)):  # computed again, it had to be before the overwriting
+            return False
+        return flops <= CHEAP_FLOPS and sum(self.tensor(s).bytes for s in sources) <= facts.tensor.bytes
+
+    @cached_property
+    def overwritten(self) -> frozenset[Node]:
+        """What something writes into: inputs, and whatever ops that are not functional change."""
+        return frozenset(self.memory(written) for node in self.graph.nodes for written in written_to(node))
+
+    def _recomputation(
+        self, node: Node, facts: Facts, cheap: dict[Node, tuple[frozenset[Node], float]]
+    ) -> tuple[frozenset[Node], float]:
+        """What must be read to compute ``node`` again, and the arithmetic."""
+        assert facts.row is not None
+        sources: set[Node] = set()
+        flops = facts.row.flops
+        for argument in tensor_arguments(node):
+            base = self.base(argument)
+            if base in cheap:
+                more, extra = cheap[base]
+                sources |= more
+                flops += extra
+            elif self.facts[base].tensor is not None:
+                sources.add(base)
+        return frozenset(sources), flops
+
+    def base(self, node: Node) -> Node:
+        """The node whose memory ``node`` is a view of, or itself."""
+        while self.facts[node].role == "view":
+            node = node.all_input_nodes[0]
+        return node
+
+    def memory(self, node: Node) -> Node:
+        """The node whose memory ``node`` may be in: through every view, also those that are made by eager calls."""
+        while self.facts[node].role == "view" or (self.facts[node].role == "eager" and shares_memory(node)):
+            node = node.all_input_nodes[0]
+        return node
+
+    def is_unrolled(self, node: Node) -> bool:
+        """Whether a reduction is short enough to be written out."""
+        if self._kind(node) is not Kind.REDUCTION or not self._plain(node):
+            return False
+        total = count(tuple(self._reduced_sizes(node)))
+        near = self.tensor(node.all_input_nodes[0]).bytes <= NEAR
+        return isinstance(total, int) and total <= (UNROLL_NEAR if near else UNROLL)
+
+    def _plain(self, node: Node) -> bool:
+        row = self.facts[node].row
+        return row is not None and row.reduction in ("sum", "mean", "prod", "max", "min", "any", "all")
+
+    def is_reduction(self, node: Node) -> bool:
+        """Whether ``node`` is a reduction that its kernel must loop or combine for."""
+        if node not in self._reductions:
+            self._reductions[node] = self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node)
+        return self._reductions[node]
+
+    def _kind(self, node: Node) -> Kind:
+        row = self.facts[node].row
+        assert row is not None, node
+        return row.kind
+
+    # ------------------------------------------------------------------ axes of a unit
+
+    def _reduced(self, node: Node) -> tuple[int, ...]:
+        call = self.facts[node].call
+        assert call is not None
+        return reduced_dims(call.target, call.args, len(self._operand_shape(node)))
+
+    def _operand_shape(self, node: Node) -> tuple[Size, ...]:
+        return self.tensor(node.all_input_nodes[0]).shape
+
+    def _reduced_sizes(self, node: Node) -> Iterator[Size]:
+        if self._kind(node) is Kind.REDUCTION:
+            shape = self._operand_shape(node)
+            yield from (shape[d] for d in self._reduced(node))
+
+    def _iterated_shape(self, node: Node) -> tuple[Size, ...]:
+        return self._operand_shape(node) if self.is_reduction(node) else self.tensor(node).shape
+
+    def out_dims(self, node: Node) -> AxisDims:
+        """The axes of a unit's output."""
+        dims = self.dims[node]
+        if not self.is_reduction(node):
+            return dims
+        reduced = set(self._reduced(node))
+        call = self.facts[node].call
+        assert call is not None
+        if keepdim(call.target, call.args):
+            return tuple(() if d in reduced else axes for d, axes in enumerate(dims))
+        return tuple(axes for d, axes in enumerate(dims) if d not in reduced)
+
+    def reduced_axes(self, node: Node) -> AxisDims:
+        """The axes that reduction ``node`` closes over."""
+        return tuple(self.dims[node][d] for d in self._reduced(node))
+
+    # ------------------------------------------------------------------ reads
+
+    def reads(self, node: Node) -> list[Read]:
+        """What unit ``node`` reads, looking through views and cheap nodes."""
+        reducing = self._kind(node) is Kind.REDUCTION
+        points = self.tensor(node.all_input_nodes[0] if reducing else node).hint
+        return list(self._operands(node, self.dims[node], points))
+
+    def _operands(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
+        for argument in tensor_arguments(node):
+            if self.facts[argument].tensor is not None:
+                yield from self._resolve(argument, self._operand_dims(node, argument, dims), elements)
+
+    def _operand_dims(self, node: Node, argument: Node, dims: AxisDims | None) -> AxisDims | None:
+        facts = self.facts[node]
+        assert facts.row is not None and facts.call is not None
+        if dims is None:
+            return None
+        if self.is_reduction(node):
+            return dims
+        if facts.row.kind is Kind.POINTWISE or any(facts.call.args.get(name) is argument for name in facts.row.aligned):
+            return self._broadcast(dims, self.tensor(argument).shape)
+        return None
+
+    def _broadcast(self, dims: AxisDims, shape: tuple[Size, ...]) -> AxisDims:
+        """Trailing dimensions line up; a dimension of size one runs along nothing."""
+        kept = dims[len(dims) - len(shape):]
+        return tuple(() if size == 1 else axes for axes, size in zip(kept, shape, strict=True))
+
+    def _resolve(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
+        role = self.facts[node].role
+        if role == "view":
+            if node.target is aten.expand.default:  # what is repeated is loaded once
+                elements = min(elements, self.tensor(node).hint)
+            yield from self._resolve(node.all_input_nodes[0], self._through_view(node, dims), elements)
+        elif role == "fused" and node in self.cheap:
+            yield from self._operands(node, dims, elements)
+        else:
+            yield Read(node, dims, elements)
+
+    def _through_view(self, node: Node, dims: AxisDims | None) -> AxisDims | None:
+        """Where a view's base is read when the view is read along ``dims``."""
+        if dims is None:
+            return None
+        shape = self.tensor(node.all_input_nodes[0]).shape
+        call = self.facts[node].call
+        assert call is not None
+        if node.target in RESHAPES:
+            return self.unifier.regroup(dims, shape)
+        if node.target is aten.expand.default:
+            return self._broadcast(dims, shape)
+        if node.target is aten.permute.default:
+            return self._permuted(dims, call.args["dims"])
+        if node.target is aten.transpose.int:
+            order = list(range(len(dims)))
+            a, b = call.args["dim0"], call.args["dim1"]
+            order[a], order[b] = order[b], order[a]
+            return self._permuted(dims, order)
+        if node.target is aten.t.default:
+            return dims[::-1]
+        return None
+
+    def _permuted(self, dims: AxisDims, order: list[int]) -> AxisDims:
+        source: list[tuple] = [()] * len(dims)  # type: ignore[type-arg]
+        for axes, d in zip(dims, order, strict=True):
+            source[d % len(dims)] = axes
+        return tuple(source)

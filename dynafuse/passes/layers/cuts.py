@@ -1,0 +1,217 @@
+"""Where a graph may be cut, and what a cut costs: values that a fused kernel would have kept to itself are written and read.
+
+Worked example: a decoder layer is best cut between its last product and the residual add. The product is a library's and
+writes its result anyway, the residual stream is in memory already, and the add still fuses with the norm of the next layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynafuse.fallback import attempted
+from dynafuse.ops.library import LIBRARY
+from dynafuse.passes.layers.repeats import Run
+
+GRAD_MODE = torch._C._set_grad_enabled
+
+
+def value_of(node: Node) -> Any:
+    """What Dynamo says that a node is."""
+    return node.meta.get("example_value")
+
+
+def bytes_of(values: Iterable[Any]) -> int:
+    """Bytes of the tensors among some values."""
+    return sum(t.numel() * t.element_size() for t in values if isinstance(t, torch.Tensor))
+
+
+def described(value: Any) -> Hashable:
+    """All of a value that code compiled for it may rely on."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    parameter = isinstance(value, torch.nn.Parameter)
+    return (value.dtype, value.device, tuple(value.shape), value.stride() if value.layout is torch.strided else None,
+            value.requires_grad, parameter, value.is_conj(), value.is_neg())
+
+
+def letter(node: Node, label: Hashable) -> Hashable:
+    """A node without the names of its operands: equal for the same call in another layer."""
+    operands, tree = pytree.tree_flatten((node.args, node.kwargs))
+    parts = tuple(_operand(operand) for operand in operands)
+    return (node.op, node.target, tree, parts, described(value_of(node)), label)
+
+
+def _operand(operand: Any) -> Hashable:
+    if not isinstance(operand, Node):
+        return (type(operand).__name__, repr(operand))
+    value = value_of(operand)
+    # a submodule, such as the body of a checkpoint, is itself and no other
+    return ("node", operand.name if value is None else described(value))
+
+
+def crosses(node: Node) -> bool:
+    """Whether a node's value can go from one piece to another: a plain tensor of static sizes that no call writes to."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) or isinstance(value, FakeTensor)
+    return plain and is_static(node) and (not node.op.startswith("call") or value._version == 0)
+
+
+def is_static(node: Node) -> bool:
+    """Whether nothing of a node's value is a symbol: neither a size of a tensor nor a number."""
+    return all(map(_is_static, pytree.tree_leaves(value_of(node))))
+
+
+def _is_static(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return all(isinstance(size, int) for size in (*value.shape, *strides))
+    return not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+class LibraryCall(NamedTuple):
+    """An op of a library with the fake tensors that it takes and returns."""
+
+    target: Any
+    args: Any
+    kwargs: Any
+    result: Any
+
+
+@dataclass(frozen=True)
+class Program:
+    """The calls of a graph in order, and who uses them last. Placeholders and constants are no calls."""
+
+    calls: Sequence[Node]
+    labels: Mapping[Node, Hashable]
+    _library: dict[Hashable, tuple[LibraryCall, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def index(self) -> Mapping[Node, int]:
+        """The position of each call."""
+        return {node: i for i, node in enumerate(self.calls)}
+
+    def last_use(self, node: Node) -> int:
+        """The position of the last call that uses a node; the number of calls if the graph returns it."""
+        return max((self.index.get(user, len(self.calls)) for user in node.users), default=-1)
+
+    @cached_property
+    def letters(self) -> list[Hashable]:
+        """One letter per call."""
+        return [letter(node, self.labels.get(node)) for node in self.calls]
+
+    def library(self, node: Node) -> tuple[LibraryCall, ...]:
+        """What libraries are called for a call, found out once for all that look like it."""
+        letter = self.letters[self.index[node]]
+        if letter not in self._library:
+            self._library[letter] = _library_calls(node)
+        return self._library[letter]
+
+    @cached_property
+    def grad_mode_is_outer(self) -> list[bool]:
+        """Before each call, and at the end, whether gradients are on or off as they are where the graph is compiled."""
+        outer = now = torch.is_grad_enabled()
+        found = []
+        for node in self.calls:
+            found.append(now == outer)
+            if node.target is GRAD_MODE:
+                now = bool(node.args[0])
+        return [*found, now == outer]
+
+    def may_cut(self, position: int, alive: Sequence[Node]) -> bool:
+        """Whether the graph may be cut before a call, where some values cross."""
+        return self.grad_mode_is_outer[position] and all(map(crosses, alive))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place where a run may be cut once per period, counted from its start.
+
+    ``lost_bytes`` are written and read only because of the cut; ``bytes`` is all that crosses.
+    """
+
+    offset: int
+    lost_bytes: int
+    bytes: int
+
+
+def cuts(program: Program, run: Run) -> list[Cut]:
+    """The possible cuts of a run, best first: the least lost, then the least that crosses."""
+    found = []
+    levels = _levels(program, run)
+    for position, alive in _alive(program, run):
+        if program.may_cut(position, alive):
+            lost = (value_of(node) for node in alive if _lost(program, node, position, levels))
+            found.append(Cut(position - run.start - run.period, bytes_of(lost), bytes_of(map(value_of, alive))))
+    return sorted(found, key=lambda cut: (cut.lost_bytes, cut.bytes, cut.offset))
+
+
+def _alive(program: Program, run: Run) -> Iterator[tuple[int, list[Node]]]:
+    """For each position of the second period: what the run has computed before it and is used at it or later."""
+    alive: dict[Node, int] = {}
+    for position in range(run.start, run.start + 2 * run.period):
+        alive = {node: last for node, last in alive.items() if last >= position}
+        if position >= run.start + run.period:
+            yield position, list(alive)
+        node = program.calls[position]
+        alive[node] = program.last_use(node)
+
+
+def _levels(program: Program, run: Run) -> dict[Node, tuple[int, bool]]:
+    """For each call of two periods: how many library calls lie before or in it on the longest way, and whether it is one."""
+    window = program.calls[run.start:run.start + 2 * run.period]
+    found: dict[Node, tuple[int, bool]] = {}
+    for node in window:
+        is_library = bool(program.library(node))
+        before = max((found[a][0] for a in node.all_input_nodes if a in found), default=0)
+        found[node] = (before + is_library, is_library)
+    return found
+
+
+def _lost(program: Program, node: Node, position: int, levels: Mapping[Node, tuple[int, bool]]) -> bool:
+    """Whether a cut keeps a value, or its gradient, from being used where it is computed.
+
+    The value, by a call that needs no library's result in between; the gradient, as the sum of what several such calls give
+    back, or libraries that take the value.
+    """
+    level, is_library = levels[node]
+    later = [levels[user] for user in node.users if program.index.get(user, -1) >= position and user in levels]
+    near = [its_library for its_level, its_library in later if its_level - its_library == level]
+    return not is_library and (len(near) > 1 or not all(near))
+
+
+class _Seen(TorchDispatchMode):
+    """Remembers the ops of libraries that come by."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[LibraryCall] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in LIBRARY:
+            self.calls.append(LibraryCall(func, args, kwargs or {}, result))
+        return result
+
+
+def _library_calls(node: Node) -> tuple[LibraryCall, ...]:
+    """What a call hands to libraries: found out by running it on Dynamo's fake tensors, unless it writes to them."""
+    values = [value for value in pytree.tree_leaves(value_of(node)) if isinstance(value, FakeTensor)]
+    if not values or any(value._version for value in values) or node.op == "call_module":
+        return ()
+    args, kwargs = map_arg((node.args, node.kwargs), value_of)
+    call: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+    with torch.no_grad(), values[0].fake_mode, _Seen() as seen:
+        ran = attempted(lambda: (call(*args, **kwargs), True)[1], lambda error: False)
+    return tuple(seen.calls) if ran else ()  # what cannot be run apart is no library's

@@ -1,0 +1,266 @@
+"""Clean-ups of an ATen graph before it is partitioned; each leaves a graph that computes the same.
+
+In order: casts that the user wrote become an op of their own, outputs of multi-output ops too (``var_mean(x)[1]`` is
+``mean(x)``), batches of one matrix product become that product, ops that do nothing go, equal calls are merged, dead code
+goes.
+
+Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+
+from dynafuse.fx import arguments, is_view, makes_memory, shares_memory
+from dynafuse.passes.casts import keep_written_casts
+from dynafuse.passes.duplicates import merge_duplicates
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
+NOTHING = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
+SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default}
+
+
+def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
+    """Run the clean-ups in order; the module's graph is changed in place.
+
+    ``merge_equal=False`` leaves out the merging of equal calls: for forward and backward it was done in their joint graph.
+    The module's own Python code is left stale: nothing calls it.
+    """
+    keep_written_casts(module)
+    dissolve_multiple_outputs(module)
+    unbatch(module)
+    remove_noops(module)
+    settle_strides(module)
+    if merge_equal:
+        merge_duplicates(module.graph)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def dissolve_multiple_outputs(module: GraphModule) -> None:
+    """Replace each ``getitem`` of an op whose outputs can be made one by one."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], Node):
+            rewrite = _piece(node.args[0], node.args[1])
+            if rewrite is not None:
+                _replace(node, *rewrite)
+
+
+def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """The call that makes output ``position`` of ``source`` alone."""
+    target = source.target
+    if target in SPLITS:
+        args = arguments(source)
+        if target is aten.unbind.int:
+            return aten.select.int, (args["self"], args["dim"], position)
+        return aten.slice.Tensor, (args["self"], args["dim"], *_ends(source, args, position))
+    if target is aten.var_mean.correction:
+        args = arguments(source)
+        if position == 1:
+            return aten.mean.dim, (args["self"], args["dim"], args["keepdim"])
+        return aten.var.correction, (args["self"], args["dim"])
+    if target in (aten.max.dim, aten.min.dim):
+        args = arguments(source)
+        value, index = (aten.amax, aten.argmax) if target is aten.max.dim else (aten.amin, aten.argmin)
+        if position == 0:
+            return value.default, (args["self"], [args["dim"]], args["keepdim"])
+        if args["self"].meta["val"].dtype is torch.bool:
+            return None  # eager, to which any op may fall, has no position alone of bools
+        return index.default, (args["self"], args["dim"], args["keepdim"])
+    if target is aten.max_pool2d_with_indices.default and all(user.args[1:] == (0,) for user in source.users):
+        return aten.max_pool2d.default, tuple(arguments(source).values())
+    return None
+
+
+def _ends(split: Node, args: dict[str, Any], position: int) -> tuple[int | Node, int | Node]:
+    """Where a piece of a split starts and ends."""
+    if "split_sizes" in args:
+        start: int | Node = 0
+        for size in args["split_sizes"][:position]:
+            start = _computed(split, operator.add, start, size)
+        return start, _computed(split, operator.add, start, args["split_sizes"][position])
+    first, end = (_computed(split, operator.mul, count, args["split_size"]) for count in (position, position + 1))
+    whole = args["self"].meta["val"].shape[args["dim"]]
+    last = isinstance(end, int) and isinstance(whole, int) and end > whole  # else a slice ends where its tensor does
+    return first, whole if last else end
+
+
+def _computed(origin: Node, function: Callable[[Any, Any], Any], left: int | Node, right: int | Node) -> int | Node:
+    """A sum or product; where it is known at run time only, a node before ``origin`` that computes it."""
+    if left == (0 if function is operator.add else 1):
+        return right
+    made = function(*(side.meta["val"] if isinstance(side, Node) else side for side in (left, right)))
+    expr = _expr(made)
+    if isinstance(expr, int) or expr.is_Integer:
+        return int(expr)
+    with origin.graph.inserting_before(origin):
+        node = origin.graph.call_function(function, (left, right))
+    node.meta = {"val": made}
+    return node
+
+
+def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Put a call of ``target`` in the place of ``node``, with the metadata of ``node``."""
+    kwargs: dict[str, Any] = {}
+    if target is aten.var.correction:
+        source = arguments(node.args[0])  # type: ignore[arg-type]
+        kwargs = {"correction": source["correction"], "keepdim": source["keepdim"]}
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(target, args, kwargs)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def unbatch(module: GraphModule) -> None:
+    """Make plain products of batches of one: the views around them cost nothing, and ``mm`` has less to do per call."""
+    for node in list(module.graph.nodes):
+        if node.target is not aten.bmm.default or not _is_one(node.meta["val"].shape[0]):
+            continue
+        with node.graph.inserting_before(node):
+            left, right = (_derived(node, aten.squeeze.dim, (operand, 0)) for operand in node.args)
+            product = _derived(node, aten.mm.default, (left, right))
+        _replace(node, aten.unsqueeze.default, (product, 0))
+
+
+def _is_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is one for certain; asking a symbol would make a guard, or fail where it depends on data."""
+    return isinstance(size, int) and size == 1
+
+
+def _derived(origin: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    """A new call in the place of ``origin``, with its metadata and an example of its own."""
+    new = origin.graph.call_function(target, args)
+    values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+    new.meta = dict(origin.meta) | {"val": target(*values)}
+    return new
+
+
+def settle_strides(module: GraphModule) -> None:
+    """Give results of their own memory contiguous strides where tracing says that elements share memory.
+
+    Tracing some ops on expanded tensors reports the operand's zero strides, but a result in memory of its own has a place
+    for every element.
+    """
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and makes_memory(node) and _overlaps(value):
+            node.meta["val"] = value.new_empty(value.shape)
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    if value.layout is not torch.strided:
+        return False
+    steps = zip(value.shape, value.stride(), strict=True)
+    return any(isinstance(t, int) and t == 0 and not (isinstance(s, int) and s < 2) for s, t in steps)
+
+
+def remove_noops(module: GraphModule) -> None:
+    """Drop aliases, views that change nothing or undo others, casts to the same dtype, scatters that put nothing or all.
+
+    One that is returned stays when it wraps an input, since an output that *is* an input has another meaning to its caller,
+    or when it, or what a returned view looks into, has memory of its own.
+    """
+    output = module.graph.output_node()
+    moved: set[Node] = set()
+    for node in list(module.graph.nodes):
+        source = _same_as(node)
+        if source is None:
+            continue
+        wraps_input = output in node.users and source.op in ("placeholder", "get_attr")
+        if wraps_input or (makes_memory(node) and _returned(node)):
+            continue
+        if makes_memory(node):
+            moved.add(source)
+        node.replace_all_uses_with(source)
+        module.graph.erase_node(node)
+    if moved:
+        place_views(module, moved)
+
+
+def _returned(node: Node) -> bool:
+    """Whether a tensor, or a view of it, is returned."""
+    return any(user.op == "output" or (shares_memory(user) and _returned(user)) for user in node.users)
+
+
+def place_views(module: GraphModule, sources: set[Node]) -> None:
+    """Compute the fake values anew of all views of tensors that stand for others now, whose memory begins elsewhere."""
+    mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
+    moved = set(sources)
+    for node in module.graph.nodes:
+        if is_view(node) and node.args[0] in moved and not node.meta.get("unbacked_bindings"):
+            moved.add(node)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with mode or nullcontext():
+                node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _same_as(node: Node) -> Node | None:
+    """An argument that a call's result equals, strides included."""
+    source = node.args[0] if node.op == "call_function" and node.args else None
+    if not isinstance(source, Node):
+        return None
+    if node.target is aten.slice_scatter.default:
+        return _scattered(node)
+    before, after = source.meta.get("val"), node.meta.get("val")
+    if not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)):
+        return None
+    if node.target in NOTHING:
+        return source
+    if node.target in SAME_SHAPE and _same_place(before, after):
+        return source
+    if is_view(node):
+        return _undone(source, after)
+    if node.target is prims.convert_element_type.default:
+        return source if before.dtype == after.dtype else None
+    first_power = node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype
+    return source if first_power else None
+
+
+def _undone(view: Node, value: torch.Tensor) -> Node | None:
+    """What a chain of views began with, if ``value`` at its end is the same view of the same memory."""
+    while is_view(view) and isinstance(view.args[0], Node):
+        view = view.args[0]
+        before = view.meta.get("val")
+        if isinstance(before, torch.Tensor) and _reads_alike(before, value):
+            return view
+    return None
+
+
+def _reads_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two views of one memory have the same elements at the same places."""
+    offsets = [_expr(value.storage_offset()) for value in (left, right)]
+    lazy = [(value.dtype, value.is_conj(), value.is_neg()) for value in (left, right)]
+    return offsets[0] == offsets[1] and lazy[0] == lazy[1] and _same_place(left, right)
+
+
+def _scattered(node: Node) -> Node | None:
+    """Nothing put into a tensor leaves that tensor; a slice as large as the tensor leaves the slice."""
+    args = arguments(node)
+    into, piece = args["self"], args["src"]
+    after, put = node.meta["val"], piece.meta["val"]
+    if isinstance(put.numel(), int) and put.numel() == 0:
+        return into if _same_place(into.meta["val"], after) else None
+    return piece if put.dtype == after.dtype and _same_place(put, after) else None
+
+
+def _same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return _same(left.shape, right.shape) and _same(left.stride(), right.stride())
+
+
+def _same(left: Any, right: Any) -> bool:
+    return len(left) == len(right) and all(_expr(a) == _expr(b) for a, b in zip(left, right, strict=True))
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size

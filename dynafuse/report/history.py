@@ -1,0 +1,87 @@
+"""What this process has compiled and run, for :func:`process_report`: the latest graphs, as values of the report.
+
+Worked example::
+
+    for batch in batches:
+        step(batch)
+    print(dynafuse.process_report())     # plans, kernels, and whether these were compiled, on disk or there already
+
+A graph is noted when its function is made, at its first call, as plain numbers and texts: nothing of it is kept alive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dynafuse.backend import OBSERVERS, Compiled
+from dynafuse.forks import Lock
+from dynafuse.report.data import Report, ReportedGraph
+from dynafuse.report.reading import graph_of
+
+MOST_GRAPHS = 128
+MOST_STEPS = 8192
+
+
+class History:
+    """The latest graphs of a process; older ones are dropped and counted."""
+
+    def __init__(self, most_graphs: int = MOST_GRAPHS, most_steps: int = MOST_STEPS) -> None:
+        self._most_graphs, self._most_steps = most_graphs, most_steps
+        self._lock = Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        with self._lock:
+            self._graphs: deque[ReportedGraph] = deque()
+            self._keys: set[str] = set()
+            self._unusable: dict[str, str] = {}
+            self._dropped = 0
+            self._device: tuple[str, str] | None = None
+
+    def note(self, compiled: Compiled, captured: bool, origins: Mapping[str, str]) -> None:
+        """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for."""
+        graph = graph_of(compiled, captured)
+        with self._lock:
+            self._add(graph, origins)
+            self._unusable.update(compiled.unusable)
+            self._device = self._device or (compiled.device.name, compiled.device.title)
+
+    def _add(self, graph: ReportedGraph, origins: Mapping[str, str]) -> None:
+        steps = []
+        for step in graph.steps:
+            if step.key is not None:
+                reused = step.key in self._keys
+                step = replace(step, reused=reused, origin="memory" if reused else origins.get(step.key, ""))
+                self._keys.add(step.key)  # type: ignore[arg-type]
+            steps.append(step)
+        self._graphs.append(replace(graph, steps=tuple(steps), refusals=()))
+        while len(self._graphs) > 1 and (
+            len(self._graphs) > self._most_graphs or sum(len(one.steps) for one in self._graphs) > self._most_steps
+        ):
+            self._graphs.popleft()
+            self._dropped += 1
+
+    def report(self) -> Report:
+        """All of it."""
+        with self._lock:
+            device, title = self._device or ("none", "no device")
+            return Report(device, f"{title}, as this process has compiled it", tuple(self._graphs), dict(self._unusable),
+                          dropped=self._dropped, empty="no graph has been compiled and called yet")
+
+
+HISTORY = History()
+"""That of this process."""
+
+OBSERVERS.append(HISTORY)
+
+
+def process_report() -> Report:
+    """What this process runs: the graphs that it has compiled and called since it began, or since ``torch.compiler.reset``.
+
+    Steps that are fused say where their kernel came from (``origin``): ``compiled``, ``disk``, or ``memory`` if an earlier
+    graph has it. What runs eager has no price. At most 128 graphs and 8192 steps are kept, the latest ones.
+    """
+    return HISTORY.report()

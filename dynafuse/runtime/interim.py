@@ -1,0 +1,213 @@
+"""Near matches: what a graph runs on while its kernels are being compiled.
+
+A region whose kernel is not there yet may equal one whose kernel is, but for a few ops at its end or its beginning. Until
+its own kernel is compiled it runs on that one, and the few ops run eager. Whether a graph does so is for the cost model
+to say: what its calls lose meanwhile against the waiting that is saved.
+
+Worked example: a process that has run ``softmax(x)`` comes to ``softmax(relu(x))``, one region and a new kernel. The first
+call runs eager's ``relu`` and the softmax that is there; the first call after the compiler is done runs the new kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch.fx import Graph, GraphModule, Node
+
+from dynafuse.build import is_there, target_of
+from dynafuse.cache.canonical import Bound, canonical
+from dynafuse.config import Config
+from dynafuse.cost.device import Device
+from dynafuse.cost.library_calls import plan_prediction
+from dynafuse.cost.model import Meanwhile, meanwhile
+from dynafuse.ir import Annotated, Facts, Plan, Region
+from dynafuse.ops import Kind
+from dynafuse.partition.annotate import annotate
+from dynafuse.partition.grow import partition
+
+V = TypeVar("V")
+
+MOST_KERNELS = 4
+"""Kernels that a graph may lack: where there are more, hardly all of them have a stand-in, and all have to."""
+
+MOST_OPS = 4
+"""Ops of a region that run eager, each a launch: as many as the backward of ``tanh``, which is computed again for it."""
+
+MOST_NODES = 500
+"""Nodes that are planned again for a graph, over all that is tried: 0.4 s at most, and as a rule a tenth of that."""
+
+NO_OPS: frozenset[Node] = frozenset()
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A plan whose kernels are there, to run in the place of one whose are not, and what that loses and saves."""
+
+    plan: Plan
+    bounds: Mapping[str, Bound]
+    regions: tuple[str, ...]  # of the other plan: those that run otherwise
+    numbers: Meanwhile
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.regions)} on kernels that are there, with what these lack run eager; {self.numbers}"
+
+
+def stand_in(plan: Plan, bounds: Mapping[str, Bound], missing: Collection[str], module: GraphModule, config: Config,
+             device: Device, capability: int | None) -> StandIn | None:
+    """What stands in for a plan whose regions ``missing`` have no kernels yet; None where one of them cannot be helped."""
+    late = {_same(bounds[name]): bounds[name] for name in missing}
+    if len(late) > MOST_KERNELS:
+        return None
+    search = _Search(plan.annotated, module, config, device, capability)
+    rests: dict[Hashable, Rest] = {}
+    for same, bound in late.items():
+        rest = search.rest(bound, MOST_NODES // len(late))
+        if rest is None:
+            return None
+        rests[same] = rest
+    made = _replaced(plan, {name: tuple(rests[_same(bounds[name])].at(bounds[name])) for name in missing})
+    own = {region.name: bounds[region.name] if region.name in bounds else search.bound(plan.annotated, region)
+           for region in made.regions}
+    if not all(map(search.is_there, own.values())):
+        return None
+    numbers = meanwhile(plan_prediction(plan, device), plan_prediction(made, device), len(late), device)
+    return StandIn(made, own, tuple(missing), numbers)
+
+
+def _same(bound: Bound) -> Hashable:
+    """What regions have in common that one stand-in serves: the kernel, and the size where that has a class of them."""
+    return bound.key, bound.sizes
+
+
+def _replaced(plan: Plan, instead: Mapping[str, tuple[Region | Node, ...]]) -> Plan:
+    """A plan with other steps in the place of some regions, of which single ops run eager."""
+    facts = plan.annotated.facts
+    eager = {step: _eager(facts[step], f"{name}'s kernel is being compiled")
+             for name, steps in instead.items() for step in steps if isinstance(step, Node) and facts[step].role == "fused"}
+    steps = ((instead.get(step.name, (step,)) if isinstance(step, Region) else (step,)) for step in plan.steps)
+    annotated = replace(plan.annotated, facts={**facts, **eager})
+    return replace(plan, annotated=annotated, steps=tuple(itertools.chain.from_iterable(steps)))
+
+
+def _eager(facts: Facts, reason: str = "") -> Facts:
+    return replace(facts, role="eager", reason=reason)
+
+
+# ---------------------------------------------------------------------- the rest of a region
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of a region without a few of its ops, planned on a copy."""
+
+    whole: Bound
+    copies: Mapping[Node, Node]  # of the region's nodes and of its inputs
+    plan: Plan
+
+    def at(self, bound: Bound) -> Iterator[Region | Node]:
+        """Its steps in an equal region."""
+        pairs = zip((*self.whole.ops, *self.whole.inputs), (*bound.ops, *bound.inputs), strict=True)
+        there = {self.copies[here]: node for here, node in pairs}
+        for step in self.plan.steps:
+            yield _moved(step, bound.region.name, there) if isinstance(step, Region) else there[step]
+
+
+def _moved(region: Region, whole: str, there: Mapping[Node, Node]) -> Region:
+    """A part of the region ``whole``, over nodes that compute the same."""
+    def each(nodes: Iterable[Node]) -> tuple[Node, ...]:
+        return tuple(there[node] for node in nodes)
+
+    def known(values: Mapping[Node, V]) -> dict[Node, V]:
+        return {there[node]: value for node, value in values.items()}
+
+    return replace(
+        region, name=f"{whole}.{region.name}", reasons=(f"stands in for {whole}, whose kernel is being compiled",),
+        nodes=each(region.nodes), inputs=each(region.inputs), outputs=each(region.outputs), dims=known(region.dims),
+        out_dims=known(region.out_dims), reductions=frozenset(each(region.reductions)),
+        copies={there[node]: there[into] for node, into in region.copies.items()})
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Looks for kernels that are there for parts of a graph's regions."""
+
+    annotated: Annotated
+    module: GraphModule
+    config: Config
+    device: Device
+    capability: int | None
+
+    def rest(self, bound: Bound, nodes: int) -> Rest | None:
+        """A region without as few of its ops as make the rest one whose kernels are there; at most ``nodes`` are planned.
+
+        What the user has forced onto its executor stays there as a whole; a family's kernel is a near match already.
+        """
+        region, facts = bound.region, self.annotated.facts
+        if region.executor != "triton" or bound.near or any(facts[node].forced for node in region.nodes):
+            return None
+        copy, copies = _copied(region, self.module)
+        annotated = annotate(copy, region.outputs[0].meta["val"].device.type)
+        for ops in itertools.islice(remainders(region, facts), nodes // len(region.nodes)):
+            plan = self._without([copies[node] for node in ops], annotated)
+            if not plan.unplaced and all(self.is_there(self.bound(plan.annotated, one)) for one in plan.regions):
+                return Rest(bound, copies, plan)
+        return None
+
+    def _without(self, ops: Iterable[Node], annotated: Annotated) -> Plan:
+        """The plan of a graph in which some ops run eager."""
+        facts = {**annotated.facts, **{node: _eager(annotated.facts[node]) for node in ops}}
+        return partition(replace(annotated, facts=facts), self.device, recompute=self.config.recompute,
+                         max_ops=self.config.max_region_ops)
+
+    def bound(self, annotated: Annotated, region: Region) -> Bound:
+        """The canonical form of a region."""
+        target = target_of(region, self.capability)
+        return canonical(annotated, region, self.config.key(), target, self.config.size_classes)
+
+    def is_there(self, bound: Bound) -> bool:
+        """Whether a region's kernel has not to be compiled."""
+        return is_there(bound, self.capability, self.config)
+
+
+def _copied(region: Region, module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
+    """A graph of a region alone, and its nodes by those of the region, of its inputs and of the sizes that it takes."""
+    graph, copies = Graph(), dict[Node, Node]()
+    inside = set(region.nodes)
+    for node in dict.fromkeys(itertools.chain.from_iterable(node.all_input_nodes for node in region.nodes)):
+        if node not in inside:
+            copies[node] = graph.node_copy(node) if node.op == "get_attr" else graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
+    for node in region.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in region.outputs))
+    return GraphModule(module, graph), copies
+
+
+def remainders(region: Region, facts: Mapping[Node, Facts]) -> list[frozenset[Node]]:
+    """The ops that may run eager behind the rest of a region, before it, or both, the fewest first.
+
+    A backward that computes a value of the forward again begins with that op and ends with its derivative. Random numbers
+    stay where they are: eager would draw others.
+    """
+    ends = _reached(reversed(region.nodes), lambda node: node.users, facts)
+    beginnings = _reached(region.nodes, lambda node: node.all_input_nodes, facts)
+    both = (end | beginning for end, beginning in itertools.product((NO_OPS, *ends), (NO_OPS, *beginnings)))
+    return sorted(dict.fromkeys(ops for ops in both if 0 < len(ops) <= MOST_OPS), key=len)
+
+
+def _reached(nodes: Iterable[Node], onward: Callable[[Node], Iterable[Node]],
+             facts: Mapping[Node, Facts]) -> list[frozenset[Node]]:
+    """The ops from each of a region's nodes onward, where those are few and none is random; what is onward comes first."""
+    reached: dict[Node, frozenset[Node]] = {}
+    for node in nodes:
+        own = {node} if facts[node].role == "fused" else ()
+        reached[node] = frozenset(own).union(*(reached[other] for other in onward(node) if other in reached))
+    few = (ops for node, ops in reached.items() if node in ops and len(ops) <= MOST_OPS)
+    return [ops for ops in few if not any(_is_random(facts[node]) for node in ops)]
+
+
+def _is_random(facts: Facts) -> bool:
+    return facts.row is not None and facts.row.kind is Kind.RANDOM

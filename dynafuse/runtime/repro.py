@@ -1,0 +1,185 @@
+"""Regions and graphs as scripts that compile them again: what a user sends when something has failed.
+
+Worked example, for a region of ``sin(x) + 1``::
+
+    class Graph(torch.nn.Module):
+        def forward(self, arg0):
+            sin = torch.ops.aten.sin.default(arg0);  arg0 = None
+            ...
+    inputs = [tensor((8, 8), (8, 1), torch.float32, "cuda:0")]
+    torch.compile(Graph(), backend="dynafuse", options={"strict": True})(*inputs)
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import tempfile
+import textwrap
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph_module import _format_import_block
+from torch.package.importer import sys_importer
+
+from dynafuse.config import OPTIONS, Config, resolve
+from dynafuse.fallback import Guard
+from dynafuse.fx import user_line
+from dynafuse.ir import Region
+from dynafuse.passes.snapshot import Snapshot
+
+SCRIPT = '''"""{summary}
+
+{failure}"""
+
+from torch.fx.graph_module import _assign_attr
+from torch.utils._pytree import tree_leaves
+{imports}
+
+
+def tensor(size, stride, dtype, where, requires_grad=False):
+    """Random numbers in the layout of the tensor that there was; zeros for integers, which may be indices."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if all(size) else 0
+    memory = torch.zeros(extent, dtype=dtype, device=where)
+    made = (memory.normal_() if dtype.is_floating_point else memory).as_strided(size, stride)
+    return made.detach().requires_grad_(requires_grad)
+
+
+{classes}
+
+
+options = {options}
+inputs = [
+{inputs}
+]
+results = torch.compile(Graph(), backend="dynafuse", options=options, dynamic={dynamic})(*inputs)
+print(results)
+gradients = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
+if gradients:
+    torch.autograd.backward(gradients, list(map(torch.ones_like, gradients)))
+'''
+
+
+def guard_of(config: Config, graph: Callable[[], GraphModule], differentiable: bool = False) -> Guard:
+    """A guard whose warnings name the user's line, where a failure tells of a node, and a script that repeats it.
+
+    ``graph`` is what the stages worked on; only a ``differentiable`` one has inputs that may require gradients.
+    """
+    def more(error: Exception) -> Sequence[str]:
+        node = blamed(error)
+        line = user_line(node) if node is not None else ""
+        module = graph()
+        summary = f"{len(module.graph.nodes)} nodes, of which a stage has failed"
+        path = save(_text(module, summary, error, _given(config), differentiable), config.repro_dir)
+        return [*([f"at {line}"] if line else []), f"repro: {path}"]
+
+    return Guard(config.strict, more)
+
+
+def save(text: str, folder: Path | None) -> Path:
+    """Write a script to a file of its own; its path."""
+    folder = folder or Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", prefix="dynafuse_repro_", suffix=".py", dir=folder, delete=False) as file:
+        file.write(text)
+    return Path(file.name)
+
+
+def blamed(error: BaseException) -> Node | None:
+    """The node that the innermost function worked on which had one, if any."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((value for frame in reversed(frames) for value in frame.f_locals.values() if isinstance(value, Node)), None)
+
+
+def _given(config: Config) -> dict[str, Any]:
+    """The options that are not as by default, or as the environment says."""
+    values, now = ({option.name: getattr(one, option.name) for option in OPTIONS} for one in (config, resolve()))
+    changed = {option.name: values[option.name] for option in OPTIONS
+               if not values[option.name] == option.default == now[option.name]}
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in changed.items()}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items() if value != {}}
+
+
+def script(region: Region, error: BaseException, options: Mapping[str, Any]) -> str:
+    """The script's text; run, it fails as the region did, or tells that it no longer does."""
+    graph, inputs = Graph(), list(dict.fromkeys((*region.inputs, *_outside(region))))
+    copied = {node: graph.placeholder(f"arg{i}") for i, node in enumerate(inputs)}
+    for node, copy in copied.items():
+        copy.meta = dict(node.meta)
+    for node in region.nodes:
+        copied[node] = graph.node_copy(node, lambda used: copied[used])
+    graph.output(tuple(copied[node] for node in region.outputs))
+    return _text(GraphModule(torch.nn.Module(), graph), str(region), error, options, False)
+
+
+def _text(module: GraphModule, summary: str, error: BaseException, options: Mapping[str, Any], differentiable: bool) -> str:
+    """The script of a graph."""
+    module = Snapshot.of(module).restored()  # types of arguments are taken from it
+    classes, imports = list[str](), {"import torch": None}
+    _add_class(module, "Graph", classes, imports)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    failure = "".join(traceback.format_exception(error)).replace('"""', "'''").replace("\\", "\\\\")
+    return SCRIPT.format(
+        summary=summary.replace("\\", "\\\\"), failure=failure, imports="\n".join(imports),
+        classes="\n\n\n".join(classes), options=repr({**options, "strict": True}),
+        inputs="\n".join(f"    {_value(node, differentiable)}," for node in placeholders),
+        dynamic=any(map(_is_dynamic, placeholders)) or None)
+
+
+def _add_class(module: GraphModule, name: str, classes: list[str], imports: dict[str, None]) -> None:
+    """A module's class, behind those of the modules inside it, and the lines that import what they name."""
+    for node in module.graph.nodes:
+        node.type = None
+    code = module.graph.python_code("self")
+    named = {name: value for name, value in code.globals.items() if re.search(rf"\b{name}\b", code.src)}
+    imports.update(dict.fromkeys(_format_import_block(named, sys_importer).splitlines()))
+    made = ["super().__init__()"]
+    for target in dict.fromkeys(str(n.target) for n in module.graph.nodes if n.op in ("get_attr", "call_module")):
+        inner, value = f"{name}_{target.replace('.', '_')}", operator.attrgetter(target)(module)
+        if isinstance(value, GraphModule):
+            _add_class(value, inner, classes, imports)
+        example = f"{inner}()" if isinstance(value, GraphModule) else _example(value, False)
+        made.append(f"_assign_attr({example}, self, {target!r})")
+    initial = "def __init__(self):\n" + textwrap.indent("\n".join(made), "    ")
+    body = textwrap.indent(f"{initial}\n\n{code.src.strip()}", "    ")
+    classes.append(f"class {name}(torch.nn.Module):\n{body}")
+
+
+def _outside(region: Region) -> Sequence[Node]:
+    """Sizes and other numbers that the region takes from the host."""
+    inside = {*region.nodes, *region.inputs}
+    return [used for node in region.nodes for used in node.all_input_nodes if used not in inside]
+
+
+def _value(node: Node, differentiable: bool) -> str:
+    """What makes an argument like the one that a placeholder has in the graph."""
+    return _example(node.meta.get("val", node.meta.get("example_value")), differentiable)
+
+
+def _example(value: Any, differentiable: bool) -> str:
+    """What makes a value of that kind; dynamic sizes as they were."""
+    if not isinstance(value, torch.Tensor):
+        return repr(_number(value))
+    size, stride = tuple(map(_number, value.shape)), tuple(map(_number, value.stride()))
+    gradient = ", requires_grad=True" if differentiable and value.requires_grad else ""
+    return f"tensor({size}, {stride}, {value.dtype}, {str(value.device)!r}{gradient})"
+
+
+def _is_dynamic(node: Node) -> bool:
+    """Whether a placeholder has a size that is a symbol."""
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return any(hasattr(size, "node") for size in (*_sizes(value), value))
+
+
+def _sizes(value: Any) -> Iterator[Any]:
+    yield from value.shape if isinstance(value, torch.Tensor) else ()
+
+
+def _number(value: Any) -> Any:
+    """A size of the example as a number."""
+    node = getattr(value, "node", None)
+    return value if node is None else node.hint if node.has_hint() else 8

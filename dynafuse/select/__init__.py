@@ -1,0 +1,9 @@
+"""Measuring where the cost model is unsure: which executor is the fastest for a region, found out by running it."""
+
+from dynafuse.select.evaluate import eager
+from dynafuse.select.measurement import Measured, Verdict, VerdictStore, verdict_key
+from dynafuse.select.tuner import VERDICTS, Tuner, contenders, hints_of, needs
+
+__all__ = [
+    "VERDICTS", "Measured", "Tuner", "Verdict", "VerdictStore", "contenders", "eager", "hints_of", "needs", "verdict_key",
+]

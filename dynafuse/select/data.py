@@ -1,0 +1,101 @@
+"""Random tensors in a spec's layouts, to run its kernels on.
+
+Floats are standard normal, booleans fair, integers small; those that index stay within what they index (``indices``).
+Memory is laid out as the layout says: an expanded dimension is stored once, a permuted one stays permuted.
+
+Worked example: for an input ``bfloat16[8, 4] (0, 1)`` four random numbers are drawn, and seen as eight equal rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dynafuse.ir import Layout, Spec
+from dynafuse.select import indices
+from dynafuse.select.evaluate import numbers, operands_of
+
+LARGEST = 128  # integers that do not index are below it: it fits every dtype
+SEED = 0x5EED
+
+
+class NoData(Exception):
+    """No data can be made up for a region; the message says why."""
+
+
+def extent(layout: Layout, hints: Mapping[str, int]) -> int:
+    """Elements of memory that a layout spans."""
+    shape, stride = numbers(layout.shape, hints), numbers(layout.stride, hints)
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def needed_bytes(spec: Spec, hints: Mapping[str, int]) -> int:
+    """Memory of a spec's inputs and outputs, and of its computed indices, which are evaluated beforehand."""
+    tensors = [*spec.inputs, *(store.layout for store in spec.stores if store.into is None)]
+    found = sum(extent(layout, hints) * layout.dtype.itemsize for layout in tensors)
+    checks = indices.rules(spec, hints).checks
+    for op in (spec.ops[i] for i in {i for use in checks for i in operands_of(spec, use.index)}):
+        elements = 1
+        for size in numbers(op.shape, hints):
+            elements *= size
+        found += elements * max(op.dtype.itemsize, 8)
+    return found
+
+
+def inputs_for(spec: Spec, hints: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:
+    """A tensor per input. Raises NoData where an index could leave what it indexes.
+
+    Uses a generator of its own: the global ones stay as they are.
+    """
+    rules = indices.rules(spec, hints)
+    if rules.reason:
+        raise NoData(rules.reason)
+    generator = torch.Generator(device=device)
+    generator.manual_seed(SEED)
+    made = [_made(layout, hints, device, generator, rules.limits.get(i, LARGEST)) for i, layout in enumerate(spec.inputs)]
+    reason = indices.broken(spec, hints, rules.checks, made, device)
+    if reason:
+        for i in rules.limits:
+            made[i].zero_()
+        reason = indices.broken(spec, hints, rules.checks, made, device)
+    if reason:
+        raise NoData(reason)
+    return made
+
+
+def _made(layout: Layout, hints: Mapping[str, int], device: torch.device, generator: torch.Generator,
+          limit: int) -> torch.Tensor:
+    """A random tensor of a layout; integers are in [0, limit)."""
+    flat = _random(extent(layout, hints), layout.dtype, device, generator, limit)
+    return _seen(flat, layout, hints)
+
+
+def _random(count: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator, limit: int) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.randint(0, 2, (count,), dtype=torch.uint8, device=device, generator=generator).to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        plain = dtype if dtype.is_complex or dtype.itemsize > 1 else torch.float32
+        return torch.randn(count, dtype=plain, device=device, generator=generator).to(dtype)
+    most = max(1, min(limit, torch.iinfo(dtype).max))
+    return torch.randint(0, most, (count,), device=device, generator=generator, dtype=torch.int64).to(dtype)
+
+
+def _seen(flat: torch.Tensor, layout: Layout, hints: Mapping[str, int]) -> torch.Tensor:
+    """Memory as a tensor of a layout; one that may be unaligned starts at its second element."""
+    if not layout.aligned:
+        flat = torch.cat([flat[:1], flat])
+    offset = 0 if layout.aligned else min(1, flat.numel() - 1)
+    return flat.as_strided(numbers(layout.shape, hints), numbers(layout.stride, hints), max(offset, 0))
+
+
+def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same data in memory of its own, laid out alike."""
+    return [_copied(tensor) for tensor in tensors]
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    return flat.clone().as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

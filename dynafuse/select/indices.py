@@ -1,0 +1,149 @@
+"""Which values a spec's index inputs may have, so that no kernel reads out of bounds on data that is made up.
+
+An input that indexes directly (through views and casts at most) is below the size that it indexes. An index that is
+computed from integer inputs is evaluated on the data beforehand; one that is computed from floats, or from an input that
+the kernel overwrites, is not trusted at all. An index that depends on no input is the graph's own business.
+
+Worked example: for ``embedding(weight[32000, 4096], tokens)`` the rules are ``limits={1: 32000}`` and nothing to check;
+for ``gather(x, 1, where(target == -100, 0, target))`` ``target`` is limited and the ``where`` is to be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynafuse.ir import Ref, Spec
+from dynafuse.ops import Kind, lookup
+from dynafuse.ops.overloads import overload
+from dynafuse.select.evaluate import Evaluation, inputs_of, number, numbers, operands_of
+
+ALONG = {  # the index, what it indexes
+    "aten.gather.default": ("index", "self"),
+    "aten.index_select.default": ("index", "self"),
+    "aten.scatter.src": ("index", "self"),
+    "aten.scatter.value": ("index", "self"),
+    "aten.scatter_add.default": ("index", "self"),
+}
+BY_LIST = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor", "aten._unsafe_masked_index.default"})
+KEPT_BY_CAST = frozenset({torch.int16, torch.int32, torch.int64})
+CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default"})
+
+
+@dataclass(frozen=True)
+class Use:
+    """A tensor that is used as an index into a dimension of ``size`` elements."""
+
+    index: Ref
+    size: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """``limits``: integer inputs that have to stay below a number; ``checks``: computed indices, in the order of the ops;
+    ``reason``: why no data can be made up, or ""."""
+
+    limits: Mapping[int, int]
+    checks: tuple[Use, ...] = ()
+    reason: str = ""
+
+
+def rules(spec: Spec, hints: Mapping[str, int]) -> Rules:
+    """What a spec's index inputs have to observe."""
+    limits: dict[int, int] = {}
+    checks: list[Use] = []
+    for position, op in enumerate(spec.ops):
+        found = list(uses(spec, position, hints))
+        target = overload(op.target)
+        row = lookup(target)
+        if row is not None and row.kind is Kind.GATHER and not found:
+            return Rules({}, reason=f"{op.target}: what its indices may be is not known")
+        for use in found:
+            inputs = inputs_of(spec, use.index)
+            reason = _distrusted(spec, use, inputs)
+            if reason:
+                return Rules({}, reason=f"{op.target}: {reason}")
+            for i in inputs:
+                limits[i] = min(limits.get(i, use.size), use.size)
+            if inputs and not _direct(spec, use.index):
+                checks.append(use)
+    return Rules(limits, tuple(checks))
+
+
+def uses(spec: Spec, position: int, hints: Mapping[str, int]) -> Iterator[Use]:
+    """The indices that an op takes."""
+    op = spec.ops[position]
+    args = dict(op.args)
+    if op.target == "aten.embedding.default":
+        yield Use(args["indices"], _sizes(spec, args["weight"], hints)[0])
+    elif op.target in ALONG:
+        index, operand = (args[name] for name in ALONG[op.target])
+        sizes = _sizes(spec, operand, hints) or (1,)
+        yield Use(index, sizes[number(args["dim"], hints)])
+    elif op.target in BY_LIST:
+        sizes = _sizes(spec, args["self"], hints)
+        yield from (Use(at, size) for at, size in zip(args["indices"], sizes, strict=False) if at is not None)
+
+
+def _sizes(spec: Spec, ref: Ref, hints: Mapping[str, int]) -> tuple[int, ...]:
+    return numbers(_tensor(spec, ref).shape, hints)
+
+
+def _tensor(spec: Spec, ref: Ref) -> Any:
+    return (spec.inputs if ref.kind == "in" else spec.ops)[ref.position]
+
+
+def _distrusted(spec: Spec, use: Use, inputs: frozenset[int]) -> str:
+    """Why an index cannot be made sure of, or ""."""
+    if inputs and use.size < 1:
+        return "indexes a dimension without elements"
+    floats = [i for i in inputs if spec.inputs[i].dtype.is_floating_point or spec.inputs[i].dtype.is_complex]
+    if floats:
+        return f"its index is computed from in{min(floats)}, which is not of integers"
+    overwritten = {store.into for store in spec.stores} & inputs
+    if overwritten:
+        return f"its index depends on in{min(i for i in overwritten if i is not None)}, which is overwritten"
+    rows = (lookup(overload(spec.ops[i].target)) for i in operands_of(spec, use.index))
+    random = any(row is not None and row.kind is Kind.RANDOM for row in rows)
+    return "its index is random" if random else ""
+
+
+def _direct(spec: Spec, ref: Ref) -> bool:
+    """Whether a value is an input's, through views and casts that keep what is not negative."""
+    while ref.kind == "op":
+        op = spec.ops[ref.position]
+        row = lookup(overload(op.target))
+        moved = row is not None and row.kind is Kind.VIEW
+        if not (moved or (op.target in CASTS and op.dtype in KEPT_BY_CAST)):
+            return False
+        operand = op.args[0][1]
+        if not isinstance(operand, Ref) or _narrows(spec, operand, op.dtype):
+            return False
+        ref = operand
+    return not spec.inputs[ref.position].dtype.is_floating_point
+
+
+def _narrows(spec: Spec, operand: Ref, dtype: torch.dtype) -> bool:
+    """Whether a dtype may hold less than the operand's, or reinterprets it."""
+    before: torch.dtype = _tensor(spec, operand).dtype
+    return dtype.itemsize < before.itemsize
+
+
+def broken(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: Sequence[torch.Tensor],
+           device: torch.device) -> str:
+    """The first check that data does not pass, or "". What is evaluated is evaluated in order, so safely itself."""
+    values = Evaluation(spec, hints, inputs, device)
+    for use in checks:
+        try:
+            index = values.value(use.index)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return f"{use.index} as an index cannot be evaluated: {error}"
+        if index.numel() == 0:
+            continue
+        low, high = (int(one) for one in torch.aminmax(index.to(torch.int64)))
+        if low < 0 or high >= use.size:
+            return f"{use.index} as an index is from {low} to {high}, not within {use.size} elements"
+    return ""

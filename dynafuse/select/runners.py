@@ -1,0 +1,110 @@
+"""Compiled kernels as functions of their input tensors, to be measured: allocation, launch and all, as graphs run them.
+
+Worked example: ``runner(kernel, spec, {"s0": 8}, torch.device("cuda", 0))([x, y])`` returns the stored tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from dynafuse.cache.canonical import code_of
+from dynafuse.cache.fold_families import Member
+from dynafuse.ir import Launch, Spec
+from dynafuse.lowering.triton.launch import Kernel, Launcher
+from dynafuse.runtime.wrapper import stream_of
+from dynafuse.select.evaluate import number, numbers
+
+Runner = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+Allocate = Callable[[], torch.Tensor]
+
+
+@runtime_checkable
+class Foreign(Protocol):
+    """A kernel that allocates its own outputs, as ``runtime.fusion.FusionKernel`` does."""
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        """Which of the spec's size symbols follow the tensors as arguments."""
+
+    def run(self, inputs: list[Any], device: Any) -> list[torch.Tensor]:
+        """The stored tensors."""
+
+
+def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.device, member: Member | None = None,
+           classes: bool = False) -> Runner:
+    """A kernel as a function of the spec's inputs. One that is not of ``runtime`` is called with them as a list.
+
+    On Triton the kernel is that of the spec's family, if it is a ``member`` of one, and of its class, with ``classes``.
+    """
+    index = device.index or 0 if device.type == "cuda" else None
+    if isinstance(kernel, Kernel):
+        return _triton(kernel, spec, hints, device, index, member, classes)
+    if isinstance(kernel, Foreign):
+        sizes = [hints[spec.symbols[position]] for position in kernel.scalars]
+        return lambda inputs: kernel.run([*inputs, *sizes], index)
+    return lambda inputs: kernel(list(inputs))
+
+
+def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.device, index: int | None,
+            member: Member | None, classes: bool) -> Runner:
+    code = code_of(spec, classes, member)
+    hints = {**hints, **dict(zip(code.spec.symbols[len(spec.symbols):], code.sizes, strict=True))}
+    made = [_allocation(s.layout.dtype, numbers(s.layout.shape, hints), numbers(s.layout.stride, hints), device)
+            for s in spec.stores if s.into is None]
+    spaces = [_allocation(w.dtype, (number(w.size, hints),), (1,), device) for w in kernel.workspaces]
+    pick = _picker(member.inputs) if member else tuple
+    places = _places(kernel, code.spec)
+    calls = [_call(launcher, launch, places, hints)
+             for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
+    calls = [call for call in calls if call is not None]
+    constant = [*(hints[name] for name in code.spec.symbols), *code.numbers, *([member.terms] if member else [])]
+    stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        held = [*pick(inputs), *constant, *[allocate() for allocate in made], *[allocate() for allocate in spaces]]
+        stream = None if index is None else stream_of(index)
+        for call in calls:
+            call(stream, held)
+        return stored(held)
+
+    return run
+
+
+def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
+    """Where each of a kernel's arguments is: inputs, sizes, numbers, a count, new tensors and workspaces, in that order."""
+    places = {f"in{i}": i for i in range(len(code.inputs))}
+    for name in (*code.symbols, *code.numbers, *code.counts):
+        places[name] = len(places)
+    free = len(places)
+    for i, store in enumerate(code.stores):
+        places[f"out{i}"] = free if store.into is None else store.into
+        free += store.into is None
+    for number_of, space in enumerate(kernel.workspaces):
+        places[space.name] = free + number_of
+    return places
+
+
+def _call(launcher: Launcher, launch: Launch, places: Mapping[str, int], hints: Mapping[str, int]) -> Any:
+    """A launch as ``(stream, all that there is)``; None for one without programs."""
+    grid = numbers(launch.grid, hints)
+    if 0 in grid:
+        return None
+    pick = _picker([places[name] for name, _ in launch.signature])
+    return lambda stream, held: launcher(stream, *grid, *pick(held))
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    if len(positions) == 1:
+        return lambda held: (held[positions[0]],)
+    return itemgetter(*positions)
+
+
+def _allocation(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], device: torch.device) -> Allocate:
+    if device.type == "cuda":
+        empty = torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
+        return lambda: empty(shape, stride, dtype)
+    return lambda: torch.empty_strided(shape, stride, dtype=dtype, device=device)

@@ -1,0 +1,42 @@
+"""Whether a kernel of another library computes what torch computes: gross differences, not rounding.
+
+Worked example: a kernel for ``relu(x) + 1`` that forgets the 1 is off by about its own magnitude, and refused; one that
+rounds to bfloat16 once where torch rounds twice is off by a few thousandths, and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from dynafuse.ir import Ref, Spec
+from dynafuse.select.data import inputs_for
+from dynafuse.select.evaluate import Evaluation
+from dynafuse.select.runners import Runner
+
+GROSS = 0.25  # relative: the norm of a difference, or the share of elements that differ
+
+
+def check(run: Runner, spec: Spec, hints: Mapping[str, int], device: torch.device) -> None:
+    """Run a kernel once on made-up data. Raises RuntimeError if a result is wrong, NoData if no data can be made up."""
+    inputs = inputs_for(spec, hints, device)
+    evaluation = Evaluation(spec, hints, [tensor.clone() for tensor in inputs], device)
+    expected = [evaluation.value(Ref("op", store.op)) for store in spec.stores]
+    for number, (found, wanted) in enumerate(zip(run(inputs), expected, strict=True)):
+        if differs(found, wanted):
+            raise RuntimeError(f"result {number}, of {spec.ops[spec.stores[number].op].target}, is not torch's")
+
+
+def differs(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two results of equal sizes have little to do with each other."""
+    wanted = wanted.broadcast_to(found.shape)
+    if not found.numel():
+        return False
+    if not found.dtype.is_floating_point:
+        return bool((found != wanted).float().mean() > GROSS)
+    finite = found.isfinite() & wanted.isfinite()
+    if bool((found.isfinite() != wanted.isfinite()).float().mean() > GROSS):
+        return True
+    ours, theirs = (torch.where(finite, tensor.float(), 0.0) for tensor in (found, wanted))
+    return bool((ours - theirs).norm() > GROSS * theirs.norm() + 1e-3)

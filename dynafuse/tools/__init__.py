@@ -1,0 +1,1 @@
+"""The `dynafuse` command and what it offers: calibrate, doctor, demo, options."""

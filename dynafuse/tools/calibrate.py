@@ -1,0 +1,290 @@
+"""``dynafuse calibrate``: measures the cost model's constants on the GPU at hand, in under a minute, and stores them.
+
+Every constant is measured by kernels of its class that dynafuse compiles itself (eager's are torch's), and computed from
+their time by turning the cost model's formula around. Two clocks: on the device, CUDA events around many calls that were
+queued while the device was held busy, so that the host's pace does not count; on the host, calls of kernels too small for
+the device's to count. A constant whose samples scatter, whose value cannot be, or that no time is left for keeps its
+shipped value; so do those that are not measured: compile seconds, arithmetic, elements of 1 and 8 bytes, and what is a
+matter of taste (expected calls, the hidden share, the model's error).
+
+Worked example: softmax of ``bfloat16[32768, 4096]`` moves 537 MB; if Triton takes 146 µs, of which 2 are for the launch,
+where a copy reaches 4.28 TB/s, then ``efficiency_triton_row`` is 537 / (144 × 4.28) = 0.87.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import geometric_mean, median
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from dynafuse import backend
+from dynafuse.config import resolve
+from dynafuse.cost import calibration
+from dynafuse.cost import device as devices
+from dynafuse.cost.calibration import Calibration
+from dynafuse.cost.device import CLASSES, REFERENCE_LENGTH, Device
+from dynafuse.cost.model import efficiency_to_match
+from dynafuse.errors import DynafuseError
+from dynafuse.lowering.nvfuser import availability
+from dynafuse.lowering.triton.compiler import interpreting
+from dynafuse.passes.decompositions import decompositions
+from dynafuse.select.clock import Gpu, Refused, Run, Timer
+from dynafuse.tools.calibrate_cases import BF16, Case, bandwidth_cases, chain, copied
+
+SECONDS = 45.0  # after which no new constant is begun
+ROUNDS = 7
+CALLS = 20  # of a large kernel, per round
+CHAIN = 9  # tiny kernels in one call
+CHAIN_CALLS = 20
+SCATTER = 0.15  # median deviation, relative to the median, above which samples are refused
+LARGEST_BYTES = 512_000_000  # moved by one call: many times any L2 cache
+MEMORY_SHARE = 32  # of the device's memory is what one call moves at most
+SANE: Mapping[str, tuple[float, float]] = {
+    "bandwidth": (0.02, 50.0), "efficiency": (0.01, 1.3), "length": (0.05, 20.0), "width": (0.05, 20.0),
+    "launch": (0.2, 100.0), "replay": (0.1, 100.0), "host": (0.1, 1000.0), "allocation": (0.05, 1000.0),
+}
+"""By the first word of a constant's name: the least and the most that it can be."""
+
+Build = Callable[[Case], Run]
+
+
+@dataclass
+class Calibrator:
+    """Measures constant by constant; each one rests on those before it."""
+
+    shipped: Device
+    builds: Mapping[str, Build]
+    timer: Timer
+    moved: int = LARGEST_BYTES
+    clock: Callable[[], float] = time.monotonic
+    seconds: float = SECONDS
+    measured: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> Device:
+        """The description as far as it has been measured."""
+        return self.shipped.overridden(self.measured)
+
+    def run(self, progress: Callable[[str], None] = lambda name: None) -> None:
+        """Measure everything, in order; ``progress`` hears of each constant before it is measured."""
+        end = self.clock() + self.seconds
+        for name, measure in self.steps():
+            progress(name)
+            if self.clock() >= end:
+                self.refused[name] = "no time left"
+                continue
+            try:
+                self.measured[name] = _sane(name, measure())
+            except (Refused, DynafuseError, RuntimeError) as error:  # RuntimeError: what CUDA and torch raise
+                self.refused[name] = " ".join(str(error).split()) or type(error).__name__
+
+    def steps(self) -> list[tuple[str, Callable[[], float]]]:
+        """What is measured, by name, what later steps rest on first."""
+        fused = [executor for executor in self.builds if executor != "eager"]
+        found: list[tuple[str, Callable[[], float]]] = [("allocation_us", self.allocation)]
+        for executor in self.builds:
+            found.append((f"launch_us_{executor}", partial(self.launch, executor)))
+            found.append((f"host_us_{executor}", partial(self.host, executor)))
+        found += [("replay_us", self.replay), ("bandwidth_tbs", self.bandwidth)]
+        for kind in ("row", *(kind for kind in CLASSES if kind != "row")):
+            for executor in self.builds:
+                found.append((f"efficiency_{executor}_{kind}", partial(self.efficiency, executor, kind)))
+        for kind, length in (("row", 1024), ("row", 16384), ("rowcol", 1024), ("row", 65536), ("rowcol", 16384),
+                             ("row", 256)):
+            for executor in (*fused, "eager") if kind == "row" else fused:
+                found.append((f"length_{executor}_{kind}_{length}", partial(self.length, executor, kind, length)))
+        return found + [(f"width_{executor}_4", partial(self.width, executor, 4)) for executor in self.builds]
+
+    # ------------------------------------------------------------------ launches
+
+    def allocation(self) -> float:
+        """Host time of an allocation."""
+        return self._settled(lambda: self.timer.host(self.builds["eager"](ALLOCATION), CHAIN_CALLS * CHAIN))
+
+    def launch(self, executor: str) -> float:
+        """Device time of a kernel of next to no work."""
+        run = self._built(chain(executor, CHAIN))
+        return self._settled(lambda: self.timer.device(run, CHAIN_CALLS)) / CHAIN
+
+    def host(self, executor: str) -> float:
+        """Host time of one call more, less the allocation that the model counts by itself."""
+        long, short = (self._built(chain(executor, count)) for count in (CHAIN, 1))
+        each = [self._settled(lambda run=run: self.timer.host(run, CHAIN_CALLS)) for run in (long, short)]  # type: ignore[misc]
+        slope = (each[0] - each[1]) / (CHAIN - 1)
+        return slope - (self.device.allocation_us if executor == "triton" else 0.0)
+
+    def replay(self) -> float:
+        """Device time of a node of a captured graph, of next to no work."""
+        run = self._built(chain("eager", CHAIN))
+        return self._settled(lambda: self.timer.replay(run)) / CHAIN
+
+    # ------------------------------------------------------------------ bandwidth and shares of it
+
+    def bandwidth(self) -> float:
+        """TB/s of a copy."""
+        case = copied(self.moved)
+        us = self._us(case) - self.device.launch_us_eager
+        return case.work.bytes / us / 1e6 if us > 0 else math.nan
+
+    def efficiency(self, executor: str, kind: str, length: int = REFERENCE_LENGTH, dtype: torch.dtype = BF16) -> float:
+        """The efficiency, its factors taken as one, at which the model predicts what was measured."""
+        found = []
+        names = {f"length_{executor}_{kind}_{length}", f"width_{executor}_{dtype.itemsize}"}
+        plain = self.device.overridden(dict.fromkeys(names & self.shipped.constants.keys(), 1.0))
+        for case in bandwidth_cases(executor, kind, length, dtype, self.moved):
+            value = efficiency_to_match(case.work, plain, executor, self._us(case))
+            if value is None:
+                raise Refused("the kernel took no longer than its launch")
+            found.append(value)
+        return geometric_mean(found)
+
+    def length(self, executor: str, kind: str, length: int) -> float:
+        """The factor of a row length."""
+        return self.efficiency(executor, kind, length) / self._base(executor, kind)
+
+    def width(self, executor: str, width: int) -> float:
+        """The factor of an element width, from pointwise kernels."""
+        assert width == 4, width
+        return self.efficiency(executor, "pointwise", dtype=torch.float32) / self._base(executor, "pointwise")
+
+    def _base(self, executor: str, kind: str) -> float:
+        name = f"efficiency_{executor}_{kind}"
+        if name not in self.measured:
+            raise Refused(f"rests on {name}, which was not measured")
+        return self.measured[name]
+
+    def _us(self, case: Case) -> float:
+        run = self._built(case)
+        return self._settled(lambda: self.timer.device(run, CALLS))
+
+    def _built(self, case: Case) -> Run:
+        """A case ready to be called, warm."""
+        run = self.builds[case.executor](case)
+        for _ in range(3):
+            run()
+        return run
+
+    def _settled(self, sample: Callable[[], float]) -> float:
+        """The median of several samples, if they agree."""
+        samples = [sample() for _ in range(ROUNDS)]
+        middle = median(samples)
+        scatter = median(abs(one - middle) for one in samples)
+        if not (middle > 0 and scatter <= SCATTER * middle):
+            raise Refused(f"samples scatter: {min(samples):.3g} to {max(samples):.3g} µs")
+        return middle
+
+
+def _sane(name: str, value: float) -> float:
+    low, high = SANE[name.split("_")[0]]
+    if not low <= value <= high:  # NaN is not either
+        raise Refused(f"{value:.4g} cannot be: expected {low:g} to {high:g}")
+    return value
+
+
+# ---------------------------------------------------------------------- on a GPU
+
+
+def _allocate(size: Tensor) -> tuple[Tensor, ...]:
+    """As generated code allocates."""
+    return (torch._C._dynamo.guards._empty_strided_cuda((1024,), (1,), BF16),)  # type: ignore[attr-defined]
+
+
+ALLOCATION = Case("allocation", "eager", _allocate, ((1,),), BF16)
+
+
+def _inputs(case: Case) -> list[Tensor]:
+    return [torch.randn(shape, dtype=case.dtype, device="cuda") for shape in case.shapes]
+
+
+def eager(case: Case) -> Run:
+    """A case as torch runs it."""
+    inputs = _inputs(case)
+    return lambda: case.function(*inputs)
+
+
+def compiled(executor: str, case: Case) -> Run:
+    """A case as dynafuse compiles it for an executor, without Dynamo and its guards. Refused if it does not fuse it."""
+    return bound(executor, case, _inputs(case))
+
+
+def bound(executor: str, case: Case, inputs: Sequence[Tensor]) -> Run:
+    """The compiled function of a case with its inputs bound."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    module = make_fx(case.function, decompositions(), tracing_mode="fake")(*inputs)
+    dear = {"host_us_eager": 1e6, "launch_us_eager": 1e6}  # so that nothing is left to eager
+    config = resolve(None, {"executors": [executor], "strict": True, "tune": "never", "workers": 0, "cost": dear}, {})
+    seen: list[backend.Compiled] = []
+    with backend.listening(seen.append, plan_only=False):
+        call = backend.compile_graph("inference", config, module, list(inputs))
+    if not seen[-1].plan.regions or any(region.executor != executor for region in seen[-1].plan.regions):
+        raise Refused(f"{executor} was not given the kernel")
+    return lambda: call(list(inputs))
+
+
+def executors_at_hand() -> dict[str, Build]:
+    """How to build a case, by executor, for each executor that is there."""
+    found: dict[str, Build] = {"triton": partial(compiled, "triton"), "eager": eager}
+    if availability.find().available:
+        found["nvfuser"] = partial(compiled, "nvfuser")
+    return found
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def main(seconds: float = SECONDS, console: Console | None = None) -> int:
+    """Calibrate the current CUDA device; 1 if next to nothing could be measured. DynafuseError without a GPU."""
+    if not torch.cuda.is_available():
+        raise DynafuseError("no CUDA device is available: there is nothing to calibrate")
+    if interpreting():
+        raise DynafuseError("Triton runs in its interpreter: calibrate without TRITON_INTERPRET")
+    console = console or Console()
+    index = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(index)
+    moved = min(LARGEST_BYTES, properties.total_memory // MEMORY_SHARE)
+    work = Calibrator(devices.not_calibrated(index), executors_at_hand(), Gpu(), moved, seconds=seconds)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("calibrating", total=len(work.steps()))
+        work.run(lambda name: progress.update(task, advance=1, description=f"calibrating {name}"))
+    torch.cuda.empty_cache()
+    show(console, work)
+    if "bandwidth_tbs" not in work.measured:
+        console.print("nothing is stored: without the bandwidth the rest means nothing")
+        return 1
+    path = calibration.save(result(work, properties.name))
+    devices.at_hand.cache_clear()
+    console.print(f"stored in {path}", soft_wrap=True)
+    return 0
+
+
+def result(work: Calibrator, name: str) -> Calibration:
+    """What was measured, to be stored for the device that torch calls ``name``."""
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    rounded = {constant: float(f"{value:.4g}") for constant, value in work.measured.items()}
+    return Calibration(name, calibration.versions(), date, rounded)
+
+
+def show(console: Console, work: Calibrator) -> None:
+    """The table: constant, shipped, measured, ratio; below it what kept its shipped value."""
+    table = Table("constant", "shipped", "measured", "ratio", title=f"{work.shipped.title}, {work.shipped.source}")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, value in work.measured.items():
+        before = work.shipped.constants[name]
+        table.add_row(name, f"{before:.3g}", f"{value:.3g}", f"{value / before:.2f}" if before else "–")
+    console.print(table)
+    for name, why in work.refused.items():
+        console.print(f"{name} keeps {work.shipped.constants[name]:.3g}: {escape(why)}", highlight=False)

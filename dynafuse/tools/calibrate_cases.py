@@ -1,0 +1,176 @@
+"""The kernels that ``dynafuse calibrate`` measures, with the work that the cost model sees in each.
+
+Fused executors get a few ops that make one kernel; eager gets the one op of torch's that does the like.
+
+Worked example: ``bandwidth_cases("triton", "row", 4096, torch.bfloat16, 512_000_000)`` are a softmax and a LayerNorm of
+``bfloat16[31250, 4096]``, which read and write 512 MB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dynafuse.cost.model import Work
+
+BF16 = torch.bfloat16
+TINY = 256  # elements of a tensor that takes no time
+FEW_ROWS = 16
+COLUMNS = 16384
+NO_WORK = Work(0, 0.0, 1, "pointwise")
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function to be run by an executor on random inputs of these shapes; ``work`` is what one call does."""
+
+    name: str
+    executor: str
+    function: Function
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    work: Work = NO_WORK
+
+
+# ---------------------------------------------------------------------- the functions
+
+
+def _gate(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (F.silu(x) * y,)
+
+
+def _add(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (x + y,)
+
+
+def _copy(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.clone(),)
+
+
+def _across(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (x.t() * y,)
+
+
+def _transposed(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.t().contiguous(),)
+
+
+def _softmax(x: Tensor) -> tuple[Tensor, ...]:
+    return (torch.softmax(x, -1),)
+
+
+def _layer_norm(x: Tensor) -> tuple[Tensor, ...]:
+    return (F.layer_norm(x, x.shape[-1:]),)
+
+
+def _column_squares(x: Tensor) -> tuple[Tensor, ...]:
+    return ((x * x).sum(0),)
+
+
+def _column_sum(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.sum(0),)
+
+
+def _row_squares(x: Tensor) -> tuple[Tensor, ...]:
+    return ((x * x).sum(1),)
+
+
+def _row_sum(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.sum(1),)
+
+
+def _norm_backward(x: Tensor, grad: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """The backward of a norm: the input's gradient, which needs sums of rows, and the weight's, a sum of columns."""
+    wide, scaled = x.float(), grad.float() * weight.float()
+    dx = scaled - wide * (scaled * wide).mean(-1, keepdim=True)
+    return dx.to(x.dtype), (grad.float() * wide).sum(0).to(x.dtype)
+
+
+def _layer_norm_backward(x: Tensor, grad: Tensor, weight: Tensor, mean: Tensor) -> tuple[Tensor, ...]:
+    mean = mean.float() if x.is_cuda else mean  # each device's kernel insists
+    found = torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, mean, weight, weight, [True, True, False])
+    return found[0], found[1]
+
+
+# ---------------------------------------------------------------------- as cases
+
+
+def copied(moved: int) -> Case:
+    """A copy that moves so many bytes."""
+    elements = moved // 4
+    work = Work(4 * elements, 0.0, _programs(elements), "pointwise")
+    return Case("copy", "eager", _copy, ((elements,),), BF16, work)
+
+
+def chain(executor: str, count: int) -> Case:
+    """``count`` kernels of next to no work that have nothing to do with each other: their sizes differ."""
+    def every(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple((_add(x, x) if executor == "eager" else _gate(x, x))[0] for x in inputs)
+
+    return Case(f"{count} tiny", executor, every, tuple((TINY * (i + 1),) for i in range(count)), BF16)
+
+
+def bandwidth_cases(executor: str, kind: str, length: int, dtype: torch.dtype, moved: int) -> Sequence[Case]:
+    """Kernels of a class that each move about ``moved`` bytes; ``length`` is that of rows."""
+    width = dtype.itemsize
+    elements = moved // width
+    make = {"pointwise": _pointwise, "transpose": _transpose, "row": _rows, "rowcol": _rowcol,
+            "column": _column, "split": _split}[kind]
+    return [
+        Case(f"{kind} {function.__name__.strip('_')}", executor, function, shapes, dtype,
+             Work(units, 0.0, programs, kind, launches, width, length if kind in ("row", "rowcol") else 0))
+        for function, shapes, units, programs, launches in make(executor == "eager", elements, length, width)
+    ]
+
+
+Sketch = tuple[Function, tuple[tuple[int, ...], ...], int, int, int]
+"""Function, input shapes, bytes moved, programs, launches of Triton's."""
+
+
+def _programs(elements: int) -> int:
+    return max(elements // 256, 1)
+
+
+def _pointwise(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
+    one = elements // 3 // 4096 * 4096  # masks of a size that no vector divides would be measured instead
+    return [(_add if eager else _gate, ((one,), (one,)), 3 * one * width, _programs(one), 1)]
+
+
+def _transpose(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
+    units = 2 if eager else 3
+    side = math.isqrt(elements // units) // 64 * 64
+    shapes = ((side, side),) if eager else ((side, side), (side, side))
+    return [(_transposed if eager else _across, shapes, units * side * side * width, _programs(side * side), 1)]
+
+
+def _rows(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
+    rows = elements // 2 // length
+    return [(function, ((rows, length),), 2 * rows * length * width, rows, 1) for function in (_softmax, _layer_norm)]
+
+
+def _rowcol(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
+    rows = elements // 3 // length
+    shapes = ((rows, length), (rows, length), (length,))
+    moved = (3 * rows * length + 2 * length) * width
+    if eager:
+        return [(_layer_norm_backward, (*shapes, (rows, 1)), moved, rows, 2)]
+    return [(_norm_backward, shapes, moved, rows, 2)]
+
+
+def _column(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
+    rows = elements // COLUMNS
+    moved = (rows + 1) * COLUMNS * width
+    return [(_column_sum if eager else _column_squares, ((rows, COLUMNS),), moved, COLUMNS // 32, 1)]
+
+
+def _split(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
+    long = elements // FEW_ROWS
+    moved = FEW_ROWS * (long + 1) * width
+    return [(_row_sum if eager else _row_squares, ((FEW_ROWS, long),), moved, FEW_ROWS * (long // 1024), 2)]
