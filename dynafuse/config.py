@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from dynafuse.errors import OptionError
+from dynafuse.lowering.registry import EAGER, names
 
 PREFIX = "DYNAFUSE_"
 COST_PREFIX = "DYNAFUSE_COST_"
 DEFAULT_MODE = "default"
 MODES: Mapping[str, Mapping[str, object]] = {DEFAULT_MODE: {}, "reduce-overhead": {"cudagraphs": True}}
-
-FORCIBLE = ("triton", "nvfuser", "inductor", "eager")
-"""Executors that ops can be forced to; whether one is enabled is known only when a graph is compiled."""
 
 FORCE_MARK = "dynafuse_force"
 """Under which key of a node's annotation `force_backend` leaves (executor, strict, decorated class)."""
@@ -65,17 +63,22 @@ class Option:
     env: str
     doc: str
     in_key: bool = False
-    choices: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
 
     @property
     def expected(self) -> str:
         """Which values are valid, in words."""
         parts = [self.kind.expected]
-        if self.choices:
-            parts.append(f"out of {', '.join(self.choices)}")
+        if self._names:
+            parts.append(f"out of {', '.join(self._names)}")
         if self.default is None:
             parts.append("or None")
         return " ".join(parts)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The names that are valid; none where any value is."""
+        return self.choices() if callable(self.choices) else self.choices or ()
 
     def from_text(self, text: str) -> object:
         """The value that the environment variable's text stands for."""
@@ -95,8 +98,8 @@ class Option:
 
     def _checked(self, value: object) -> object:
         value = self.kind.check(value)
-        if self.choices is not None:
-            _require(set(value if isinstance(value, tuple) else [value]) <= set(self.choices))
+        if self._names:
+            _require(set(value if isinstance(value, tuple) else [value]) <= set(self._names))
         return value
 
 
@@ -127,9 +130,9 @@ def _check_path(value: str | os.PathLike[str]) -> Path:
 
 def _check_executors(value: Any) -> tuple[str, ...]:
     """Names in the order given, once each; eager is always allowed, so it is added last when it is missing."""
-    names = value.split(",") if isinstance(value, str) else value
-    _require(isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names))
-    return tuple(dict.fromkeys([*(name.strip() for name in names), "eager"]))
+    given = value.split(",") if isinstance(value, str) else value
+    _require(isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given))
+    return tuple(dict.fromkeys([*(name.strip() for name in given), EAGER]))
 
 
 def _at_least(minimum: int) -> Callable[[object], object]:
@@ -169,8 +172,8 @@ def _check_force(value: Any) -> dict[str, str]:
             raise OptionError(f"force pattern {pattern!r} is no text: expected {FORCE.expected}")
         if not all(part.strip() for part in pattern.split(".")):
             raise OptionError(f"force pattern {pattern!r} has an empty part: expected {FORCE.expected}")
-        if not isinstance(executor, str) or executor.removesuffix("?") not in FORCIBLE:
-            raise OptionError.unknown(f"executor of force pattern {pattern!r}:", executor, FORCIBLE)
+        if not isinstance(executor, str) or executor.removesuffix("?") not in names():
+            raise OptionError.unknown(f"executor of force pattern {pattern!r}:", executor, names())
     return dict(entries)
 
 
@@ -217,7 +220,7 @@ OPTIONS: tuple[Option, ...] = (
         "DYNAFUSE_EXECUTORS",
         "executors that the plan may use besides eager; None: triton for CUDA tensors, inductor for CPU tensors, "
         "or triton with TRITON_INTERPRET=1",
-        choices=("triton", "nvfuser", "inductor", "eager"),
+        choices=names,
     ),
     Option(
         "round_like_eager",
@@ -257,6 +260,13 @@ OPTIONS: tuple[Option, ...] = (
         PATH,
         "DYNAFUSE_REPRO_DIR",
         "where repro files of failed regions and graphs go; None: a temporary directory",
+    ),
+    Option(
+        "trace",
+        None,
+        PATH,
+        "DYNAFUSE_TRACE",
+        "folder for the value of every stage of every graph, a text file each; None: none",
     ),
     Option(
         "recompute",
@@ -377,6 +387,7 @@ class Config:
     check_indices: bool
     workers: int | None
     repro_dir: Path | None
+    trace: Path | None
     recompute: bool
     rematerialize: str
     max_region_ops: int

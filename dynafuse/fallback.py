@@ -12,8 +12,8 @@ Worked example::
     0.5
     >>> answered(lambda: 1 / 0) is None
     True
-    >>> Guard(strict=False).stage("near matches", lambda: 1 / 0, lambda: 7)  # doctest: +SKIP
-    DynafuseWarning: near matches failed: ZeroDivisionError: division by zero
+    >>> Guard(strict=False).stage("fold families", lambda: 1 / 0, lambda: 7)  # doctest: +SKIP
+    DynafuseWarning: fold families failed: ZeroDivisionError: division by zero
       every region runs on a kernel of its own
       with DYNAFUSE_STRICT=1 it is raised instead
     7
@@ -47,12 +47,13 @@ STAGES: Mapping[str, str] = {
     "normalization": EAGER,
     "layout": "convolutions stay in the layout that they have",
     "planning": EAGER,
-    "near matches": "every region runs on a kernel of its own",
+    "fold families": "every region runs on a kernel of its own",
     "measuring": "executors are chosen by the cost model alone",
     "plans on disk": "the graph is planned anew",
     "kernels on disk": "the kernel is made without the cache",
     "requests for kernels": EAGER,
-    "stand-ins": "the first call waits for the compiler",
+    "interim plan": "the first call waits for the compiler",
+    "trace": "a value of the pipeline is not written",
     "reports": "a report lacks the graph",
     "generated function": EAGER,
     "CUDA graphs": "the graph is launched kernel by kernel",

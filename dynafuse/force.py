@@ -30,8 +30,9 @@ from typing import Any, TypeVar
 import torch
 from torch.fx.traceback import annotate
 
-from dynafuse.config import FORCE_MARK, FORCIBLE
+from dynafuse.config import FORCE_MARK
 from dynafuse.errors import OptionError
+from dynafuse.lowering.registry import names
 
 T = TypeVar("T")
 Mark = dict[str, tuple[str, bool, str]]
@@ -48,8 +49,8 @@ class force_backend:
     """
 
     def __init__(self, executor: str, *, strict: bool = True) -> None:
-        if executor not in FORCIBLE:
-            raise OptionError.unknown("executor", executor, FORCIBLE)
+        if executor not in names():
+            raise OptionError.unknown("executor", executor, names())
         if strict is not True and strict is not False:
             raise OptionError.ill_typed("force_backend's `strict`", strict, "true or false")
         self._executor = executor

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map
 
-from dynafuse.cache.canonical import Bound, canonical
+from dynafuse.cache.canonical import CanonicalRegion, canonical
 from dynafuse.config import resolve
 from dynafuse.ir import Region
 
@@ -27,11 +27,11 @@ class ByRegions:
         self.module = module
         self.plan = graphs.planned(module)
         key = resolve(options=options, environ={}).key()
-        self.bounds: dict[str, Bound] = {
+        self.bounds: dict[str, CanonicalRegion] = {
             region.name: canonical(self.plan.annotated, region, key, target) for region in self.plan.regions
         }
 
-    def run_region(self, bound: Bound, inputs: Sequence[Any], symbols: Sequence[int]) -> Sequence[torch.Tensor]:
+    def run_region(self, bound: CanonicalRegion, inputs: Sequence[Any], symbols: Sequence[int]) -> Sequence[torch.Tensor]:
         """The tensors that a region stores, in order; ``symbols`` are the values of its sizes."""
         raise NotImplementedError
 

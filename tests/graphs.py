@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_map
 
-from dynafuse import backend
+from dynafuse import backend, pipeline
 from dynafuse.config import Config, resolve
 from dynafuse.cost import device as devices
 from dynafuse.ir import Annotated, Plan
@@ -113,5 +113,5 @@ def compiled(module: GraphModule, inputs: Sequence[Any] = (), config: Config | N
     """A graph through the whole pipeline."""
     found: list[backend.Compiled] = []
     with backend.listening(found.append, plan_only=False):
-        call = backend.compile_graph(kind, config or resolve(), module, list(inputs))
+        call = pipeline.compile_graph(kind, config or resolve(), module, list(inputs))
     return Run(found[-1].plan, dict(found[-1].bounds), call)

@@ -11,7 +11,7 @@ from report_samples import small
 from torch import Tensor, nn
 
 from dynafuse import backend
-from dynafuse.cache.canonical import Bound, diff
+from dynafuse.cache.canonical import CanonicalRegion, diff
 from dynafuse.report import Relative, Report, ReportedStep, Reuse, explain, relatives
 from dynafuse.report.relatives import Kernels
 from dynafuse.report.text import RELATIVES_SHOWN
@@ -164,7 +164,7 @@ def test_a_kernel_takes_one_line(difference: str) -> None:
 # ---------------------------------------------------------------------- what is compared
 
 
-def bound() -> Bound:
+def bound() -> CanonicalRegion:
     """A region of four ops."""
     seen: list[backend.Compiled] = []
     with backend.listening(seen.append, plan_only=True):
@@ -174,7 +174,7 @@ def bound() -> Bound:
     return found
 
 
-def varied(like: Bound, number: int, ops: int = 1) -> Bound:
+def varied(like: CanonicalRegion, number: int, ops: int = 1) -> CanonicalRegion:
     """Another kernel, with ``ops`` times the ops."""
     code = replace(like.code, ops=like.code.ops * ops, options=(("number", number),))
     return replace(like, code=code, key=f"key {number}")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tuning_bounds import bounds, native_kernel, softmax
 
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cost.device import describe
 from dynafuse.cost.model import Choice, Prediction, choose
 from dynafuse.ir import Decision
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 HINTS: dict[str, int] = {}
 
 
-def add_region(*shape: int, dynamic: bool = False) -> Bound:
+def add_region(*shape: int, dynamic: bool = False) -> CanonicalRegion:
     def write(build: graphs.Builder, x: torch.fx.Node, y: torch.fx.Node) -> torch.fx.Node:
         return build.op("aten.add.Tensor", build.op("aten.relu.default", x), y)
 
@@ -365,7 +365,7 @@ def profiled_us(run: Callable[[], object], calls: int = 20) -> float:
     return float(sum(event.self_device_time_total for event in found.key_averages())) / calls
 
 
-def softmax_on_gpu(rows: int, columns: int) -> tuple[Bound, dict[str, Callable[[], Any]]]:
+def softmax_on_gpu(rows: int, columns: int) -> tuple[CanonicalRegion, dict[str, Callable[[], Any]]]:
     (bound,) = bounds(graphs.built(softmax, torch.randn(rows, columns, device="cuda")), "cuda")
     candidates: dict[str, Callable[[], Any]] = {
         "triton": lambda: native_kernel(bound), "eager": lambda: eager(bound.spec, {}, torch.device("cuda", 0))}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.fx import Node
 from tuning_bounds import bounds, native_kernel, softmax
 
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import Layout, Spec
 from dynafuse.select import data, eager, hints_of, indices
 from dynafuse.select.evaluate import Evaluation
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 I64 = torch.int64
 
 
-def region(write: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> Bound:
+def region(write: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> CanonicalRegion:
     found = bounds(graphs.built(write, *inputs, dynamic=dynamic))
     assert len(found) == 1, found
     return found[0]

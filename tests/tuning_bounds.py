@@ -7,7 +7,7 @@ from typing import Any
 import graphs
 from torch.fx import GraphModule, Node
 
-from dynafuse.cache.canonical import Bound, canonical
+from dynafuse.cache.canonical import CanonicalRegion, canonical
 from dynafuse.config import resolve
 from dynafuse.cost import device as devices
 from dynafuse.lowering.triton import pool
@@ -19,13 +19,13 @@ from dynafuse.partition.grow import partition
 from dynafuse.passes.normalize import normalize
 
 
-def bounds(module: GraphModule, device_type: str = "cpu") -> list[Bound]:
+def bounds(module: GraphModule, device_type: str = "cpu") -> list[CanonicalRegion]:
     """The regions of a graph."""
     plan = partition(annotate(normalize(module), device_type), devices.describe("h200"))
     return [canonical(plan.annotated, region, resolve().key(), device_type) for region in plan.regions]
 
 
-def native_kernel(bound: Bound) -> Any:
+def native_kernel(bound: CanonicalRegion) -> Any:
     """Triton's kernel of a region, for the GPU at hand or for the interpreter."""
     lowered = lower(bound.code)
     target = None if interpreting() else devices.at_hand(0).capability

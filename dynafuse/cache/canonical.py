@@ -11,8 +11,8 @@ layouts, hence one key and one kernel; so do norms that add 1e-5 and 1e-6. Where
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -26,7 +26,9 @@ from dynafuse.cache.fold_families import Member, member
 from dynafuse.cache.hoisted import lifted
 from dynafuse.cache.integers import Integers
 from dynafuse.cache.size_classes import SIZES, any_size, classed
-from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Ref, Region, Size, Spec, Store, among
+from dynafuse.fx import UNKNOWN_SIZE
+from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Plan, Ref, Refusal, Region, Size, Spec, Store, among
+from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
 from dynafuse.ops.hoisted import lifted as lifted_arguments
@@ -36,7 +38,7 @@ IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blo
 
 
 @dataclass(frozen=True)
-class Bound:
+class CanonicalRegion:
     """A spec with what its names stand for in one graph: the kernel's arguments."""
 
     region: Region
@@ -56,7 +58,25 @@ class Bound:
     @property
     def near(self) -> Member | None:
         """The family whose kernel it runs on, if it does."""
-        return self.member if self.region.executor == "triton" else None
+        return self.member if executor(self.region.executor).takes_arguments else None
+
+    @property
+    def name(self) -> str:
+        """Its name in its plan."""
+        return self.region.name
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its tensors."""
+        device: torch.device = self.region.outputs[0].meta["val"].device
+        return device
+
+    @property
+    def hints(self) -> dict[str, int]:
+        """The spec's symbols with their values in the example inputs."""
+        nodes = dict.fromkeys((*self.inputs, *(n for node in self.region.nodes for n in (node, *node.all_input_nodes))))
+        environment = next((e for node in nodes for e in _environments(node.meta.get("val"))), None)
+        return {name: _hint(expr, environment) for name, expr in zip(self.spec.symbols, self.symbols, strict=True)}
 
     @property
     def arguments(self) -> tuple[Node, ...]:
@@ -68,6 +88,63 @@ class Bound:
         """How many terms the kernel's fold has here, if the kernel asks."""
         return None if self.near is None else self.near.terms
 
+    def __str__(self) -> str:
+        shared = f", {self.near}" if self.near else ""
+        return f"{self.name} on {self.region.executor}, key {self.key}{shared}\n{self.code}"
+
+
+def _hint(expr: Any, environment: Any) -> int:
+    """The value of a size in the example inputs, as the environment of the graph's symbols knows it."""
+    if environment is None:
+        return UNKNOWN_SIZE
+    size = environment.create_symintnode(environment.replace(expr), hint=None)
+    known = size.node.hint if isinstance(size, torch.SymInt) else size
+    return _possible(environment.bound_sympy(expr)) if known is None else int(known)
+
+
+def _possible(values: Any) -> int:
+    """A value in a range, which may have no ends."""
+    return int(min(max(UNKNOWN_SIZE, values.lower), values.upper))
+
+
+def _environments(value: Any) -> Iterator[Any]:
+    sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+    yield from (size.node.shape_env for size in sizes if isinstance(size, torch.SymInt) and size.node.shape_env)
+
+
+@dataclass(frozen=True)
+class CanonicalPlan:
+    """A plan whose regions are in canonical form; each prints as what it computes."""
+
+    annotated: Annotated
+    steps: tuple[CanonicalRegion | Node, ...]
+    refusals: tuple[Refusal, ...] = ()
+    unplaced: Mapping[Node, str] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> tuple[CanonicalRegion, ...]:
+        """The steps that are regions."""
+        return tuple(step for step in self.steps if isinstance(step, CanonicalRegion))
+
+    @property
+    def by_name(self) -> dict[str, CanonicalRegion]:
+        """The regions by their names in the plan."""
+        return {region.name: region for region in self.regions}
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as the planner made it, with what has been decided since."""
+        steps = tuple(step.region if isinstance(step, CanonicalRegion) else step for step in self.steps)
+        return Plan(self.annotated, steps, self.refusals, self.unplaced)
+
+    def mapped(self, change: Callable[[CanonicalRegion], CanonicalRegion]) -> CanonicalPlan:
+        """Return the plan with every region changed."""
+        steps = tuple(change(step) if isinstance(step, CanonicalRegion) else step for step in self.steps)
+        return replace(self, steps=steps)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.plan), *(f"\n{region}" for region in self.regions)])
+
 
 @cache
 def versions() -> tuple[str, ...]:
@@ -78,7 +155,7 @@ def versions() -> tuple[str, ...]:
 
 
 def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str,
-              classes: bool = False) -> Bound:
+              classes: bool = False) -> CanonicalRegion:
     """The spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter).
 
     With ``classes`` a kernel of Triton is one for a class of sizes, where the region has one.
@@ -86,16 +163,17 @@ def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, An
     return _Canonical(annotated, region, classes).bound(options, target)
 
 
-def rekeyed(bound: Bound, region: Region, target: str) -> Bound:
+def rekeyed(bound: CanonicalRegion, region: Region, target: str) -> CanonicalRegion:
     """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
     code = _code(bound.spec, region.executor, bound.classes, bound.member)
     return replace(bound, region=region, code=code.spec, sizes=code.sizes, numbers=code.numbers,
                    key=key_of(code.spec, target), target=target)
 
 
-def family(bound: Bound, least: int) -> Bound | None:
+def family(bound: CanonicalRegion, least: int) -> CanonicalRegion | None:
     """A region with its family's kernel, if it is on Triton and has a fold of at least ``least`` terms."""
-    found = member(bound.code, bound.numbers, least) if bound.region.executor == "triton" else None
+    takes_arguments = executor(bound.region.executor).takes_arguments
+    found = member(bound.code, bound.numbers, least) if takes_arguments else None
     return None if found is None else rekeyed(replace(bound, member=found), bound.region, bound.target)
 
 
@@ -115,8 +193,8 @@ def code_of(spec: Spec, classes: bool, found: Member | None = None) -> Code:
     return Code(code, sizes, numbers)
 
 
-def _code(spec: Spec, executor: str, classes: bool, found: Member | None = None) -> Code:
-    return code_of(spec, classes, found) if executor == "triton" else Code(spec)
+def _code(spec: Spec, name: str, classes: bool, found: Member | None = None) -> Code:
+    return code_of(spec, classes, found) if executor(name).takes_arguments else Code(spec)
 
 
 class _Canonical:
@@ -137,7 +215,7 @@ class _Canonical:
             self.calls[node] = self._ordered(node, self.calls[node])
             self.digests[node] = self._digest(node)
 
-    def bound(self, options: tuple[tuple[str, Any], ...], target: str) -> Bound:
+    def bound(self, options: tuple[tuple[str, Any], ...], target: str) -> CanonicalRegion:
         for node in self.region.outputs:
             self._visit(node)
         stores = tuple(self._store(node) for node in self.region.outputs)
@@ -150,7 +228,7 @@ class _Canonical:
         symbols = self.integers.symbols
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options)
         code = _code(spec, self.region.executor, self.classes)
-        return Bound(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
+        return CanonicalRegion(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
                      tuple(symbols), code.numbers, key_of(code.spec, target), target, classes=self.classes,
                      sizes=code.sizes)
 
@@ -286,10 +364,10 @@ def key_of(spec: Spec, target: str) -> str:
     return hashlib.sha256("\n".join([repr(spec), *versions(), target]).encode()).hexdigest()[:32]
 
 
-def diff(a: Bound | Spec, b: Bound | Spec) -> list[str]:
+def diff(a: CanonicalRegion | Spec, b: CanonicalRegion | Spec) -> list[str]:
     """Why two regions missed each other, a plain sentence per difference; nothing for equal keys."""
     if isinstance(a, Spec) or isinstance(b, Spec):
-        return differences(*(one.spec if isinstance(one, Bound) else one for one in (a, b)))
+        return differences(*(one.spec if isinstance(one, CanonicalRegion) else one for one in (a, b)))
     if a.key == b.key:
         return []
     if a.region.executor != b.region.executor:
@@ -300,7 +378,7 @@ def diff(a: Bound | Spec, b: Bound | Spec) -> list[str]:
     return found or ["versions of dynafuse, torch or Triton"]
 
 
-def reuse(bounds: Sequence[Bound]) -> Mapping[str, int]:
+def reuse(bounds: Sequence[CanonicalRegion]) -> Mapping[str, int]:
     """How many regions each key serves."""
     counts: dict[str, int] = {}
     for bound in bounds:

@@ -44,6 +44,11 @@ class Entry:
     data: Mapping[str, Any] = field(default_factory=dict)
     blobs: Mapping[str, bytes] = field(default_factory=dict)
 
+    def expect(self, kind: str, region: str) -> None:
+        """Raise ValueError unless this is an entry of a kind, of the region with a key."""
+        if self.kind != kind or self.data["region"] != region:
+            raise ValueError(f"it is a {self.kind} entry of region {self.data.get('region')}")
+
 
 def pack(entry: Entry) -> bytes:
     """An entry as a file's content; equal entries give equal bytes."""

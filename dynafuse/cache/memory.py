@@ -8,12 +8,13 @@ Worked example: a model of 32 equal layers asks for some 300 kernels; the store 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from dynafuse.forks import Lock
+from dynafuse.futures import follow
 
 K = TypeVar("K")
 
@@ -46,7 +47,7 @@ class Store(Generic[K]):
             self.counters.misses += 1
             future = self._held[key] = Future()
         try:
-            _chain(start(), future)
+            follow(start(), future)
         except Exception as error:  # kept for every later request of the same key
             future.set_exception(error)
         return future
@@ -66,20 +67,3 @@ class Store(Generic[K]):
         with self._lock:
             self._held.clear()
             self.counters = Counters()
-
-
-def _chain(source: Future[K], target: Future[K]) -> None:
-    def copy(done: Future[K]) -> None:
-        error = done.exception()
-        if error is not None:
-            target.set_exception(error)
-        else:
-            target.set_result(done.result())
-
-    source.add_done_callback(copy)
-
-
-def outcome(futures: Mapping[str, Future[K]]) -> tuple[dict[str, K], dict[str, BaseException]]:
-    """Wait for all; what succeeded and what failed, by name."""
-    errors = {name: error for name, future in futures.items() if (error := future.exception()) is not None}
-    return {name: future.result() for name, future in futures.items() if name not in errors}, errors

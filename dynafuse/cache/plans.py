@@ -8,6 +8,8 @@ Worked example: the plan of ``relu(x) + 1`` becomes ``{"steps": [{"name": "r0", 
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import BuiltinFunctionType, FunctionType
@@ -17,10 +19,25 @@ import sympy
 import torch
 from torch.fx import Node
 
+from dynafuse.cache import sources
+from dynafuse.cache.canonical import versions
+from dynafuse.cache.disk import Disk
+from dynafuse.cache.entry import Entry
+from dynafuse.cache.folder import digest_of, disk
 from dynafuse.cache.integers import sign_of_size
 from dynafuse.cache.launches import NoEntry, Symbols, size_from_json, size_to_json
+from dynafuse.cache.once import read
+from dynafuse.config import Config
+from dynafuse.fallback import Guard
+from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Facts, Option, Plan, Refusal, Region
 from dynafuse.ops import shipped
+
+log = logging.getLogger(__name__)
+
+KIND = "plan"
+LEAST_NODES = 64
+"""Nodes of a graph from which its plan is kept: smaller ones are planned as fast as an entry is read."""
 
 TOLD = frozenset({int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout,
                   torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool})
@@ -81,6 +98,49 @@ def _check(value: Any) -> None:
         _check(list(value.values()))
     else:
         raise NoEntry(f"an argument is a {type(value).__name__}")
+
+
+# Kept on disk ---------------------------------------------------------------------------------------------------------
+
+
+def get_or_make(annotated: Annotated, told: Sequence[object], config: Config, guard: Guard,
+                make: Callable[[], Plan]) -> Plan:
+    """Return the plan of a graph from the disk, or what ``make`` returns, which is kept there.
+
+    Args:
+        told: what the plan depends on beside the graph, each with a ``repr`` or ``str`` that says all of it.
+    """
+    def looked_up() -> tuple[Disk | None, str | None, Plan | None]:
+        target = disk(config) if len(annotated.facts) >= LEAST_NODES else None
+        key = None if target is None else key_of(annotated, told)
+        return target, key, None if target is None or key is None else read(target, key, decode)
+
+    def decode(entry: Entry) -> Plan:
+        if entry.kind != KIND:
+            raise ValueError(f"it is a {entry.kind} entry")
+        return plan_from_json(entry.data, annotated, user_line)
+
+    def keep(target: Disk, key: str, plan: Plan) -> None:
+        with contextlib.suppress(NoEntry):
+            target.write(Entry(KIND, key, plan_to_json(plan, user_line)))
+
+    target, key, plan = guard.stage("plans on disk", looked_up, lambda: (None, None, None))
+    if plan is not None:
+        return plan
+    plan = make()
+    if target is not None and key is not None:
+        guard.stage("plans on disk", lambda: keep(target, key, plan), lambda: None)
+    return plan
+
+
+def key_of(annotated: Annotated, told: Sequence[object]) -> str | None:
+    """Return the key of a graph's plan; None for a graph that no key describes."""
+    try:
+        graph = described(annotated)
+    except NoEntry as error:
+        log.info("a plan is not kept: %s", error)
+        return None
+    return digest_of(KIND, graph, repr(tuple(told)), sources.digest(sources.PLANNERS), *versions())
 
 
 # There ----------------------------------------------------------------------------------------------------------------

@@ -29,10 +29,11 @@ import torch
 from dynafuse.config import register_cost_constants
 from dynafuse.cost import calibration
 from dynafuse.errors import OptionError
+from dynafuse.lowering.registry import SHIPPED
 
 log = logging.getLogger(__name__)
 
-EXECUTORS = ("triton", "nvfuser", "inductor", "eager")
+EXECUTORS = tuple(SHIPPED)
 CLASSES = ("pointwise", "transpose", "row", "column", "split", "rowcol")
 RATES = ("flops_tflops", "contraction_tflops", "contraction_tflops_float32")
 CORES_TO_FILL_MEMORY = 16  # beyond which more cores move no more bytes

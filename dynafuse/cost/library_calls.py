@@ -26,6 +26,7 @@ from dynafuse.cost.model import LEAST, Prediction, Work, predict
 from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view
 from dynafuse.ir import Facts, Plan
+from dynafuse.lowering.registry import EAGER
 from dynafuse.ops.library import LIBRARY
 
 
@@ -110,7 +111,7 @@ def call_prediction(node: Node, moved: int, device: Device) -> Prediction:
 
 def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, device: Device) -> Prediction:
     """What an op costs that runs eager on the tensors among its arguments."""
-    memory = predict(Work(moved, 0.0, 1 << 30, "pointwise"), device, "eager")
+    memory = predict(Work(moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
     flops = call_flops(target, args, kwargs, result)
     if not flops:
         return replace(memory, partial=flops is None)

@@ -38,6 +38,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dynafuse.cost.device import LENGTHS, REFERENCE_WIDTH, Device
+from dynafuse.lowering.registry import EAGER, PREFERRED
+from dynafuse.lowering.registry import executor as executor_of
 
 FLOPS_OF_TERM = 8.0  # of a fold: instructions for a load that is off, the op, a selection; loads are issued at a lower rate
 LEAST = 1e-9  # constants may be overridden with 0: whatever needs that rate then takes practically forever
@@ -101,9 +103,9 @@ class Choice:
     error: float = field(default=0.0, compare=False)
 
 
-def work_us(work: Work, device: Device, executor: str = "triton") -> float:
+def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
     """Predicted device time of the work alone, without launches, microseconds."""
-    efficiency = device.efficiency(executor, work.kernel_class, work.length, work.width)
+    efficiency = device.efficiency(_priced_as(executor), work.kernel_class, work.length, work.width)
     share = in_use(work, device)
     memory = work.bytes / max(device.bandwidth_tbs * 1e6 * efficiency * share, LEAST)
     arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
@@ -115,35 +117,41 @@ def in_use(work: Work, device: Device) -> float:
     return min(1.0, max(work.programs, 1) / max(device.programs_per_processor * device.processors, LEAST))
 
 
-def region_us(work: Work, device: Device, executor: str = "triton") -> float:
+def region_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
     """Predicted device time of a fused region or of an eager op, microseconds."""
-    return work_us(work, device, executor) + _launches(work, executor) * device.constants[f"launch_us_{executor}"]
+    launch_us = device.constants[f"launch_us_{_priced_as(executor)}"]
+    return work_us(work, device, executor) + _launches(work, executor) * launch_us
 
 
 def eager_us(bytes_moved: int, device: Device) -> float:
     """Predicted device time of a memory-bound op that runs eager, microseconds."""
-    return region_us(Work(bytes_moved, 0.0, 1 << 30, "pointwise"), device, "eager")
+    return region_us(Work(bytes_moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
+
+
+def _priced_as(executor: str) -> str:
+    """The executor by whose constants one is priced."""
+    return executor_of(executor).priced_as
 
 
 def _launches(work: Work, executor: str) -> int:
-    """Kernels that the work takes. Triton's count is known, Inductor splits alike; the others launch one."""
-    return work.launches if executor in ("triton", "inductor") else 1
+    """Kernels that the work takes: as many as are planned where the executor splits reductions alike, else one."""
+    return work.launches if executor_of(executor).splits else 1
 
 
-def predict(work: Work, device: Device, executor: str = "triton", compiled: bool = False) -> Prediction:
+def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: bool = False) -> Prediction:
     """All that work costs on an executor; ``compiled`` when its kernel is there already.
 
-    All but Triton allocate their outputs inside the call, and the call's price includes it. What eager does with a
+    An executor that allocates its outputs inside the call has that in the call's price. What eager does with a
     region is the sum over its ops, each priced with its own bytes.
     """
     launches, busy = _launches(work, executor), work_us(work, device, executor)
-    host = launches * device.constants[f"host_us_{executor}"]
-    if executor == "triton":
+    host = launches * device.constants[f"host_us_{_priced_as(executor)}"]
+    if not executor_of(executor).allocates:
         host += (work.outputs + launches - 1) * device.allocation_us  # a second launch reads what the first left
     return Prediction(
-        device_us=busy + launches * device.constants[f"launch_us_{executor}"],
+        device_us=busy + launches * device.constants[f"launch_us_{_priced_as(executor)}"],
         host_us=host,
-        compile_s=0.0 if compiled else launches * device.constants[f"compile_s_{executor}"],
+        compile_s=0.0 if compiled else launches * device.constants[f"compile_s_{_priced_as(executor)}"],
         captured_us=busy + launches * device.replay_us,
         error=device.model_error_long if work.length > LENGTHS[-1] else 0.0,
     )
@@ -224,11 +232,12 @@ def efficiency_to_match(work: Work, device: Device, executor: str, us: float) ->
 
     None if no efficiency does it: launches or arithmetic alone take longer, or nothing is moved.
     """
-    left = us - _launches(work, executor) * device.constants[f"launch_us_{executor}"]
+    left = us - _launches(work, executor) * device.constants[f"launch_us_{_priced_as(executor)}"]
     share = in_use(work, device)
     arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
     if left <= 0 or arithmetic > left or not work.bytes:
         return None
-    shipped = device.constants[f"efficiency_{executor}_{work.kernel_class}"]
-    factors = device.efficiency(executor, work.kernel_class, work.length, work.width) / shipped if shipped else 1.0
+    shipped = device.constants[f"efficiency_{_priced_as(executor)}_{work.kernel_class}"]
+    efficiency = device.efficiency(_priced_as(executor), work.kernel_class, work.length, work.width)
+    factors = efficiency / shipped if shipped else 1.0
     return work.bytes / max(left * device.bandwidth_tbs * 1e6 * share * factors, LEAST)

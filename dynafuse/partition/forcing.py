@@ -31,8 +31,9 @@ from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.fx import module_path, module_stack, user_line
-from dynafuse.ir import Facts, among
-from dynafuse.ops import Kind, inductor_rows, lookup, nvfuser_rows
+from dynafuse.ir import Facts
+from dynafuse.lowering.registry import executor
+from dynafuse.ops import Kind, lookup
 from dynafuse.ops.library import LIBRARY
 
 Mark = tuple[str, bool, str]  # executor, strict, name of the decorated class if it was one
@@ -149,7 +150,7 @@ class Forcing:
 
     def forced_to_eager(self, graph: Graph) -> frozenset[Node]:
         """The nodes that are forced to eager."""
-        return frozenset(node for node, order in self.orders(graph).items() if order.executor == "eager")
+        return frozenset(node for node, order in self.orders(graph).items() if not executor(order.executor).fuses)
 
     def _order(self, node: Node) -> Order | None:
         """What forces a node itself: the innermost of its marks and the patterns that match."""
@@ -178,7 +179,7 @@ class Forcing:
             return ""
         if order.executor not in self.enabled:
             return f"executor {order.executor!r} is not enabled"
-        return "" if _is_exempt(node, facts[node]) else ABLE[order.executor](node, facts)
+        return "" if _is_exempt(node, facts[node]) else executor(order.executor).refuses_node(node, facts)
 
     def check(self, graph: Graph, strict: bool) -> None:
         """Look for patterns that match nothing, in a graph of Dynamo's that has modules; others say nothing about patterns.
@@ -301,34 +302,6 @@ def _matches(path: Path_, pattern: Path_) -> bool:
 # ---------------------------------------------------------------------- the contract
 
 
-def _able_triton(node: Node, facts: Mapping[Node, Facts]) -> str:
-    return "" if facts[node].role == "fused" else facts[node].reason
-
-
-def _able_nvfuser(node: Node, facts: Mapping[Node, Facts]) -> str:
-    found = facts[node]
-    if found.role not in ("fused", "view") or found.row is None or found.call is None:
-        return found.reason
-    arguments = [facts[a].tensor for a in among(tuple(found.call.args.values()), Node)]
-    return nvfuser_rows.refusal(found.row, found.call, [tensor for tensor in arguments if tensor is not None])
-
-
-def _able_inductor(node: Node, facts: Mapping[Node, Facts]) -> str:
-    found = facts[node]
-    if found.role != "fused" or found.row is None or found.call is None:
-        return found.reason
-    return inductor_rows.refusal(found.row, found.call)
-
-
-ABLE: dict[str, Callable[[Node, Mapping[Node, Facts]], str]] = {
-    "triton": _able_triton,
-    "nvfuser": _able_nvfuser,
-    "inductor": _able_inductor,
-    "eager": lambda node, facts: "",
-}
-"""Per executor: why it does not run a node that computes, given the facts of all nodes; or ""."""
-
-
 def _is_exempt(node: Node, facts: Facts) -> bool:
     """Whether the contract does not concern a node: it computes nothing, or stays with a library everywhere.
 
@@ -350,8 +323,8 @@ def _is_exempt(node: Node, facts: Facts) -> bool:
 def _forced(facts: Facts, order: Order, reason: str) -> Facts:
     if reason:
         return facts if facts.role == "view" else replace(facts, fallback=f"{order.executor}: {reason}")
-    if order.executor == "eager" and facts.role == "fused":
-        return replace(facts, role="eager", reason="forced to eager", forced="eager")
+    if not executor(order.executor).fuses and facts.role == "fused":
+        return replace(facts, role="eager", reason=f"forced to {order.executor}", forced=order.executor)
     return replace(facts, forced=order.executor)
 
 

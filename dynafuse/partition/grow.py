@@ -20,6 +20,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.model import Prediction, efficiency_to_match
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Plan, Refusal, Region
+from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
 from dynafuse.partition.axes import AxisDims, leaves
@@ -64,7 +65,7 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
 
     Without ``executors`` regions run on Triton; ``captured`` says that the graph will be replayed as a CUDA graph.
     """
-    executors = executors or Executors(annotated.facts, ("triton",))
+    executors = executors or Executors(annotated.facts, (PREFERRED,))
     return _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops).run(annotated)
 
 

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dynafuse.backend import OBSERVERS, Compiled
 from dynafuse.forks import Lock
 from dynafuse.report.data import Report, ReportedGraph
 from dynafuse.report.reading import graph_of
+from dynafuse.runtime.observers import OBSERVERS, Compiled
 
 MOST_GRAPHS = 128
 MOST_STEPS = 8192
@@ -41,9 +41,9 @@ class History:
             self._dropped = 0
             self._device: tuple[str, str] | None = None
 
-    def note(self, compiled: Compiled, captured: bool, origins: Mapping[str, str]) -> None:
+    def note(self, compiled: Compiled, origins: Mapping[str, str]) -> None:
         """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for."""
-        graph = graph_of(compiled, captured)
+        graph = graph_of(compiled)
         with self._lock:
             self._add(graph, origins)
             self._unusable.update(compiled.unusable)

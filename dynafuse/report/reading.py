@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dynafuse.backend import Compiled
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cost import device as devices
 from dynafuse.cost.library_calls import call_prediction, launches
 from dynafuse.fx import base, user_line
 from dynafuse.ir import Annotated, Option, Plan, Region
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
+from dynafuse.runtime.observers import Compiled
 
 SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
 PARTIAL = "priced by its bytes alone: how much it computes is not known"
@@ -36,9 +37,9 @@ def report_of(compiled: Sequence[Compiled], device: str | None, captured: bool) 
     return Report(named.name if named else "cpu", title, graphs, unusable)
 
 
-def graph_of(compiled: Compiled, captured: bool) -> ReportedGraph:
+def graph_of(compiled: Compiled) -> ReportedGraph:
     """A graph by itself; what runs eager has no price, which would take longer to find than all the rest."""
-    return _graph(compiled, 1, False, captured, Kernels())
+    return _graph(compiled, 1, False, compiled.captured, Kernels())
 
 
 def _planned_for(compiled: Sequence[Compiled]) -> devices.Device | None:
@@ -52,13 +53,12 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
     plan = compiled.plan
     reads = _reads(plan)
     steps: list[ReportedStep] = []
-    for step in plan.steps:
-        if isinstance(step, Region):
-            bound = compiled.bounds[step.name]
-            reused, relative = kernels.add(bound, step.name, number)
-            fused = _fused_step(step, plan.annotated, bound.key, reads[step.name])
-            found = step.decision.near if bound.near else None
-            steps.append(replace(fused, reused=reused, relative=relative, near=found))
+    for step in compiled.regions.steps:
+        if isinstance(step, CanonicalRegion):
+            reused, relative = kernels.add(step, step.name, number)
+            fused = _fused_step(step.region, plan.annotated, step.key, reads[step.name])
+            near = step.region.decision.near if step.near else None
+            steps.append(replace(fused, reused=reused, relative=relative, near=near))
         elif _launches(step, plan.annotated):
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     computed = {node for region in plan.regions for node in _computing(region, plan.annotated)}

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dynafuse.cache.canonical import Bound, diff
+from dynafuse.cache.canonical import CanonicalRegion, diff
 from dynafuse.report.data import Relative
 
 MOST_LOOKED_AT = 64  # kernels before one whose ops are counted against its own
@@ -27,7 +27,7 @@ MOST_APART = 0.25  # ops that only one of two kernels has, over those of the lar
 class _First:
     """The first region of a kernel."""
 
-    bound: Bound
+    bound: CanonicalRegion
     ops: Counter[str]
     name: str
     graph: int
@@ -40,7 +40,7 @@ class Kernels:
         self._keys: set[str] = set()
         self._latest: deque[_First] = deque(maxlen=MOST_LOOKED_AT)
 
-    def add(self, bound: Bound, name: str, graph: int) -> tuple[bool, Relative | None]:
+    def add(self, bound: CanonicalRegion, name: str, graph: int) -> tuple[bool, Relative | None]:
         """Whether an earlier region has the kernel of this one; where none has, the earlier one that nearly has it."""
         if bound.key in self._keys:
             return True, None

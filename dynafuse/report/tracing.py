@@ -18,13 +18,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynafuse import backend
-from dynafuse.backend import Compiled
 from dynafuse.config import resolve
 from dynafuse.cost import device as devices
 from dynafuse.report.breaks import graph_breaks
 from dynafuse.report.data import Report
 from dynafuse.report.isolation import beside_what_is_compiled
 from dynafuse.report.reading import report_of
+from dynafuse.runtime.observers import Compiled, listening
 
 
 def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode: str | None = None,
@@ -55,7 +55,7 @@ def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode:
     call, args, kwargs = _detached(_eager(fn), args, kwargs)
     planner = functools.partial(backend.dynafuse, mode=mode, options=options)
     with (beside_what_is_compiled(planner), graph_breaks() as breaks, _unchanged_random(),
-          backend.listening(compiled.append, plan_only=True)):
+          listening(compiled.append, plan_only=True)):
         _backward(torch.compile(call, backend=planner, dynamic=own.dynamic)(*args, **kwargs))
     return replace(report_of(compiled, config.device, config.cudagraphs), breaks=tuple(breaks))
 

@@ -1,15 +1,13 @@
 """What happens to a region that fails to lower or compile: Triton takes it from another executor, eager takes it from
 Triton, with one warning and a file that shows why.
 
-That nvFuser's library turns a region down is no failure where another executor can take it: see :func:`turned_down` and
-``build.bind``.
+That a library rejects a region is no failure where another executor can take it: see ``select.place.reject``.
 
 Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileError`` naming the ops and that file.
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,15 +15,15 @@ from pathlib import Path
 
 from torch.fx import Node
 
+from dynafuse.cache.canonical import CanonicalPlan
 from dynafuse.config import Config
 from dynafuse.errors import CompileError, DynafuseWarning, told
 from dynafuse.fallback import answered
 from dynafuse.fx import user_line
-from dynafuse.ir import Plan, Region
+from dynafuse.ir import Region
 from dynafuse.runtime.repro import save, script
 
 MOST_LINES = 4  # of the user's code that an error names
-_BOILERPLATE = re.compile(r",? please report a bug.*")
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ class Demoted:
         return replace(self, to_eager={**self.to_eager, **nodes})
 
 
-def demote(plan: Plan, errors: Mapping[str, BaseException], config: Config, before: Demoted) -> Demoted:
+def demote(plan: CanonicalPlan, errors: Mapping[str, BaseException], config: Config, before: Demoted) -> Demoted:
     """``before`` with the regions that failed. Raises CompileError instead when strict."""
     to_eager, denied = dict(before.to_eager), set(before.denied)
-    for region in plan.regions:
+    for region in (whole.region for whole in plan.regions):
         error = errors.get(region.name)
         if error is None:
             continue
@@ -60,23 +58,9 @@ def demote(plan: Plan, errors: Mapping[str, BaseException], config: Config, befo
     return Demoted(to_eager, frozenset(denied))
 
 
-def turned_down(region: Region, error: BaseException) -> str:
-    """What nvFuser's library says against a region; "" where the error is another executor's, or one of ours.
-
-    The library knows no other errors than plain RuntimeErrors: assertions that fail, and what its compiler says.
-    """
-    if region.executor != "nvfuser" or type(error) is not RuntimeError:
-        return ""
-    return " ".join(_BOILERPLATE.sub("", _first_line(error)).split()) or "it does not say why"
-
-
 def _lines(region: Region) -> list[str]:
     """The user's lines that a region computes."""
     return list(dict.fromkeys(filter(None, map(user_line, region.nodes))))[:MOST_LINES]
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _repro(region: Region, error: BaseException, config: Config) -> Path:

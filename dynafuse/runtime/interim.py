@@ -1,4 +1,4 @@
-"""Near matches: what a graph runs on while its kernels are being compiled.
+"""Interim plans: what a graph runs on while its kernels are being compiled.
 
 A region whose kernel is not there yet may equal one whose kernel is, but for a few ops at its end or its beginning. Until
 its own kernel is compiled it runs on that one, and the few ops run eager. Whether a graph does so is for the cost model
@@ -17,16 +17,18 @@ from typing import TypeVar
 
 from torch.fx import Graph, GraphModule, Node
 
-from dynafuse.build import is_there, target_of
-from dynafuse.cache.canonical import Bound, canonical
-from dynafuse.config import Config
+from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion, canonical
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import plan_prediction
 from dynafuse.cost.model import Meanwhile, meanwhile
 from dynafuse.ir import Annotated, Facts, Plan, Region
+from dynafuse.lowering.base import Compilation
+from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.grow import partition
+from dynafuse.select.compile import is_there
+from dynafuse.select.place import target_of
 
 V = TypeVar("V")
 
@@ -43,11 +45,10 @@ NO_OPS: frozenset[Node] = frozenset()
 
 
 @dataclass(frozen=True)
-class StandIn:
+class InterimPlan:
     """A plan whose kernels are there, to run in the place of one whose are not, and what that loses and saves."""
 
-    plan: Plan
-    bounds: Mapping[str, Bound]
+    plan: CanonicalPlan
     regions: tuple[str, ...]  # of the other plan: those that run otherwise
     numbers: Meanwhile
 
@@ -55,29 +56,31 @@ class StandIn:
         return f"{', '.join(self.regions)} on kernels that are there, with what these lack run eager; {self.numbers}"
 
 
-def stand_in(plan: Plan, bounds: Mapping[str, Bound], missing: Collection[str], module: GraphModule, config: Config,
-             device: Device, capability: int | None) -> StandIn | None:
-    """What stands in for a plan whose regions ``missing`` have no kernels yet; None where one of them cannot be helped."""
-    late = {_same(bounds[name]): bounds[name] for name in missing}
+def interim_plan(plan: CanonicalPlan, missing: Collection[str], module: GraphModule, device: Device,
+                 compilation: Compilation) -> InterimPlan | None:
+    """Return what a graph runs on while the kernels of the regions ``missing`` are compiled; None where one has no help."""
+    regions = plan.by_name
+    late = {_same(regions[name]): regions[name] for name in missing}
     if len(late) > MOST_KERNELS:
         return None
-    search = _Search(plan.annotated, module, config, device, capability)
+    search = _Search(plan.annotated, module, device, compilation)
     rests: dict[Hashable, Rest] = {}
-    for same, bound in late.items():
-        rest = search.rest(bound, MOST_NODES // len(late))
+    for same, region in late.items():
+        rest = search.rest(region, MOST_NODES // len(late))
         if rest is None:
             return None
         rests[same] = rest
-    made = _replaced(plan, {name: tuple(rests[_same(bounds[name])].at(bounds[name])) for name in missing})
-    own = {region.name: bounds[region.name] if region.name in bounds else search.bound(plan.annotated, region)
-           for region in made.regions}
-    if not all(map(search.is_there, own.values())):
+    replaced = _replaced(plan.plan, {name: tuple(rests[_same(regions[name])].at(regions[name])) for name in missing})
+    steps = tuple(step if isinstance(step, Node) else regions.get(step.name) or search.canonical(plan.annotated, step)
+                  for step in replaced.steps)
+    interim = CanonicalPlan(replaced.annotated, steps, replaced.refusals, replaced.unplaced)
+    if not all(is_there(region, compilation) for region in interim.regions):
         return None
-    numbers = meanwhile(plan_prediction(plan, device), plan_prediction(made, device), len(late), device)
-    return StandIn(made, own, tuple(missing), numbers)
+    numbers = meanwhile(plan_prediction(plan.plan, device), plan_prediction(replaced, device), len(late), device)
+    return InterimPlan(interim, tuple(missing), numbers)
 
 
-def _same(bound: Bound) -> Hashable:
+def _same(bound: CanonicalRegion) -> Hashable:
     """What regions have in common that one stand-in serves: the kernel, and the size where that has a class of them."""
     return bound.key, bound.sizes
 
@@ -103,11 +106,11 @@ def _eager(facts: Facts, reason: str = "") -> Facts:
 class Rest:
     """What is left of a region without a few of its ops, planned on a copy."""
 
-    whole: Bound
+    whole: CanonicalRegion
     copies: Mapping[Node, Node]  # of the region's nodes and of its inputs
     plan: Plan
 
-    def at(self, bound: Bound) -> Iterator[Region | Node]:
+    def at(self, bound: CanonicalRegion) -> Iterator[Region | Node]:
         """Its steps in an equal region."""
         pairs = zip((*self.whole.ops, *self.whole.inputs), (*bound.ops, *bound.inputs), strict=True)
         there = {self.copies[here]: node for here, node in pairs}
@@ -136,40 +139,40 @@ class _Search:
 
     annotated: Annotated
     module: GraphModule
-    config: Config
     device: Device
-    capability: int | None
+    compilation: Compilation
 
-    def rest(self, bound: Bound, nodes: int) -> Rest | None:
-        """A region without as few of its ops as make the rest one whose kernels are there; at most ``nodes`` are planned.
+    def rest(self, whole: CanonicalRegion, nodes: int) -> Rest | None:
+        """Return a region without as few of its ops as make the rest one whose kernels are there.
 
-        What the user has forced onto its executor stays there as a whole; a family's kernel is a near match already.
+        At most ``nodes`` are planned. What the user has forced onto its executor stays there as a whole; a region on its
+        family's kernel runs on a shared one already.
         """
-        region, facts = bound.region, self.annotated.facts
-        if region.executor != "triton" or bound.near or any(facts[node].forced for node in region.nodes):
+        region, facts = whole.region, self.annotated.facts
+        aside = executor(region.executor).compiles_aside
+        if not aside or whole.near or any(facts[node].forced for node in region.nodes):
             return None
         copy, copies = _copied(region, self.module)
-        annotated = annotate(copy, region.outputs[0].meta["val"].device.type)
+        annotated = annotate(copy, whole.device.type)
         for ops in itertools.islice(remainders(region, facts), nodes // len(region.nodes)):
             plan = self._without([copies[node] for node in ops], annotated)
-            if not plan.unplaced and all(self.is_there(self.bound(plan.annotated, one)) for one in plan.regions):
-                return Rest(bound, copies, plan)
+            parts = (self.canonical(plan.annotated, part) for part in plan.regions)
+            if not plan.unplaced and all(is_there(part, self.compilation) for part in parts):
+                return Rest(whole, copies, plan)
         return None
 
     def _without(self, ops: Iterable[Node], annotated: Annotated) -> Plan:
-        """The plan of a graph in which some ops run eager."""
+        """Return the plan of a graph in which some ops run eager."""
         facts = {**annotated.facts, **{node: _eager(annotated.facts[node]) for node in ops}}
-        return partition(replace(annotated, facts=facts), self.device, recompute=self.config.recompute,
-                         max_ops=self.config.max_region_ops)
+        config = self.compilation.config
+        return partition(replace(annotated, facts=facts), self.device, recompute=config.recompute,
+                         max_ops=config.max_region_ops)
 
-    def bound(self, annotated: Annotated, region: Region) -> Bound:
-        """The canonical form of a region."""
-        target = target_of(region, self.capability)
-        return canonical(annotated, region, self.config.key(), target, self.config.size_classes)
-
-    def is_there(self, bound: Bound) -> bool:
-        """Whether a region's kernel has not to be compiled."""
-        return is_there(bound, self.capability, self.config)
+    def canonical(self, annotated: Annotated, region: Region) -> CanonicalRegion:
+        """Return a region in canonical form."""
+        config = self.compilation.config
+        target = target_of(region, region.executor, self.compilation.capability)
+        return canonical(annotated, region, config.key(), target, config.size_classes)
 
 
 def _copied(region: Region, module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:

@@ -30,10 +30,10 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import COUNT, Facts, Plan, Region, Size
-from dynafuse.lowering.inductor.kernel import DelegateKernel
-from dynafuse.lowering.nvfuser.kernel import FusionKernel
-from dynafuse.lowering.triton.launch import Kernel, Places
+from dynafuse.lowering import base
+from dynafuse.lowering.triton.launch import Kernel, Places, stream_of
 from dynafuse.ops.library import LIBRARY
 from dynafuse.ops.overloads import COPIES_INTO, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
@@ -44,7 +44,6 @@ from dynafuse.runtime.sizes import MATH, size_text
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 PRODUCTS = frozenset(overloads("aten.mm.default aten.addmm.default aten.bmm.default aten.baddbmm.default"))
 guards: Any = torch._C._dynamo.guards
-stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,19 @@ class Step:
     """A region as it runs: its kernel and what the kernel's arguments are in this graph."""
 
     region: Region
-    kernel: Kernel | FusionKernel | DelegateKernel
+    kernel: Any  # one with launches, or any lowering.base.Kernel
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     symbols: tuple[Size, ...]  # what the kernel's symbols are, over those of the graph
     numbers: tuple[float, ...] = ()
     count: int | None = None  # terms of the kernel's fold, if the kernel asks
     places: Places = field(default_factory=dict)
+
+    @staticmethod
+    def of(region: CanonicalRegion, kernel: Any, places: Places) -> Step:
+        """Return a region as it runs on its kernel; ``places`` are the user's lines that index by loaded values."""
+        symbols = (*region.symbols, *region.sizes)
+        return Step(region.region, kernel, region.arguments, region.outputs, symbols, region.numbers, region.count, places)
 
 
 class Writer:
@@ -245,14 +250,14 @@ class Writer:
 
     def _region(self, step: Step) -> None:
         self.lines += [f"# {line}" for line in _described(step.region)]
-        if isinstance(step.kernel, Kernel):
+        if isinstance(step.kernel, Kernel):  # its launches are written out, one by one
             self._launches(step, step.kernel)
         else:
             self._delegated(step, step.kernel)
         for node, into in step.region.copies.items():
             self.names[node] = self.names[into]
 
-    def _delegated(self, step: Step, kernel: FusionKernel | DelegateKernel) -> None:
+    def _delegated(self, step: Step, kernel: base.Kernel) -> None:
         """One call, which allocates its outputs itself."""
         sizes = [self.size(step.symbols[symbol]) for symbol in kernel.scalars]
         inputs = ", ".join([self.names[n] for n in step.inputs] + sizes)

@@ -2,8 +2,8 @@
 
 from dynafuse.select.evaluate import eager
 from dynafuse.select.measurement import Measured, Verdict, VerdictStore, verdict_key
-from dynafuse.select.tuner import VERDICTS, Tuner, contenders, hints_of, needs
+from dynafuse.select.tuner import VERDICTS, Tuner, contenders, needs
 
 __all__ = [
-    "VERDICTS", "Measured", "Tuner", "Verdict", "VerdictStore", "contenders", "eager", "hints_of", "needs", "verdict_key",
+    "VERDICTS", "Measured", "Tuner", "Verdict", "VerdictStore", "contenders", "eager", "needs", "verdict_key",
 ]

@@ -1,4 +1,4 @@
-"""Near matches: which regions run on a kernel that is not quite their own, because it serves others as well.
+"""Fold families: which regions run on a kernel that is not quite their own, because it serves others as well.
 
 A fold can run on its family's kernel (``cache.families``) once the family has several lengths in this process. Whether it
 does is for the cost model to say: what the kernel loses a call against the region's share of the compile time saved.
@@ -9,86 +9,90 @@ layer of 5 loses 0.4 µs a call by four more arguments, and its share of three k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dynafuse.cache.canonical import Bound, family, reuse
+from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion, family, reuse
 from dynafuse.config import Config
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import family_gain_us, family_loss_us
-from dynafuse.ir import Near, Plan, Region
+from dynafuse.ir import Near
 from dynafuse.lowering.triton.schedule import schedule
 
 LENGTHS: dict[str, set[int]] = {}
 """How long the folds of a family were, in this process, by the key of its kernel."""
 
 
-def near(plan: Plan, bounds: Mapping[str, Bound], config: Config, device: Device) -> tuple[Plan, dict[str, Bound]]:
-    """The plan with the regions that run on their families' kernels, if the option ``near_match`` lets them."""
+def fold_families(plan: CanonicalPlan, config: Config, device: Device) -> CanonicalPlan:
+    """Return the plan with the regions that run on their families' kernels, if the option ``near_match`` lets them."""
     if not config.near_match:
-        return plan, dict(bounds)
-    families = _families(bounds, int(device.near_least_terms))
-    for found in families.values():
-        LENGTHS.setdefault(found.key, set()).add(_terms(found))
-    shared = _shared(bounds, families)
-    sites = reuse(list(bounds.values()))
-    made = {name: _chosen(bound, shared[name], sites[bound.key], plan, config, device) if name in shared else bound
-            for name, bound in bounds.items()}
-    return replace(plan, steps=tuple(made[s.name].region if isinstance(s, Region) else s for s in plan.steps)), made
+        return plan
+    families = _families(plan.regions, int(device.near_least_terms))
+    for shared in families.values():
+        LENGTHS.setdefault(shared.key, set()).add(_terms(shared))
+    alike = _alike(plan.by_name, families)
+    sites = reuse(plan.regions)
+
+    def chosen(region: CanonicalRegion) -> CanonicalRegion:
+        shared = alike.get(region.name)
+        return region if shared is None else _chosen(region, shared, sites[region.key], plan, config, device)
+
+    return plan.mapped(chosen)
 
 
-def _families(bounds: Mapping[str, Bound], least: int) -> dict[str, Bound]:
-    """The regions that have a fold of at least ``least`` terms, on their families' kernels."""
+def _families(regions: Sequence[CanonicalRegion], least: int) -> dict[str, CanonicalRegion]:
+    """Return the regions that have a fold of at least ``least`` terms, on their families' kernels, by name."""
     without: set[str] = set()  # keys
     families = {}
-    for name, bound in bounds.items():
-        found = None if bound.key in without else family(bound, least)
-        if found is None:
-            without.add(bound.key)
+    for region in regions:
+        shared = None if region.key in without else family(region, least)
+        if shared is None:
+            without.add(region.key)
         else:
-            families[name] = found
+            families[region.name] = shared
     return families
 
 
-def _shared(bounds: Mapping[str, Bound], families: Mapping[str, Bound]) -> dict[str, Bound]:
-    """Of the families those that have several lengths and whose kernel computes the same bits as the region's own."""
-    alike: dict[str, bool] = {}  # by key: a schedule takes milliseconds
-    shared = {}
-    for name, found in families.items():
-        bound = bounds[name]
-        if len(LENGTHS[found.key]) > 1 and bound.key not in alike:
-            alike[bound.key] = _sums_alike(bound, found)
-            if not alike[bound.key]:
-                LENGTHS[found.key].discard(_terms(found))
-        if alike.get(bound.key):
-            shared[name] = found
-    return shared
+def _alike(regions: Mapping[str, CanonicalRegion], families: Mapping[str, CanonicalRegion]) -> dict[str, CanonicalRegion]:
+    """Return the families that have several lengths and whose kernel computes the same bits as the region's own."""
+    same_bits: dict[str, bool] = {}  # by key: a schedule takes milliseconds
+    alike = {}
+    for name, shared in families.items():
+        region = regions[name]
+        if len(LENGTHS[shared.key]) > 1 and region.key not in same_bits:
+            same_bits[region.key] = _sums_alike(region, shared)
+            if not same_bits[region.key]:
+                LENGTHS[shared.key].discard(_terms(shared))
+        if same_bits.get(region.key):
+            alike[name] = shared
+    return alike
 
 
-def _sums_alike(bound: Bound, found: Bound) -> bool:
-    """Whether rows are summed up in the same order by a region's own kernel and by its family's."""
-    return not bound.spec.reductions or schedule(found.code) == schedule(bound.code)
+def _sums_alike(region: CanonicalRegion, shared: CanonicalRegion) -> bool:
+    """Return whether rows are summed up in the same order by a region's own kernel and by its family's."""
+    return not region.spec.reductions or schedule(shared.code) == schedule(region.code)
 
 
-def _terms(found: Bound) -> int:
-    assert found.member is not None
-    return found.member.terms
+def _terms(shared: CanonicalRegion) -> int:
+    assert shared.member is not None
+    return shared.member.terms
 
 
-def _chosen(bound: Bound, found: Bound, sites: int, plan: Plan, config: Config, device: Device) -> Bound:
-    """A region on its own kernel or on its family's, with the numbers in its decision or its reasons."""
-    member, region = found.member, bound.region
+def _chosen(own: CanonicalRegion, shared: CanonicalRegion, sites: int, plan: CanonicalPlan, config: Config,
+            device: Device) -> CanonicalRegion:
+    """Return a region on its own kernel or on its family's, with the numbers in its decision or its reasons."""
+    member, region = shared.member, own.region
     assert member is not None
-    arguments = len(found.arguments) - len(bound.inputs) + len(found.numbers) - len(bound.numbers) + 1
+    arguments = len(shared.arguments) - len(own.inputs) + len(shared.numbers) - len(own.numbers) + 1
     tensors = (tensor for n in (*region.inputs, *region.outputs) if (tensor := plan.annotated.facts[n].tensor) is not None)
     loss = family_loss_us(arguments, member.width - member.terms, max(tensor.hint for tensor in tensors), device,
                           config.cudagraphs)
-    lengths = len(LENGTHS[found.key])
+    lengths = len(LENGTHS[shared.key])
     saved = family_gain_us(lengths, sites, device)
     if loss < saved:
         decision = replace(region.decision, near=Near(member.terms, member.width, loss, saved))
-        return replace(found, region=replace(region, decision=decision))
+        return replace(shared, region=replace(region, decision=decision))
     if lengths < 2:
-        return bound
+        return own
     reason = f"a kernel of its own: as a {member} it would lose {loss:.2f} µs a call, and save {saved:.2f} of compile time"
-    return replace(bound, region=replace(region, reasons=(*region.reasons, reason)))
+    return replace(own, region=replace(region, reasons=(*region.reasons, reason)))

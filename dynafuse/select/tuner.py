@@ -32,10 +32,9 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.fallback import attempted
 from dynafuse.forks import Lock
-from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.select import data
@@ -83,32 +82,6 @@ def contenders(choice: Judged, tune: str, executors: Sequence[str]) -> tuple[str
     if not needs(choice, tune):
         return ()
     return choice.unsure if tune == "unsure" else tuple(executors)
-
-
-def hints_of(bound: Bound) -> dict[str, int]:
-    """The spec's size symbols with their values in the example inputs."""
-    nodes = dict.fromkeys((*bound.inputs, *(n for node in bound.region.nodes for n in (node, *node.all_input_nodes))))
-    environment = next((e for node in nodes for e in _environments(node.meta.get("val"))), None)
-    return {name: _hint(expr, environment) for name, expr in zip(bound.spec.symbols, bound.symbols, strict=True)}
-
-
-def _hint(expr: Any, environment: Any) -> int:
-    """The value of a size in the example inputs, as the environment of the graph's symbols knows it."""
-    if environment is None:
-        return UNKNOWN_SIZE
-    size = environment.create_symintnode(environment.replace(expr), hint=None)
-    known = size.node.hint if isinstance(size, torch.SymInt) else size
-    return _possible(environment.bound_sympy(expr)) if known is None else int(known)
-
-
-def _possible(values: Any) -> int:
-    """A value in a range, which may have no ends."""
-    return int(min(max(UNKNOWN_SIZE, values.lower), values.upper))
-
-
-def _environments(value: Any) -> Iterator[Any]:
-    sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
-    yield from (size.node.shape_env for size in sizes if isinstance(size, torch.SymInt) and size.node.shape_env)
 
 
 def obstacle(device: torch.device) -> str:
@@ -161,7 +134,7 @@ class Tuner:
     reused: int = 0  # known from earlier measurements
     unusable: str = ""  # why the device cannot be measured on any more
 
-    def verdict(self, bound: Bound, candidates: Mapping[str, Build], device: torch.device,
+    def verdict(self, bound: CanonicalRegion, candidates: Mapping[str, Build], device: torch.device,
                 hints: Mapping[str, int] | None = None) -> Verdict:
         """What is fastest for a region, of candidates in the order of their predictions, best first.
 
@@ -171,7 +144,7 @@ class Tuner:
         reason = self.unusable or self.obstacle(device) or ("" if len(names) > 1 else "not measured: nothing to compare")
         if reason:
             return Verdict("", {}, names, reason)
-        hints = hints_of(bound) if hints is None else hints
+        hints = bound.hints if hints is None else hints
         key = verdict_key(bound.member.code if bound.member else bound.spec, hints, device)  # one for a family
         missing = {name: build for name, build in candidates.items() if name not in self.store.get(key)}
         if missing:
@@ -184,7 +157,7 @@ class Tuner:
             log.info("tuned %s: %s, %.2f s", bound.region.name, found, seconds)
         return found
 
-    def _measure(self, key: str, bound: Bound, missing: Mapping[str, Build], hints: Mapping[str, int],
+    def _measure(self, key: str, bound: CanonicalRegion, missing: Mapping[str, Build], hints: Mapping[str, int],
                  device: torch.device) -> tuple[str, float]:
         """Measure what is missing; why some still is, and the seconds that it took."""
         if self.spent_s >= self.budget_s:
@@ -196,7 +169,7 @@ class Tuner:
             finally:
                 self.spent_s += self.now() - began
 
-    def _measured(self, key: str, bound: Bound, missing: Mapping[str, Build], hints: Mapping[str, int],
+    def _measured(self, key: str, bound: CanonicalRegion, missing: Mapping[str, Build], hints: Mapping[str, int],
                   device: torch.device, began: float) -> str:
         try:
             sets = self._sets(bound.spec, hints, device)
@@ -220,7 +193,7 @@ class Tuner:
         first = data.inputs_for(spec, hints, device)
         return [first, *(data.copied(first) for _ in range(1, count))]
 
-    def _one(self, name: str, build: Build, bound: Bound, hints: Mapping[str, int], device: torch.device,
+    def _one(self, name: str, build: Build, bound: CanonicalRegion, hints: Mapping[str, int], device: torch.device,
              sets: Sequence[Sequence[torch.Tensor]]) -> Measured:
         """One candidate's times, or why there are none."""
         def measured() -> Measured:

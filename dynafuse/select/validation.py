@@ -6,16 +6,36 @@ rounds to bfloat16 once where torch rounds twice is off by a few thousandths, an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import Ref, Spec
-from dynafuse.select.data import inputs_for
+from dynafuse.select.data import NoData, inputs_for
 from dynafuse.select.evaluate import Evaluation
-from dynafuse.select.runners import Runner
+from dynafuse.select.runners import Runner, runner
+
+log = logging.getLogger(__name__)
 
 GROSS = 0.25  # relative: the norm of a difference, or the share of elements that differ
+
+
+def validate(kernel: Any, region: CanonicalRegion) -> None:
+    """Run a kernel once at the example's sizes: a failure or a wrong result is known before the first call.
+
+    Without a GPU, or where no data can be made up, nothing is compared. Raises RuntimeError for a wrong result.
+    """
+    if region.device.type != "cuda" or not torch.cuda.is_available():
+        return
+    try:
+        with _disable_current_modes():  # the graph's own fake tensors are being traced around us
+            check(runner(kernel, region.spec, region.hints, region.device), region.spec, region.hints, region.device)
+    except (NoData, torch.OutOfMemoryError) as error:
+        log.info("%s is compiled at its first call: %s", region.key, error)
 
 
 def check(run: Runner, spec: Spec, hints: Mapping[str, int], device: torch.device) -> None:

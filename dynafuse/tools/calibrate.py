@@ -28,7 +28,6 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from dynafuse import backend
 from dynafuse.config import resolve
 from dynafuse.cost import calibration
 from dynafuse.cost import device as devices
@@ -39,6 +38,8 @@ from dynafuse.errors import DynafuseError
 from dynafuse.lowering.nvfuser import availability
 from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.passes.decompositions import decompositions
+from dynafuse.pipeline import compile_graph
+from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.select.clock import Gpu, Refused, Run, Timer
 from dynafuse.tools.calibrate_cases import BF16, Case, bandwidth_cases, chain, copied
 
@@ -226,9 +227,9 @@ def bound(executor: str, case: Case, inputs: Sequence[Tensor]) -> Run:
     module = make_fx(case.function, decompositions(), tracing_mode="fake")(*inputs)
     dear = {"host_us_eager": 1e6, "launch_us_eager": 1e6}  # so that nothing is left to eager
     config = resolve(None, {"executors": [executor], "strict": True, "tune": "never", "workers": 0, "cost": dear}, {})
-    seen: list[backend.Compiled] = []
-    with backend.listening(seen.append, plan_only=False):
-        call = backend.compile_graph("inference", config, module, list(inputs))
+    seen: list[Compiled] = []
+    with listening(seen.append, plan_only=False):
+        call = compile_graph("inference", config, module, list(inputs))
     if not seen[-1].plan.regions or any(region.executor != executor for region in seen[-1].plan.regions):
         raise Refused(f"{executor} was not given the kernel")
     return lambda: call(list(inputs))

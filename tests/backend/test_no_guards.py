@@ -10,7 +10,7 @@ from differential import check
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dynafuse import backend
+from dynafuse import backend, pipeline
 
 X = torch.randn(2, 4)
 AT = torch.tensor([1])
@@ -31,7 +31,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
 @pytest.mark.parametrize("executor", ["triton", "inductor"])
 def test_sizes_stay_free(name: str, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, arguments = PROGRAMS[name]
-    compile_graph, bound = backend.compile_graph, []
+    compile_graph, bound = pipeline.compile_graph, []
     replace = ShapeEnv._set_replacement
     planned: list[object] = []  # the shape environments of the graphs; Inductor has one of its own
 

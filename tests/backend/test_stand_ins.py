@@ -15,7 +15,7 @@ from graphs import recorded
 from torch import Tensor
 
 import dynafuse
-from dynafuse import backend
+from dynafuse import backend, pipeline
 from dynafuse.config import resolve
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.lowering.triton import pool
@@ -342,7 +342,7 @@ def test_a_graph_that_lacks_many_kernels_is_not_looked_through(compiler: Compile
 def test_captured_graphs_wait(compiler: Compiler) -> None:
     compiler.held = True
     module = graphs.built(lambda b, x: b.op("aten.relu.default", x), X)
-    call = backend.compile_graph("inference", resolve(options={"stand_ins": True, "cudagraphs": True}), module, [X])
+    call = pipeline.compile_graph("inference", resolve(options={"stand_ins": True, "cudagraphs": True}), module, [X])
     with pytest.raises(Waited):
         call([X])
 

@@ -21,7 +21,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse import backend, config, ops
 from dynafuse.cache import archive, launches, persist, sources
-from dynafuse.cache.canonical import Bound, canonical
+from dynafuse.cache.canonical import CanonicalRegion, canonical
 from dynafuse.cache.disk import Disk
 from dynafuse.cache.entry import Entry, pack, unpack
 from dynafuse.cache.lock import Lock
@@ -276,7 +276,7 @@ def test_no_text_is_evaluated(plain: Any) -> None:
 X = torch.randn(6, 8)
 
 
-def bound(executor: str = "triton", op: str = "aten.exp.default") -> Bound:
+def bound(executor: str = "triton", op: str = "aten.exp.default") -> CanonicalRegion:
     module = graphs.built(lambda b, x: b.op("aten.neg.default", b.op(op, x)), X)
     plan = graphs.planned(module)
     return canonical(plan.annotated, replace(plan.regions[0], executor=executor), config.resolve(environ={}).key(), "sm90")

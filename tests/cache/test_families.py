@@ -15,7 +15,7 @@ from torch.fx import Node
 import dynafuse
 from dynafuse import backend
 from dynafuse.cache import canonical as key
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cache.fold_families import WIDTHS
 from dynafuse.config import resolve
 from dynafuse.lowering.triton.compiler import load
@@ -69,7 +69,7 @@ def fold(op: str = "aten.add.Tensor", term: Term = as_it_is, tail: Term = tanh, 
     return write
 
 
-def bound(write: Write, *inputs: torch.Tensor) -> Bound:
+def bound(write: Write, *inputs: torch.Tensor) -> CanonicalRegion:
     """The one region of a graph."""
     plan = graphs.planned(graphs.built(write, *inputs))
     (region,) = plan.regions
@@ -90,7 +90,7 @@ def tensors(count: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ..
     return [one.to(dtype) for one in made]
 
 
-def family(write: Write, count: int, dtype: torch.dtype = torch.float32) -> Bound:
+def family(write: Write, count: int, dtype: torch.dtype = torch.float32) -> CanonicalRegion:
     found = key.family(bound(write, *tensors(count, dtype)), 3)
     assert found is not None
     return found
@@ -194,7 +194,7 @@ def test_terms_that_differ_end_a_fold() -> None:
 # Bits -----------------------------------------------------------------------------------------------------------------
 
 
-def run(made: Bound, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def run(made: CanonicalRegion, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     lowered = lower(made.code)
     kernel = Kernel("key", lowered.source, lowered.launches, lowered.workspaces, load(lowered, None), True)
     order = [inputs[int(node.name.removeprefix("arg"))] for node in made.inputs]

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse.cache import canonical as key
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.config import resolve
 from dynafuse.ir import Axis, Layout, OpSpec, Ref, Spec, Store
 
@@ -21,7 +21,7 @@ X, Y = torch.randn(6, 8), torch.randn(6, 8)
 Write = Callable[..., Any]
 
 
-def bound(write: Write, *inputs: torch.Tensor, dynamic: bool = False, target: str = "sm90", **options: Any) -> Bound:
+def bound(write: Write, *inputs: torch.Tensor, dynamic: bool = False, target: str = "sm90", **options: Any) -> CanonicalRegion:
     """The one region of a graph."""
     plan = graphs.planned(graphs.built(write, *(inputs or (X, Y)), dynamic=dynamic))
     (region,) = plan.regions
@@ -55,7 +55,7 @@ def scaled(number: float) -> Write:
 
 
 SQUARE = torch.randn(16, 16)
-WORDS: dict[str, tuple[Bound, Bound, list[str]]] = {
+WORDS: dict[str, tuple[CanonicalRegion, CanonicalRegion, list[str]]] = {
     "a stride": (bound(pair()), bound(pair(), X, torch.randn(8, 6).t()), ["input 1: stride (8, 1) against (1, 6)"]),
     "a size": (bound(pair()), bound(pair(), X, torch.randn(8)),
                ["input 1: size (6, 8) against (8,)", "input 1: stride (8, 1) against (1,)"]),

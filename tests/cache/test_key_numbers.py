@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse.cache import canonical as key
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.config import resolve
 from dynafuse.select.measurement import verdict_key
 
@@ -20,7 +20,7 @@ X, Y = torch.randn(6, 8), torch.randn(8)
 Write = Callable[..., Any]
 
 
-def bound(write: Write, *inputs: torch.Tensor, executor: str = "triton") -> Bound:
+def bound(write: Write, *inputs: torch.Tensor, executor: str = "triton") -> CanonicalRegion:
     """The one region of a graph."""
     plan = graphs.planned(graphs.built(write, *(inputs or (X, Y))))
     (region,) = plan.regions

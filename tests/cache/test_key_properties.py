@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.fx import GraphModule, Node
 
 from dynafuse.cache import canonical as key
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cache.hoisted import lifted
 from dynafuse.config import OPTIONS, Option, resolve
 from dynafuse.ir import Classed
@@ -87,7 +87,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def bound(program: Program, swap: bool = False, order: tuple[int, ...] = (), prefix: str = "", target: str = "sm90",
-          classes: bool = False, **options: Any) -> Bound:
+          classes: bool = False, **options: Any) -> CanonicalRegion:
     """The region of a program: its steps in some order, with operands in the other order where that is the same."""
     def write(build: graphs.Builder, *inputs: Node) -> Node:
         known = dict(enumerate(inputs))
@@ -120,7 +120,7 @@ def _named(module: GraphModule, prefix: str) -> GraphModule:
     return module
 
 
-def same(first: Bound, second: Bound) -> bool:
+def same(first: CanonicalRegion, second: CanonicalRegion) -> bool:
     """Whether two regions share a key, which is when nothing is said of their difference."""
     assert (first.key == second.key) == (key.diff(first, second) == []) == (key.diff(second, first) == [])
     return first.key == second.key

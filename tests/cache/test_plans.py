@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.fx import GraphModule
 
-from dynafuse import backend, ops
+from dynafuse import backend, ops, pipeline
 from dynafuse.cache import persist, plans
 from dynafuse.cache.entry import Entry
 from dynafuse.config import Config, resolve
@@ -251,7 +251,7 @@ def test_small_graphs_are_planned_each_time(cached: Path, monkeypatch: pytest.Mo
 
 def test_without_a_cache_and_to_look_at_a_plan_nothing_is_kept(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with backend.listening(lambda graph: None, plan_only=True):
-        backend.compile_graph("inference", resolve(), graphs.built(layers, X, W), [])
+        pipeline.compile_graph("inference", resolve(), graphs.built(layers, X, W), [])
     monkeypatch.setenv("DYNAFUSE_CACHE", "0")
     compiled(graphs.built(layers, X, W))
     assert not cached.exists()

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from dynafuse import backend
 from dynafuse.cache import canonical as key
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cache.hoisted import lifted
 from dynafuse.config import resolve
 from dynafuse.ir import Classed, Layout, Spec
@@ -33,14 +33,14 @@ GROUPS = [(torch.float32, (17, 30)), (torch.bfloat16, (32, 48)), (torch.bfloat16
 """Sizes of a class, or that have none; the first are no multiples of a block. Cases take turns at every other of them."""
 
 
-def bounds(case: Case, size: int, dtype: torch.dtype = torch.float32, classes: bool = True) -> list[Bound]:
+def bounds(case: Case, size: int, dtype: torch.dtype = torch.float32, classes: bool = True) -> list[CanonicalRegion]:
     """The regions of a function at a size."""
     plan = graphs.planned(traced(case, size, dtype))
     return [key.canonical(plan.annotated, region, resolve(environ={}).key(), "sm90", classes) for region in plan.regions]
 
 
 def regions(write: Callable[..., Any], *shapes: tuple[int, ...], classes: bool = True,
-            dtype: torch.dtype = torch.float32) -> list[Bound]:
+            dtype: torch.dtype = torch.float32) -> list[CanonicalRegion]:
     """The regions of a graph over tensors of some sizes."""
     plan = graphs.planned(graphs.built(write, *(torch.empty(shape, dtype=dtype) for shape in shapes)))
     return [key.canonical(plan.annotated, region, resolve(environ={}).key(), "sm90", classes) for region in plan.regions]
@@ -50,12 +50,12 @@ def relu(b: graphs.Builder, x: Node) -> Node:
     return b.op("aten.relu.default", x)
 
 
-def one(write: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> Bound:
+def one(write: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> CanonicalRegion:
     (found,) = regions(write, *shapes, **options)
     return found
 
 
-def has_class(bound: Bound) -> bool:
+def has_class(bound: CanonicalRegion) -> bool:
     assert isinstance(bound.code, Classed) == bool(bound.sizes)
     return isinstance(bound.code, Classed)
 
@@ -111,7 +111,7 @@ def test_other_executors_keep_their_sizes(executor: str) -> None:
 
 @pytest.mark.parametrize("size", [65, 100, 127])
 def test_the_order_of_operands_does_not_follow_from_sizes(size: int) -> None:
-    def sum_of_views(size: int) -> Bound:
+    def sum_of_views(size: int) -> CanonicalRegion:
         def write(b: graphs.Builder, x: Node, y: Node) -> Node:
             views = (b.op("aten.view.default", t, [size * 2, 40]) for t in (b.op("aten.exp.default", x), y))
             return b.op("aten.add.Tensor", *(b.op("aten.sin.default", view) for view in views))
@@ -200,7 +200,7 @@ def test_offsets_stay_as_narrow_as_they_are(rows: int, wide: bool, classed: bool
 # Right for all of them ------------------------------------------------------------------------------------------------
 
 
-def interpreted(bound: Bound) -> Kernel:
+def interpreted(bound: CanonicalRegion) -> Kernel:
     lowered = lower(bound.code)
     return Kernel(bound.key, lowered.source, lowered.launches, lowered.workspaces, load(lowered, None), True)
 
@@ -240,7 +240,7 @@ def check_sizes(what: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
     assert len(kernels) == len(found[sizes[0]]) or not CASES[what].shares
 
 
-def _alone(case: Case, size: int, dtype: torch.dtype, made: Bound) -> Sequence[torch.Tensor]:
+def _alone(case: Case, size: int, dtype: torch.dtype, made: CanonicalRegion) -> Sequence[torch.Tensor]:
     """What the kernel for that size alone computes: of random numbers the same ones."""
     (alone,) = (bound for bound in bounds(case, size, dtype, classes=False) if bound.spec == made.spec)
     return runner(interpreted(alone), alone.spec, {}, CPU)(inputs_for(alone.spec, {}, CPU))

@@ -16,7 +16,7 @@ import torch
 from by_regions import ByRegions
 from torch.fx import GraphModule
 
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.lowering.inductor.compiler import build
 from dynafuse.lowering.inductor.kernel import DelegateKernel
 from dynafuse.lowering.inductor.lower import lower
@@ -29,7 +29,7 @@ class Delegated(ByRegions):
         super().__init__(module, "cpu")
         self.kernels = {name: DelegateKernel(b.key, lower(b.spec), build) for name, b in self.bounds.items()}
 
-    def run_region(self, bound: Bound, inputs: Sequence[Any], symbols: Sequence[int]) -> Sequence[torch.Tensor]:
+    def run_region(self, bound: CanonicalRegion, inputs: Sequence[Any], symbols: Sequence[int]) -> Sequence[torch.Tensor]:
         """Run a region; its outputs are what the stores promise, in memory of their own."""
         kernel = self.kernels[bound.region.name]
         made = kernel.run([*inputs, *symbols], None)

@@ -30,7 +30,7 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse import backend
-from dynafuse.cache.canonical import Bound, canonical, family
+from dynafuse.cache.canonical import CanonicalRegion, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.launch import located
 from dynafuse.lowering.triton.lower import lower
@@ -42,18 +42,18 @@ USED = re.compile(r"Used (\d+) registers")
 SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def goldens() -> Iterator[Bound]:
+def goldens() -> Iterator[CanonicalRegion]:
     for name in representative.CASES:
         yield from representative.bounds(name)
 
 
-def classes() -> Iterator[Bound]:
+def classes() -> Iterator[CanonicalRegion]:
     """The same as kernels for classes of sizes, where they are."""
     for name in representative.CASES:
         yield from (bound for bound in representative.bounds(name, classes=True) if bound.sizes)
 
 
-def folds() -> Iterator[Bound]:
+def folds() -> Iterator[CanonicalRegion]:
     """A fold of every width that a region's tensors allow, in 16-bit floats."""
     for terms in (4, 8, 16, 32, 39):
         plan = graphs.planned(graphs.built(total, *(torch.empty(4096, 512, dtype=torch.bfloat16) for _ in range(terms))))
@@ -63,7 +63,7 @@ def folds() -> Iterator[Bound]:
         yield found
 
 
-def indices() -> Iterator[Bound]:
+def indices() -> Iterator[CanonicalRegion]:
     """What indexes by loaded values, in the classes of kernels that there are; each checks them."""
     table, short = (torch.empty(4096, size, dtype=torch.bfloat16) for size in (131072, 512))
     long = torch.empty(4096, dtype=torch.int64)
@@ -91,7 +91,7 @@ def total(build: graphs.Builder, x: Node, *rest: Node) -> Node:
     return build.op("aten.tanh.default", x)
 
 
-def doubles() -> Iterator[Bound]:
+def doubles() -> Iterator[CanonicalRegion]:
     """What rows make at an index, in float64: the interpreter does not mind a literal that Triton takes for float32."""
     calls = [(row, sample) for row in ROWS if row.lower for sample in samples(row)]
     for row, sample in calls:
@@ -105,7 +105,7 @@ def called(row: Row, sample: Sample, build: graphs.Builder, *nodes: Node) -> Nod
     return write(build, row, sample, nodes)
 
 
-def llama() -> Iterator[Bound]:
+def llama() -> Iterator[CanonicalRegion]:
     """Forward and backward of a small Llama, planned for an H200."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -120,7 +120,7 @@ def llama() -> Iterator[Bound]:
         yield from graph.bounds.values()
 
 
-def integers() -> Iterator[Bound]:
+def integers() -> Iterator[CanonicalRegion]:
     """What computes with integers of any sign and with sizes, planned for an H200."""
     functions = [(function, (X, n)) for function in (ARITHMETIC | INDEXING).values() for n in (4, -3)]
     functions += [(function, CALLS[0]) for function in PIECES.values()]
@@ -134,7 +134,7 @@ def integers() -> Iterator[Bound]:
         yield from graph.bounds.values()
 
 
-def positions() -> Iterator[Bound]:
+def positions() -> Iterator[CanonicalRegion]:
     """Where the extremes of rows are, of lengths that fill a tile and others, planned for an H200."""
     found: list[backend.Compiled] = []
     with backend.listening(found.append, plan_only=True):
@@ -160,7 +160,7 @@ def resources(kernel: Any) -> dict[str, int]:
     return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared}
 
 
-def compiled(bounds: Iterator[Bound]) -> dict[str, dict[str, int]]:
+def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
     """Every distinct kernel of some regions."""
     distinct = {bound.key: bound for bound in bounds}
     found: dict[str, dict[str, int]] = {}

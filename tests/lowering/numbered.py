@@ -15,7 +15,7 @@ from samples import values
 from torch.fx import Node
 
 from dynafuse import ops
-from dynafuse.cache.canonical import Bound, canonical
+from dynafuse.cache.canonical import CanonicalRegion, canonical
 from dynafuse.config import resolve
 from dynafuse.ops import Row
 from dynafuse.ops.overloads import overloads
@@ -45,7 +45,7 @@ def _given(argument: Any) -> Any:
 ROWS = [row for row in ops.rows() if list(calls(row))]
 
 
-def bound(row: Row, given: list[Any], dtype: torch.dtype) -> tuple[Bound, list[torch.Tensor]]:
+def bound(row: Row, given: list[Any], dtype: torch.dtype) -> tuple[CanonicalRegion, list[torch.Tensor]]:
     """The region of a call, and its inputs."""
     tensors = [values((6, 40), torch.bool if value is torch.bool else dtype, k)
                for k, value in enumerate(given) if isinstance(value, torch.dtype)]
@@ -63,7 +63,7 @@ def bound(row: Row, given: list[Any], dtype: torch.dtype) -> tuple[Bound, list[t
     return made, [tensors[int(node.name.removeprefix("arg"))] for node in made.inputs]
 
 
-def regions() -> Iterator[Bound]:
+def regions() -> Iterator[CanonicalRegion]:
     """A region per call."""
     for row in ROWS:
         yield from (bound(row, given, torch.bfloat16)[0] for given in calls(row))

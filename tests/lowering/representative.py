@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from dynafuse.cache.canonical import Bound, canonical, family
+from dynafuse.cache.canonical import CanonicalRegion, canonical, family
 from dynafuse.config import resolve
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.passes.decompositions import decompositions
@@ -107,7 +107,7 @@ def traced(case: Case) -> GraphModule:
         return make_fx(case.function, decomposition_table=decompositions(), tracing_mode=mode)(*made)
 
 
-def bounds(name: str, classes: bool = False) -> list[Bound]:
+def bounds(name: str, classes: bool = False) -> list[CanonicalRegion]:
     """The regions of a case, for a described H200; with ``classes`` as their sizes share kernels."""
     plan = graphs.planned(traced(CASES[name]))
     found = [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90", classes) for region in plan.regions]
@@ -119,7 +119,7 @@ def text(name: str) -> str:
     return "\n\n".join(_section(bound) for bound in bounds(name)) + "\n"
 
 
-def _section(bound: Bound) -> str:
+def _section(bound: CanonicalRegion) -> str:
     lowered = lower(bound.code)
     spec = "\n".join(f"# {line}" for line in str(bound.code).splitlines())
     lines = [f"# {launch.entry}: grid {launch.grid}, {dict(launch.constants)}, {launch.warps} warps"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from dynafuse.build import STORE
 from numbered import NUMBER, ROWS, bound, calls
 
 from dynafuse import backend
-from dynafuse.build import STORE
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.lowering.triton.compiler import load
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
@@ -22,7 +22,7 @@ from dynafuse.select.runners import runner
 CPU = torch.device("cpu")
 
 
-def run(spec: Any, made: Bound, tensors: list[torch.Tensor]) -> torch.Tensor:
+def run(spec: Any, made: CanonicalRegion, tensors: list[torch.Tensor]) -> torch.Tensor:
     lowered = lower(spec)
     kernel = Kernel("key", lowered.source, lowered.launches, lowered.workspaces, load(lowered, None), True)
     (found,) = runner(kernel, made.spec, {}, CPU)(tensors)

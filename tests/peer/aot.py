@@ -19,7 +19,7 @@ import torch
 import torch.testing._internal.optests.aot_autograd as op_check
 from torch.fx import GraphModule
 
-from dynafuse import backend
+from dynafuse import backend, pipeline
 from dynafuse.config import resolve
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.joint import split_joint
@@ -79,7 +79,7 @@ def _copied(module: GraphModule) -> GraphModule:
 
 def _compile(kind: str, config: Any, look: Compiler, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     look(_copied(graph), inputs)
-    return backend.compile_graph(kind, config, graph, inputs, captured={})
+    return pipeline.compile_graph(kind, config, graph, inputs, captured={})
 
 
 def programs(suite: ModuleType, settings: Settings) -> list[type[unittest.TestCase]]:
@@ -90,7 +90,7 @@ def programs(suite: ModuleType, settings: Settings) -> list[type[unittest.TestCa
     class TestAOTAutogradWithDynamo(suite_.TestAOTAutogradWithDynamo):  # type: ignore[misc,name-defined]
         def run_autograd(self, f: Callable[..., Any], fw_graph_cell: list[Any], *_: Any) -> Callable[..., Any]:
             """``f`` as ``torch.compile`` has it compiled, by the backend as it is."""
-            compile_graph = backend.compile_graph
+            compile_graph = pipeline.compile_graph
 
             def seen(kind: str, config: Any, graph: GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
                 if kind != "backward":

@@ -31,7 +31,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.testing._internal.common_utils import TestCase
 
-from dynafuse import backend
+from dynafuse import backend, pipeline
 from dynafuse.config import resolve
 
 
@@ -58,7 +58,7 @@ class Settings:
     def compile_inner(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], *_: Any, **__: Any) -> Callable[..., Any]:
         """Instead of ``compile_fx_inner``, which takes a graph of ATen ops."""
         FakeTensorProp(gm, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
-        compiled = backend.compile_graph("inference", resolve(None, self.now()), gm, list(inputs))
+        compiled = pipeline.compile_graph("inference", resolve(None, self.now()), gm, list(inputs))
         return lambda args: compiled(args if isinstance(args, list) else list(args))  # tests without inputs give a tuple
 
 

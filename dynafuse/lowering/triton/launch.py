@@ -25,6 +25,7 @@ Places = Mapping[str, str]
 """Per op that indexes by what it loads, where the user wrote it: which op, and the line as asserts name it."""
 ASSERT = re.compile(rb"(index out of range: (\S+): [^\0]*?) {%d}" % PLACE_WIDTH)
 NOWHERE: Places = {}
+stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
 KINDS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 """How torch's launcher spells the types of scalar arguments; a pointer is ``O``."""
 

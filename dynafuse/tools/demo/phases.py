@@ -15,11 +15,13 @@ from rich.syntax import Syntax
 from torch import Tensor
 
 from dynafuse import backend
-from dynafuse.backend import Compiled
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.lowering.inductor import availability
+from dynafuse.lowering.registry import executor
+from dynafuse.lowering.triton.executor import TRITON
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.report import explain
+from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.tools.demo import speed
 from dynafuse.tools.demo.model import INTERPRETED, ON_CPU, ON_GPU, Batch, Sizes, Transformer, made
 from dynafuse.tools.demo.training import trained, verdict
@@ -100,7 +102,7 @@ class Run:
         self.seen: list[Compiled] = []
         self.model, self.batch = made(sizes, device)
         self.compiled = torch.compile(self.model, backend=_backend())
-        with backend.listening(self.seen.append, plan_only=False):
+        with listening(self.seen.append, plan_only=False):
             self.right, self.first_s = trained(console, self.model, self.batch, self.compiled)
         console.print(ran(self.seen))
 
@@ -128,7 +130,7 @@ def ran(compiled: Sequence[Compiled]) -> str:
 
 def example(compiled: Sequence[Compiled]) -> tuple[str, int] | None:
     """The Triton kernel that most regions share, of the most ops if there are several, and how many share it."""
-    bounds = [bound for bound in _bounds(compiled) if bound.region.executor == "triton"]
+    bounds = [bound for bound in _bounds(compiled) if executor(bound.region.executor) is TRITON]
     if not bounds:
         return None
     shared = Counter(bound.key for bound in bounds)
@@ -136,7 +138,7 @@ def example(compiled: Sequence[Compiled]) -> tuple[str, int] | None:
     return lower(chosen.code).source, shared[chosen.key]
 
 
-def _bounds(compiled: Sequence[Compiled]) -> list[Bound]:
+def _bounds(compiled: Sequence[Compiled]) -> list[CanonicalRegion]:
     return [bound for one in compiled for bound in one.bounds.values()]
 
 

@@ -19,7 +19,7 @@ import torch_recorder
 from by_regions import ByRegions
 from torch.fx import GraphModule, Node
 
-from dynafuse.cache.canonical import Bound
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.lowering.nvfuser.lower import lower, refusal
 from dynafuse.lowering.nvfuser.recipe import Recipe, decode, encode
 from dynafuse.lowering.nvfuser.replay import Recording, replay
@@ -43,7 +43,7 @@ class Planned(ByRegions):
         facts = self.plan.annotated.facts
         return [s for s in self.plan.steps if isinstance(s, Node) and facts[s].role == "eager"]
 
-    def run_region(self, bound: Bound, inputs: Sequence[Any], symbols: Sequence[int]) -> Sequence[torch.Tensor]:
+    def run_region(self, bound: CanonicalRegion, inputs: Sequence[Any], symbols: Sequence[int]) -> Sequence[torch.Tensor]:
         """Play a region's recipe over torch; its outputs have the strides that the stores promise."""
         made = torch_recorder.run(self.recipes[bound.region.name], inputs, symbols)
         for node, value, store in zip(bound.outputs, made, bound.spec.stores, strict=True):

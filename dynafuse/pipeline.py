@@ -1,0 +1,319 @@
+"""From an ATen graph to the function that runs it.
+
+:func:`compile_graph` is the whole way, a line a stage; :func:`plan_graph` is its middle, from a graph to regions that have
+an executor each. Every value between two stages prints, and ``DYNAFUSE_TRACE`` writes them all (``runtime/trace.py``). A
+stage that fails falls back to what ``fallback.STAGES`` says, with a warning.
+
+Nobody waits here for kernels that worker processes compile: the first call of the function does, in :func:`finish`. Kernels
+that fail are left out there, and the graph is planned again without them.
+
+Worked example: ``compile_graph("inference", resolve(), module, inputs)`` returns ``call``; ``call([x, y])`` returns the
+outputs of ``module`` and empties the list.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch._dynamo.utils import dynamo_timed
+from torch.fx import GraphModule
+
+from dynafuse.cache import kernels as kernel_cache
+from dynafuse.cache import plans
+from dynafuse.cache.canonical import CanonicalPlan
+from dynafuse.config import Config
+from dynafuse.cost.model import Meanwhile
+from dynafuse.futures import has_failed, outcome
+from dynafuse.ir import Plan
+from dynafuse.partition.annotate import annotate, signature
+from dynafuse.partition.executors import Executors
+from dynafuse.partition.forcing import Forcing, index_lines
+from dynafuse.partition.grow import partition
+from dynafuse.passes.channels_last import optimize_layout
+from dynafuse.passes.joint import replace_random
+from dynafuse.passes.normalize import normalize
+from dynafuse.passes.snapshot import Snapshot
+from dynafuse.runtime.cuda_graphs import capture
+from dynafuse.runtime.deferred import deferred
+from dynafuse.runtime.demotion import Demoted, demote
+from dynafuse.runtime.eager import eager
+from dynafuse.runtime.interim import interim_plan
+from dynafuse.runtime.observers import Compiled, plan_only, tell
+from dynafuse.runtime.repro import guard_of
+from dynafuse.runtime.setting import Setting, keep_saved_tensors, setting_of
+from dynafuse.runtime.trace import Trace
+from dynafuse.runtime.wrapper import Step, write
+from dynafuse.select.compile import request
+from dynafuse.select.families import fold_families
+from dynafuse.select.measure import measured
+from dynafuse.select.place import place, reject
+
+Requests: TypeAlias = Mapping[str, Future[Any]]
+"""Kernels that were asked for, by the names of their regions."""
+
+log = logging.getLogger(__name__)
+
+_launch_sites = 0
+
+
+def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
+                  captured: dict[str, bool] | None = None, forcing: Forcing | None = None,
+                  calls: int = 1) -> Callable[[list[Any]], Any]:
+    """Return the function of an ATen graph.
+
+    Args:
+        kind: forward, backward or inference.
+        captured: of the graphs of one model, whether they are recorded as CUDA graphs; None for a graph inside another.
+        forcing: what the user forces onto which executor; None: as the options say.
+        calls: how often a step calls the function.
+    """
+    forcing = forcing or Forcing.of(config.force, config.executors or ())
+    before = Snapshot.of(module)
+    guard = guard_of(config, before.restored)
+    trace = Trace.of(config.trace, kind, guard)
+    stage = guard.stage
+
+    trace.note("aten", lambda: signature(module.graph))
+    if kind == "forward":
+        keep_saved_tensors()
+    normal = stage("normalization", lambda: _normalized(kind, config, module, forcing), _nothing)
+    if normal is None:
+        return eager(before.restored())
+    if captured is not None:
+        normal = _with_layout(kind, normal, example_inputs, stage)
+    trace.note("normalized", lambda: signature(normal.graph))
+    setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), _nothing)
+    if setting is None:
+        return eager(normal)
+    with dynamo_timed("dynafuse.plan"):
+        planned = stage("planning", lambda: plan_graph(setting, Demoted()), _nothing)
+    if planned is None:
+        return eager(normal)
+    if plan_only():
+        _report(setting, planned[0])
+        return eager(normal)
+    with dynamo_timed("dynafuse.lower"):
+        requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), _nothing)
+    if requests is None:
+        return eager(normal)
+    call = _call(setting, *planned, requests)
+    return call if captured is None or not config.cudagraphs else _recorded(setting, call, captured)
+
+
+def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demoted]:
+    """Return a plan whose regions have an executor each, and what runs eager, or not on some executor, for all that."""
+    config, device, trace = setting.config, setting.device, setting.trace
+    facts = annotate(setting.module, setting.fused_device, demoted.to_eager, setting.forcing)
+    trace.note("facts", lambda: str(facts))
+    executors = Executors(facts.facts, setting.forcing.enabled, demoted.denied)
+    options: dict[str, Any] = {
+        "captured": config.cudagraphs, "recompute": config.recompute, "max_ops": config.max_region_ops}
+
+    def grow() -> Plan:
+        return partition(facts, device, executors, **options)
+
+    depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()))
+    plan = grow() if plan_only() else plans.get_or_make(facts, depends, config, setting.guard, grow)
+    trace.note("plan", lambda: str(plan))
+    placed = place(plan, config, setting.capability)
+    if placed.unplaced:
+        return plan_graph(setting, demoted.without_executor(placed.unplaced))
+    trace.note("regions", lambda: str(placed))
+    shared = setting.guard.stage("fold families", lambda: fold_families(placed, config, device), lambda: placed)
+    if plan_only():
+        return shared, demoted
+    final = setting.guard.stage("measuring", lambda: measured(shared, device, setting.compilation), lambda: shared)
+    trace.note("decided", lambda: str(final.plan))
+    return final, demoted
+
+
+def finish(setting: Setting, plan: CanonicalPlan, demoted: Demoted, requests: Requests) -> Callable[..., Any]:
+    """Return the function of a plan once its kernels are there, or that of one without the regions whose kernels fail."""
+    if os.getpid() != setting.process:
+        requests = _requests(setting, plan)  # who asked before is another process, with the threads that would answer
+    kernels, errors = _awaited(requests)
+    while errors:
+        demoted = demote(plan, reject(plan, errors), setting.config, demoted)
+        plan, demoted = plan_graph(setting, demoted)
+        kernels, errors = _awaited(_requests(setting, plan))
+    _count_sites(len(plan.regions) * setting.calls)
+    return _function(setting, plan, kernels)
+
+
+# The stages that are more than a call ---------------------------------------------------------------------------------
+
+
+def _normalized(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> GraphModule:
+    """Return a graph after the passes that every graph goes through; what they are given is changed."""
+    _compile_regions_inside(kind, config, module, forcing)
+    if kind == "inference" and not config.fallback_random:
+        replace_random(module, forcing)
+    with dynamo_timed("dynafuse.normalize"):
+        return normalize(module, merge_equal=kind == "inference")
+
+
+def _compile_regions_inside(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> None:
+    """Compile the graphs of ``invoke_subgraph`` calls, each distinct one once; other higher-order ops stay eager."""
+    invoke = torch.ops.higher_order.invoke_subgraph
+    names = {node.args[0].target for node in module.graph.nodes if node.target is invoke}
+    for name in sorted(map(str, names)):
+        inner = getattr(module, name)
+        if isinstance(inner, GraphModule):
+            setattr(module, name, CompiledSubgraph(compile_graph(kind, config, inner, (), forcing=forcing)))
+
+
+class CompiledSubgraph(torch.nn.Module):
+    """A compiled subgraph in the place of its graph module."""
+
+    def __init__(self, call: Callable[[list[Any]], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: Any) -> Any:
+        return self.call(list(args))
+
+
+def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], stage: Callable[..., Any]) -> GraphModule:
+    """Return the graph with convolutions in the layout that pays."""
+    before = Snapshot.of(module)
+
+    def optimized() -> GraphModule:
+        with dynamo_timed("dynafuse.normalize"):
+            optimize_layout(kind, module, example_inputs)
+        return module
+
+    laid_out: GraphModule = stage("layout", optimized, before.restored)
+    return laid_out
+
+
+def _requests(setting: Setting, plan: CanonicalPlan) -> Requests:
+    """Ask for the kernel of every region, by name; for what takes a compiler longest first."""
+    largest_first = sorted(plan.regions, key=lambda region: -len(region.spec.ops))
+    return {region.name: request(region, setting.compilation) for region in largest_first}
+
+
+def _call(setting: Setting, plan: CanonicalPlan, demoted: Demoted, requests: Requests) -> Callable[..., Any]:
+    """Return the function of a plan, made now if nobody has to wait for kernels, else at its first call."""
+    stage, pending = setting.guard.stage, frozenset(requests.values())
+
+    def made() -> Callable[..., Any]:
+        with without_garbage_collection():
+            return stage("first call", lambda: finish(setting, plan, demoted, requests), lambda: eager(setting.module))
+
+    if all(future.done() for future in pending) or any(map(has_failed, pending)):
+        return made()
+    return deferred(made, pending, stage("interim plan", lambda: _meanwhile(setting, plan, requests), _nothing))
+
+
+def _meanwhile(setting: Setting, plan: CanonicalPlan, requests: Requests) -> Callable[..., Any] | None:
+    """Return the function of an interim plan, to run while the graph's own kernels are compiled; None without one."""
+    if not setting.config.stand_ins or setting.config.cudagraphs:
+        return None
+    missing = [name for name, future in requests.items() if not future.done()]
+    interim = interim_plan(plan, missing, setting.module, setting.device, setting.compilation)
+    if interim is None or not interim.numbers.pays:
+        log.info("%s graph: %s", setting.kind, interim or "no interim plan")
+        return None
+    kernels = _requests(setting, interim.plan)
+    if not all(future.done() and not has_failed(future) for future in kernels.values()):
+        return None  # a damaged entry on disk
+    log.info("%s graph: %s", setting.kind, interim)
+    return _function(setting, interim.plan, outcome(kernels)[0], interim.numbers)
+
+
+def _awaited(requests: Requests) -> tuple[dict[str, Any], dict[str, BaseException]]:
+    """Return the kernels that were asked for, once there is none to wait for, and the errors of the others."""
+    with dynamo_timed("dynafuse.wait"):
+        return outcome(requests)
+
+
+def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
+              meanwhile: Meanwhile | None = None) -> Callable[..., Any]:
+    """Return the function of a plan with its kernels."""
+    _report(setting, plan, meanwhile)
+    setting.trace.note("kernels", lambda: _sources(plan, kernels))
+    return setting.guard.stage("generated function", lambda: _written(setting, plan, kernels), lambda: eager(setting.module))
+
+
+def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
+    """Return what was generated for each distinct kernel, with the regions that run on it."""
+    sites: dict[str, list[str]] = {}
+    for region in plan.regions:
+        sites.setdefault(region.key, []).append(region.name)
+    return "\n\n".join(f"# {key}: {', '.join(names)}\n{kernels[names[0]].source}" for key, names in sites.items())
+
+
+def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the generated function."""
+    steps = {region.name: Step.of(region, kernels[region.name], index_lines(region.region.nodes)) for region in plan.regions}
+    with dynamo_timed("dynafuse.write"):
+        call = write(plan.plan, setting.module, steps, setting.static_inputs)
+    source: str = call.source  # type: ignore[attr-defined]
+    setting.trace.note("function", lambda: source)
+    log.debug("%s graph:\n%s\n%s", setting.kind, plan.plan, source)
+    return call
+
+
+def _recorded(setting: Setting, call: Callable[..., Any], captured: dict[str, bool]) -> Callable[..., Any]:
+    """Return a graph's function, recorded as CUDA graphs where it can be, which ``captured`` tells the model's others."""
+    def uncaptured() -> Callable[..., Any]:
+        captured[setting.kind] = False
+        return call
+
+    static = sorted(setting.static_inputs)
+    return setting.guard.stage(
+        "CUDA graphs", lambda: capture(call, setting.module, setting.kind, static, captured), uncaptured)
+
+
+def _report(setting: Setting, plan: CanonicalPlan, meanwhile: Meanwhile | None = None) -> None:
+    """Tell listeners and observers of a graph."""
+    def compiled() -> Compiled:
+        captured = setting.config.cudagraphs
+        return Compiled(setting.kind, plan, setting.device, setting.unusable, captured, setting.calls, meanwhile)
+
+    tell(compiled, kernel_cache.ORIGINS, setting.guard)
+
+
+# What is counted ------------------------------------------------------------------------------------------------------
+
+
+def launch_sites() -> int:
+    """Return how many places in compiled graphs launch a kernel."""
+    return _launch_sites
+
+
+def reset() -> None:
+    """Begin to count anew."""
+    global _launch_sites
+    _launch_sites = 0
+
+
+def _count_sites(number: int) -> None:
+    global _launch_sites
+    _launch_sites += number
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Hold back Python's cyclic collector, which walks torch's millions of objects over and over.
+
+    It takes a twentieth of the time in which 128 small layers are compiled.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _nothing() -> None:
+    """Stand in for a stage that only adds something."""

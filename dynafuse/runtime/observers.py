@@ -1,0 +1,101 @@
+"""Who is told of the graphs that this process compiles: reports, tests, the history of what runs.
+
+Worked example: ``with listening(graphs.append, plan_only=True): compiled(x)`` appends a :class:`Compiled` per graph, and
+lowers none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
+from dynafuse.cost.device import Device
+from dynafuse.cost.model import Meanwhile
+from dynafuse.fallback import Guard
+from dynafuse.ir import Plan
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A graph that went through the pipeline."""
+
+    kind: str  # forward | backward | inference
+    regions: CanonicalPlan
+    device: Device
+    unusable: Mapping[str, str]  # executors that the options name and that cannot be used, with the reason
+    captured: bool = False  # whether it is to be recorded as CUDA graphs
+    calls: int = 1  # how often a step calls it: more than once for layers that are compiled once
+    meanwhile: Meanwhile | None = None  # of an interim plan: what it loses and saves
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, without canonical forms."""
+        return self.regions.plan
+
+    @property
+    def bounds(self) -> dict[str, CanonicalRegion]:
+        """The regions in canonical form, by name."""
+        return self.regions.by_name
+
+
+class Observer(Protocol):
+    """Is told of every graph that this process runs, until it is reset."""
+
+    def note(self, compiled: Compiled, origins: Mapping[str, str]) -> None:
+        """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for."""
+
+    def clear(self) -> None:
+        """Forget all graphs."""
+
+
+OBSERVERS: list[Observer] = []
+"""``report.history`` among them, as soon as it is imported."""
+
+Listener: TypeAlias = Callable[[Compiled], None]
+_listeners: list[Listener] = []
+_own_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("own_listeners", default=())  # of what is only planned
+_plan_only: ContextVar[bool] = ContextVar("plan_only", default=False)  # of a thread: others run what they compile
+
+
+def plan_only() -> bool:
+    """Return whether this thread only plans: nothing is lowered, and graphs run eager."""
+    return _plan_only.get()
+
+
+@contextmanager
+def listening(listener: Listener, plan_only: bool) -> Iterator[None]:
+    """Hand every graph that compiles to ``listener``.
+
+    With ``plan_only`` those of this thread: nothing of them is lowered, and they run eager.
+    """
+    before = _plan_only.set(plan_only)
+    own = _own_listeners.set((*_own_listeners.get(), listener) if plan_only else _own_listeners.get())
+    _listeners.extend(() if plan_only else (listener,))
+    try:
+        yield
+    finally:
+        if not plan_only:
+            _listeners.remove(listener)
+        _own_listeners.reset(own)
+        _plan_only.reset(before)
+
+
+def tell(compiled: Callable[[], Compiled], origins: Mapping[str, str], guard: Guard) -> None:
+    """Tell the listeners of a graph and, if it is to run for good, those that observe what this process runs."""
+    def note(graph: Compiled) -> None:
+        if graph.meanwhile is None and not plan_only():
+            for observer in OBSERVERS:
+                observer.note(graph, origins)
+
+    for listener in (*_listeners, *_own_listeners.get(), note):
+        guard.stage("reports", lambda: listener(compiled()), lambda: None)  # noqa: B023
+
+
+def clear() -> None:
+    """Have all observers forget what has run."""
+    for observer in OBSERVERS:
+        observer.clear()

@@ -1,0 +1,115 @@
+"""What decides about the plan of a graph besides the graph: device, executors, options.
+
+Worked example: for a graph of CUDA tensors on an H200, ``setting_of("forward", module, ...)`` has the device ``h200``, the
+capability 90 and the executors ``("triton", "eager")``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+
+from dynafuse.config import Config
+from dynafuse.cost import device as devices
+from dynafuse.fallback import Guard
+from dynafuse.lowering.base import Compilation, Use
+from dynafuse.lowering.triton.compiler import interpreting
+from dynafuse.partition.forcing import Forcing
+from dynafuse.runtime.observers import plan_only
+from dynafuse.runtime.trace import Trace
+from dynafuse.select.enable import fusing, how_to_enable, tell, usable
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A normalized graph with all that its plan depends on."""
+
+    kind: str  # forward | backward | inference
+    module: GraphModule
+    config: Config
+    forcing: Forcing
+    device: devices.Device
+    fused_device: str | None  # the type of device whose tensors are fused
+    unusable: Mapping[str, str]  # executors that the options name and that cannot be used, with the reason
+    capability: int | None  # of the device; None where nothing runs natively
+    calls: int  # of the graph in a step
+    static_inputs: frozenset[int]  # positions of inputs whose addresses do not change from call to call
+    guard: Guard
+    trace: Trace
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def compilation(self) -> Compilation:
+        """What kernels are compiled for."""
+        return Compilation(self.capability, self.config, self.guard)
+
+
+def setting_of(kind: str, module: GraphModule, config: Config, forcing: Forcing, calls: int, guard: Guard,
+               trace: Trace) -> Setting:
+    """Return what decides about the plan of a normalized graph. Raises ExecutorError when strict."""
+    device = device_of(values_of(module), config)
+    use, enabled, unusable = executors_for(values_of(module), config)
+    return Setting(kind, module, config, allowing(forcing, use, enabled), device, fused_device(use, enabled), unusable,
+                   None if interpreting() else device.capability, calls, static_inputs(kind), guard, trace)
+
+
+def values_of(module: GraphModule) -> Iterator[Any]:
+    """Return examples of a graph's values."""
+    return (node.meta.get("val") for node in module.graph.nodes)
+
+
+def device_of(values: Iterable[Any], config: Config) -> devices.Device:
+    """Return what the cost model prices for: the described device if one is named, else the one that tensors are on."""
+    if config.device:
+        return devices.describe(config.device).overridden(config.cost)
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.device.type == "cuda" and torch.cuda.is_available():
+            return devices.at_hand(value.device.index or 0).overridden(config.cost)
+    described = devices.describe("h200") if interpreting() else devices.of_host()
+    return described.overridden(config.cost)
+
+
+def executors_for(values: Iterable[Any], config: Config) -> tuple[Use, tuple[str, ...], Mapping[str, str]]:
+    """Return where some values are, the executors that can be used there, and why others of the options cannot."""
+    on_cuda = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+    use = Use("cuda" if on_cuda else "cpu", config, planning=plan_only() and config.device is not None)
+    enabled, unusable = usable(use)
+    if not plan_only():
+        tell(use, enabled, unusable)
+    return use, enabled, unusable
+
+
+def allowing(forcing: Forcing, use: Use, enabled: Sequence[str]) -> Forcing:
+    """Return orders with the executors that can be used."""
+    return replace(forcing, enabled=tuple(enabled), how_to_enable=lambda name: how_to_enable(name, use))
+
+
+def fused_device(use: Use, enabled: Sequence[str]) -> str | None:
+    """Return the type of device whose tensors are fused; None if there is no executor to fuse them."""
+    return use.device_type if fusing(enabled) else None
+
+
+def static_inputs(kind: str) -> frozenset[int]:
+    """Return the positions of inputs whose addresses do not change from call to call (parameters)."""
+    context = TracingContext.try_get()
+    if kind == "backward" or context is None or context.fw_metadata is None:
+        return frozenset()
+    return frozenset(context.fw_metadata.static_input_indices)
+
+
+def keep_saved_tensors() -> None:
+    """Tell torch that the backward does not write into what the forward saves for it, so that it may run once more.
+
+    Torch offers that memory to the backward, which is compiled before anyone knows whether the graph will be retained, and
+    would then refuse ``retain_graph``. No lowering writes there: nothing is lost. The list belongs to the metadata of
+    plain tensors and of tensor subclasses alike.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
+        context.fw_metadata.bw_donated_idxs.clear()
