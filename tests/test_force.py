@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import graphs
 import pytest
 import torch
 from torch import nn
@@ -32,6 +31,7 @@ from dynafuse.partition.forcing import Forcing
 from dynafuse.partition.grow import partition
 from dynafuse.passes.normalize import normalize
 from dynafuse.select import choose as choice
+from tests.support import graphs
 
 X = torch.linspace(-2, 2, 128).reshape(8, 16)
 

@@ -27,6 +27,10 @@ MAY_IMPORT_COMPILERS = frozenset({"lowering", "runtime"})
 MOST_LINES_OF_FUNCTION = 80
 MOST_LINES_OF_FILE = 600
 
+TESTS = ROOT.parent / "tests"
+OF_THE_WHOLE = frozenset({"backend", "bench", "fuzz", "peer", "support", "training"})
+"""Folders of tests that are not those of a room: of the whole pipeline, of the benchmarks, and what tests share."""
+
 every_source = pytest.mark.parametrize("source", SOURCES, ids=str)
 
 
@@ -143,3 +147,13 @@ def test_public_modules_have_a_docstring(source: Path) -> None:
 def test_importing_loads_neither_torch_nor_triton(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'triton'}} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+FOLDERS_OF_TESTS = sorted({path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")} - {Path("fuzz/found")})
+
+
+@pytest.mark.parametrize("folder", FOLDERS_OF_TESTS, ids=str)
+def test_tests_lie_where_what_they_test_does(folder: Path) -> None:
+    """In packages, so that equal names of files do not meet and none stands for a module of Python's or of Triton's."""
+    assert all((TESTS / parent / "__init__.py").exists() for parent in (folder, *folder.parents))
+    assert (ROOT / folder).is_dir() or folder.parts[0] in OF_THE_WHOLE

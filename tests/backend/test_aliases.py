@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from differential import check, compiled
+
+from tests.support.differential import check, compiled
 
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "unbind": lambda a: list(a.unbind(0)),

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from differential import Outcome, compare, compiled, run, tensors
 from torch import Tensor
 
 from dynafuse.lowering.inductor import availability
+from tests.support.differential import Outcome, compare, compiled, run, tensors
 
 Make = Callable[[], tuple[Any, ...]]
 CASES: dict[str, tuple[Callable[..., Any], Make]] = {}

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from differential import compiled
-from graphs import recorded
 from torch import nn
 from torch.nn import functional as F
 
 from dynafuse.lowering.inductor import availability
 from dynafuse.passes.casts import is_written
+from tests.support.differential import compiled
+from tests.support.graphs import recorded
 
 needs_cpp = pytest.mark.skipif(not availability.find("cpu").available, reason=str(availability.find("cpu")))
 EXECUTORS = ["triton", pytest.param("inductor", marks=needs_cpp)]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import Maker
-from differential import check, compiled, copies, run, significant
 from torch import Tensor
 from torch.fx import GraphModule
 
 from dynafuse.passes import channels_last as layout
+from tests.support.cases import Maker
+from tests.support.differential import check, compiled, copies, run, significant
 
 Shape = tuple[int, ...]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from differential import check
 
 from dynafuse.lowering.inductor import availability
+from tests.support.differential import check
 
 IDS = torch.tensor([3, 1, 3, 2, 0, 1])
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import rotate_half
-from differential import check, compare, compiled, copies, regions, run
-from graphs import recorded
 from torch._dynamo.utils import counters
+
+from tests.support.cases import rotate_half
+from tests.support.differential import check, compare, compiled, copies, regions, run
+from tests.support.graphs import recorded
 
 Build = Callable[[int], tuple[Any, ...]]
 WIDE = torch.randn(33, 33, generator=torch.Generator().manual_seed(1))

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, Case, Maker
-from differential import check, compiled, regions
-from graphs import recorded
-from test_channels_last import NETS, check_batch_norm, check_net
-from test_models import MODELS, check_model
-from test_numerics import masks_agree, parameters
+
+from tests.backend.test_channels_last import NETS, check_batch_norm, check_net
+from tests.backend.test_models import MODELS, check_model
+from tests.backend.test_numerics import masks_agree, parameters
+from tests.support.cases import CASES, Case, Maker
+from tests.support.differential import check, compiled, regions
+from tests.support.graphs import recorded
 
 pytestmark = pytest.mark.gpu
 

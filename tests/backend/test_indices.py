@@ -5,15 +5,12 @@ Triton's interpreter runs here; a program of its own runs the same on the defaul
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import graphs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +19,8 @@ from dynafuse import backend
 from dynafuse.errors import IndexOutOfRange
 from dynafuse.lowering.inductor import availability
 from dynafuse.lowering.triton.lower import lower
+from tests.support import graphs
+from tests.support.processes import environment, python
 
 Function = Callable[..., torch.Tensor]
 N = 10
@@ -209,8 +208,8 @@ def test_lines_do_not_tell_kernels_apart() -> None:
 
 SCRIPT = '''
 import torch
-import test_indices as t
-from graphs import recorded
+from tests.backend import test_indices as t
+from tests.support.graphs import recorded
 
 # C++ takes a while: one end of each range, and not what reads as another does.
 SAME = {"int32", "reduced", "softmax of rows", "index of columns", "index_select of columns"}
@@ -234,11 +233,7 @@ assert executors == {"inductor"}, executors
 
 @pytest.mark.skipif(not availability.find("cpu").available, reason=str(availability.find("cpu")))
 def test_the_default_on_cpu_raises_as_well() -> None:
-    here = Path(__file__).parent
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent, here.parents[1], environment.get("PYTHONPATH", ""))))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python("-c", SCRIPT, env=environment(interpreted=False), timeout=600)
 
 
 # ---------------------------------------------------------------------- on a GPU
@@ -246,7 +241,7 @@ def test_the_default_on_cpu_raises_as_well() -> None:
 ON_GPU = '''
 import sys
 import torch
-import test_indices as t
+from tests.backend import test_indices as t
 
 name, at = sys.argv[1], int(sys.argv[2])
 function = t.compiled((t.WRAPPING | t.STRICT)[name])
@@ -267,10 +262,7 @@ raise SystemExit("nothing was raised")
     ("embedding", N), ("embedding", -1), ("gather", -FAR), ("index", FAR), ("index_select", -1), ("reduced", N),
     ("softmax of rows", -N - 1), ("scatter of a value", N), ("cross_entropy", N)])
 def test_a_device_assert_names_op_range_and_the_users_line(name: str, at: int) -> None:
-    here = Path(__file__).parent
-    paths = map(str, (here, here.parent, here.parents[1], os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", ON_GPU, name, str(at)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"Assertion `index out of range: aten\.\S+: -?\d+ <= index < \d+, at .*test_indices\.py:\d+` failed", done.stderr)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases_of_integers import (
+
+from tests.support.cases_of_integers import (
     ARITHMETIC,
     CALLS,
     CHAINS,
@@ -23,7 +24,7 @@ from cases_of_integers import (
     Function,
     X,
 )
-from differential import compiled, tensors
+from tests.support.differential import compiled, tensors
 
 
 def check(function: Function, calls: Sequence[tuple[Any, ...]], dynamic: bool | None, **options: Any) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from differential import _rms, compiled, regions
-from graphs import recorded
 from torch import nn
+
+from tests.support.differential import _rms, compiled, regions
+from tests.support.graphs import recorded
 
 VOCABULARY, TOKENS, BATCH = 96, 17, 2
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from differential import check
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynafuse import backend, pipeline
+from tests.support.differential import check
 
 X = torch.randn(2, 4)
 AT = torch.tensor([1])

@@ -1,4 +1,4 @@
-"""The cases of ``cases.py`` against eager, and what cannot be written as a case: random numbers, higher-order ops,
+"""The cases of ``tests/support/cases.py`` against eager, and what cannot be written as a case: random numbers, higher-order ops,
 graph breaks.
 """
 
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, Case, Maker
-from differential import check, compare, compiled, copies, regions, run
-from graphs import recorded
+
+from tests.support.cases import CASES, Case, Maker
+from tests.support.differential import check, compare, compiled, copies, regions, run
+from tests.support.graphs import recorded
 
 
 def parameters(*dtypes: torch.dtype, places_once: bool = False) -> list[Any]:

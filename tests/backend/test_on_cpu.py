@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from dynafuse.lowering.inductor import availability
+from tests.support.processes import environment, python
 
 SCRIPT = '''
 import torch
 from torch import nn
 from dynafuse import backend
-import differential
+from tests.support import differential
 
 
 class Block(nn.Module):
@@ -49,9 +45,4 @@ torch.testing.assert_close(gradient, (out != 0) * 2.0)
 
 @pytest.mark.skipif(not availability.find("cpu").available, reason=str(availability.find("cpu")))
 def test_inductor_runs_the_regions_of_cpu_tensors() -> None:
-    here = Path(__file__).parent
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    paths = map(str, (here, here.parent, here.parents[1], environment.get("PYTHONPATH", "")))
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python("-c", SCRIPT, env=environment(interpreted=False), timeout=300)

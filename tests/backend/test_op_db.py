@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from differential import Outcome, compare, compiled, copies, regions, run
-from graphs import recorded
 from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from dynafuse import ops
+from tests.support.differential import Outcome, compare, compiled, copies, regions, run
+from tests.support.graphs import recorded
 
 ALL = os.environ.get("OP_DB") == "all"
 SAMPLES = 20  # of an op that is fused, per dtype, where all are run

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from differential import compiled
 from torch import Tensor
+
+from tests.support.differential import compiled
 
 View = Callable[[Tensor], Tensor]
 Outcome = list[Tensor]

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import rotate_half
-from differential import check
 from torch.fx import Node
 
 import dynafuse
 from dynafuse import backend
 from dynafuse.ir import Region
 from dynafuse.partition import iteration_space as spaces
+from tests.support.cases import rotate_half
+from tests.support.differential import check
 
 # ---------------------------------------------------------------------- random graphs
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from differential import check
 from torch import Tensor
 
 from dynafuse.lowering.inductor import availability
+from tests.support.differential import check
 
 EXECUTORS = [
     "triton",

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from differential import compiled
 from torch.utils.checkpoint import checkpoint
 
 from dynafuse.lowering.inductor import availability
+from tests.support.differential import compiled
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from differential import compiled
 from torch.nn import functional as F
 
 from dynafuse import ops
 from dynafuse.lowering.inductor import availability
 from dynafuse.ops import Kind
+from tests.support.differential import compiled
 
 INF, NAN = math.inf, math.nan
 needs_cpp = pytest.mark.skipif(not availability.find("cpu").available, reason=str(availability.find("cpu")))

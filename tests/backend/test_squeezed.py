@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from differential import check
+
+from tests.support.differential import check
 
 
 @pytest.mark.parametrize("offset", [0, 1])

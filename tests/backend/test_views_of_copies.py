@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from differential import check
+
+from tests.support.differential import check
 
 aten = torch.ops.aten
 Function = Callable[[torch.Tensor], torch.Tensor]

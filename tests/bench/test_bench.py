@@ -15,9 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-# The benchmarks are run from the checkout and not installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from bench import host, indices, measure, micro, run, subject, systems, table
 from bench.measure import Outcome
 from bench.worker import Failed, Process

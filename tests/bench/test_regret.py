@@ -2,15 +2,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-# The benchmarks are run from the checkout and not installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench import micro, regret, systems
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import graphs
 import pytest
 import sympy
 import torch
@@ -32,9 +31,9 @@ from dynafuse.lowering.nvfuser import lower as nvfuser
 from dynafuse.lowering.nvfuser.kernel import FusionKernel
 from dynafuse.select import Measured, VerdictStore
 from dynafuse.tools import cli
+from tests.support import graphs
+from tests.support.processes import ROOT, environment, python
 
-HERE = Path(__file__).parent
-TESTS, ROOT = HERE.parent, HERE.parents[1]
 MB = 1 << 20
 Capture = pytest.CaptureFixture[str]
 
@@ -166,10 +165,9 @@ def test_threads_never_hold_a_lock_together(tmp_path: Path) -> None:
 
 
 def workers(count: int, folder: Path, log: Path, sleep_s: float, keys: list[str]) -> list[subprocess.Popen[str]]:
-    command = [sys.executable, str(HERE / "disk_worker.py"), str(folder), str(log), str(sleep_s)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.support.disk_worker", str(folder), str(log), str(sleep_s)]
     rotated = [keys[k % len(keys):] + keys[:k % len(keys)] for k in range(count)]
-    return [subprocess.Popen([*command, *mine], env=environment, stdout=subprocess.PIPE, text=True) for mine in rotated]
+    return [subprocess.Popen([*command, *mine], env=environment(), stdout=subprocess.PIPE, text=True) for mine in rotated]
 
 
 def test_sixteen_processes_compile_each_key_once(tmp_path: Path) -> None:
@@ -390,19 +388,14 @@ def test_nvfuser_keeps_its_recipe() -> None:
         persist._fusions(bound("nvfuser", "aten.sin.default"), lambda given: None).decode(entry)  # type: ignore[arg-type,return-value]
 
 
-def natively(code: str, *arguments: str, **environment: str) -> str:
+def natively(code: str, **variables: str) -> str:
     """What a process prints that compiles for a GPU, which need not be there."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
-    env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True)
-    assert not done.returncode, done.stderr[-4000:]
-    return done.stdout
+    return python("-c", code, env=environment(interpreted=False, **variables))
 
 
 NATIVE = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import test_disk, triton
+import json, triton
+from tests.cache import test_disk
 from dynafuse import build, config; from dynafuse.cache import persist
 compiles = []
 compile_ = triton.compile
@@ -421,7 +414,7 @@ print(json.dumps([len(compiles), vars(persist.TRAFFIC)["hits"], found]))
 
 def test_binaries_are_kept_for_other_processes(cached: Path, tmp_path: Path) -> None:
     """Compiled for capability 9.0 in one process; in the second Triton's own cache is empty, and nothing compiles."""
-    outputs = [json.loads(natively(NATIVE, str(HERE), TRITON_CACHE_DIR=str(tmp_path / f"triton{k}"))) for k in range(2)]
+    outputs = [json.loads(natively(NATIVE, TRITON_CACHE_DIR=str(tmp_path / f"triton{k}"))) for k in range(2)]
     (compiles, hits, first), (none, found, second) = outputs
     assert (compiles, hits, none, found) == (2, 0, 0, 2)
     assert first == second
@@ -448,9 +441,8 @@ print(torch.allclose(torch.compile(f, backend=backend.dynafuse, options={"execut
 
 
 def test_two_processes_compile_a_model_once(cached: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", TWO, str(tmp_path / "log")]
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [subprocess.Popen(command, env=environment(TRITON_INTERPRET="1"), stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=120)[0] for process in both]
     assert all(text.startswith("True") for text in said), said
     assert sorted("'disk_hits': 1" in text for text in said) == [False, True]
@@ -562,7 +554,7 @@ def test_commands(cached: Path, tmp_path: Path, capsys: Capture, monkeypatch: py
 
 def test_the_command_starts_without_torch(cached: Path) -> None:
     code = "import sys; from dynafuse.tools.cli import main; main(['cache', 'stats']); sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    python("-c", code, env=environment())
 
 
 def test_torch_s_bundle_of_caches_includes_kernels(cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

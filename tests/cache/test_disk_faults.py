@@ -26,8 +26,8 @@ from dynafuse.cache.disk import Disk
 from dynafuse.cache.entry import FORMAT, HEADER, Damaged, Entry, pack, unpack
 from dynafuse.cache.lock import Lock
 from dynafuse.cache.once import Codec, Traffic, once
+from tests.support.processes import environment, python
 
-HERE = Path(__file__).parent
 KEY = "0123abcd"
 MB = 1 << 20
 ENTRY = Entry("triton", KEY, {"launches": [["k", 1]]}, {"source": b"def k(): ...", "cubin0": b"\x7fELF\x00\x01"})
@@ -274,12 +274,10 @@ print(disk.read("0001"), disk.read("0000") is not None, len(list(disk.folder.ite
 
 
 def test_the_system_refuses_to_write_in_the_middle_of_a_file(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "kernels")], env=environment, capture_output=True,
-                          text=True, check=True)
-    lines = done.stdout.splitlines()
+    printed = python("-c", FULL, str(tmp_path / "kernels"), env=environment())
+    lines = printed.splitlines()
     assert [line for line in lines if not line.startswith("LOG")] == ["True", "False", "False", "None True 1"]
-    assert len([line for line in lines if line.startswith("LOG")]) == 1 and "File too large" in done.stdout
+    assert len([line for line in lines if line.startswith("LOG")]) == 1 and "File too large" in printed
 
 
 # Processes that die ---------------------------------------------------------------------------------------------------
@@ -289,8 +287,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
     code = ("import sys, time; from pathlib import Path; from dynafuse.cache.lock import Lock; "
             "held = Lock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], env=environment, stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], env=environment(), stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     assert Lock.take(path) is None
     holder.send_signal(signal.SIGKILL)
@@ -334,12 +331,11 @@ def test_processes_killed_at_any_moment_leave_a_usable_cache(tmp_path: Path, dic
     """Sixty processes that compile and write are killed at random; then one finds or makes all, and all is sound."""
     folder, log = tmp_path / "kernels", tmp_path / "log"
     disk, keys = Disk(folder, 1 << 30), [f"{n:08x}" for n in range(40)]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    command = [sys.executable, str(HERE / "disk_worker.py"), str(folder), str(log), "0.002"]
+    command = [sys.executable, "-m", "tests.support.disk_worker", str(folder), str(log), "0.002"]
     written = 0
     for _ in range(20):
         mixed = [dice.sample(keys, len(keys)) for _ in range(3)]
-        running = [subprocess.Popen([*command, *mine], env=environment, stdout=subprocess.DEVNULL) for mine in mixed]
+        running = [subprocess.Popen([*command, *mine], env=environment(), stdout=subprocess.DEVNULL) for mine in mixed]
         begun = size_of(log)
         while size_of(log) == begun and any(process.poll() is None for process in running):
             time.sleep(0.001)
@@ -352,7 +348,7 @@ def test_processes_killed_at_any_moment_leave_a_usable_cache(tmp_path: Path, dic
         for held in dice.sample(left, len(left) // 2):
             held.path.unlink()  # so that there is something to write in every round
     assert written, "they were killed too early"
-    last = subprocess.run([*command, *keys], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    last = subprocess.run([*command, *keys], env=environment(), capture_output=True, text=True, check=True, timeout=60)
     got, hits, misses = json.loads(last.stdout)
     assert got == [f"kernel {key}" for key in keys] and hits + misses == len(keys)
     assert {held.key for held in disk.held()} == set(keys)

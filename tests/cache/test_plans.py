@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import graphs
 import pytest
 import torch
 from torch.fx import GraphModule
@@ -22,6 +21,7 @@ from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Plan
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.grow import partition
+from tests.support import graphs
 
 H200 = devices.describe("h200")
 SETTINGS = {"captured": False, "recompute": True, "max_ops": 200}

@@ -10,14 +10,3 @@ and of templates, by running every statement in eager; ``subject.py`` compiles a
 difference from eager is one that rounding can explain, for which ``noise.py`` runs eager with rounding errors of its own.
 What fails is made smaller (``shrink.py``) and printed as a file for ``found/``, which ``test_found.py`` runs from then on.
 """
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-TESTS = Path(__file__).parents[1]
-
-for _folder in (TESTS, TESTS / "backend", TESTS / "lowering"):
-    if str(_folder) not in sys.path:
-        sys.path.insert(0, str(_folder))

@@ -1,12 +1,9 @@
-"""Start the fuzzer: ``python -m tests.fuzz --help``.
-
-Everything else is imported as ``fuzz``, the name by which pytest knows this package, so that no module is there twice.
-"""
+"""Start the fuzzer: ``python -m tests.fuzz --help``."""
 
 from __future__ import annotations
 
 import sys
 
-from fuzz.main import main
+from tests.fuzz.main import main
 
 sys.exit(main())

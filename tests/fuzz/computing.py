@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.grammar import maker, proposed
-from fuzz.state import State, any_dtype
+from tests.fuzz.grammar import maker, proposed
+from tests.fuzz.state import State, any_dtype
 
 DRAWN = (
     "torch.rand_like({0})", "torch.randn_like({0})", "F.dropout({0}, 0.4)", "torch.bernoulli(torch.full_like({0}, 0.3))",

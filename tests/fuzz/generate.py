@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from fuzz import computing, inputs, numbers, rows, views, writes  # noqa: F401  the makers register themselves
-from fuzz.grammar import step
-from fuzz.program import Argument, Program, Statement, load
-from fuzz.state import ODD_SIZES, SIZES, State, any_dtype, float_dtype
-from fuzz.subject import run
+from tests.fuzz import computing, inputs, numbers, rows, views, writes  # noqa: F401  the makers register themselves
+from tests.fuzz.grammar import step
+from tests.fuzz.program import Argument, Program, Statement, load
+from tests.fuzz.state import ODD_SIZES, SIZES, State, any_dtype, float_dtype
+from tests.fuzz.subject import run
 
 TRIES = 6
 """How many statements are tried for each that is wanted."""

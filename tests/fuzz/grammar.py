@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fuzz.state import State
+from tests.fuzz.state import State
 
 Maker = Callable[[State], bool]
 MAKERS: list[tuple[Maker, float]] = []

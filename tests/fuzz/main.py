@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from fuzz.pool import Pool
-from fuzz.report import Report
+from tests.fuzz.pool import Pool
+from tests.fuzz.report import Report
 
 ALIKE = 3
 """How many failures with one signature are made smaller; of wrong values, whose signatures say little, many more."""
@@ -43,7 +43,7 @@ def main() -> int:
     executors = tuple((given.executors or "triton").split(","))
     os.environ.update(environment(given.device))
     if given.worker:
-        from fuzz.worker import serve
+        from tests.fuzz.worker import serve
 
         serve(given.seed, given.device, executors, given.limit, given.shrink)
         return 0
@@ -63,8 +63,8 @@ def environment(device: str) -> dict[str, str]:
 
 def alone(given: argparse.Namespace, executors: tuple[str, ...]) -> int:
     """One program, in this process."""
-    from fuzz.generate import generate
-    from fuzz.subject import examine
+    from tests.fuzz.generate import generate
+    from tests.fuzz.subject import examine
 
     text = given.text.read_text(encoding="utf-8") if given.text else str(generate(given.seed, given.only, executors))
     print(text)

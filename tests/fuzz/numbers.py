@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz.grammar import maker, proposed
-from fuzz.state import State
+from tests.fuzz.grammar import maker, proposed
+from tests.fuzz.state import State
 
 OF_INTEGERS = ("{n}", "max({n}, 1)", "min({n}, 2)", "abs({n})", "{n} // 2", "{n} % 3", "-{n}", "{n} * {n}", "({n} + 1)", "2 * {n} - 1",
                "max({n}, 0)", "{n} // -2", "{n} % -3", "(3 - {n})", "abs({n} - 1)", "{n} * 0.5", "int({n} > 0)", "{n} / 2")

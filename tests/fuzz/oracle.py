@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from differential import Outcome, aliases
-from differential import significant as significant_strides
 from torch.utils._pytree import tree_leaves
+
+from tests.support.differential import Outcome, aliases
+from tests.support.differential import significant as significant_strides
 
 ULPS = {torch.float64: 64.0, torch.float32: 12.0, torch.bfloat16: 1.5, torch.float16: 1.5}
 """Units in the last place that are no error, by dtype."""

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from fuzz import inputs
+from tests.fuzz import inputs
 
 NAME = re.compile(r"\b[a-z]+\d+\b")
 

@@ -7,15 +7,15 @@ import re
 from functools import cache
 from typing import Any
 
-import samples
 import torch
-from samples import Sample
 
 from dynafuse import ops
 from dynafuse.ops import Kind, Row
-from fuzz.grammar import maker, proposed
-from fuzz.program import Argument
-from fuzz.state import State
+from tests.fuzz.grammar import maker, proposed
+from tests.fuzz.program import Argument
+from tests.fuzz.state import State
+from tests.support import samples
+from tests.support.samples import Sample
 
 SCALARS = (0, 1, -1, 2, 3, -2, 0.5, -0.5, 1.5, 2.5, -3.25, 0.1, -0.0, 7, 100)
 SMALL = re.compile("shift|pow|ldexp")

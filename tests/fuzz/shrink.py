@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fuzz.program import Argument, Program, Statement
-from fuzz.subject import Verdict
+from tests.fuzz.program import Argument, Program, Statement
+from tests.fuzz.subject import Verdict
 
 SMALLER = (1, 2, 3, 0, 4)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fuzz import inputs
-from fuzz.noise import Noise
-from fuzz.program import Argument, Program, Statement, namespace
+from tests.fuzz import inputs
+from tests.fuzz.noise import Noise
+from tests.fuzz.program import Argument, Program, Statement, namespace
 
 LARGEST = 6000
 """Most elements of a value."""

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._functorch.config
-from differential import Outcome
 from torch._subclasses import FakeTensorMode
 
 from dynafuse import backend
-from fuzz import inputs
-from fuzz.noise import Noise
-from fuzz.oracle import Different, References, judge, same_bits
-from fuzz.program import Loaded, load
+from tests.fuzz import inputs
+from tests.fuzz.noise import Noise
+from tests.fuzz.oracle import Different, References, judge, same_bits
+from tests.fuzz.program import Loaded, load
+from tests.support.differential import Outcome
 
 NOISES, MANY = 4, 40
 """How often eager runs with noise: of every program, and before a value is called wrong."""

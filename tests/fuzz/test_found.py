@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzz.subject import examine
+from tests.fuzz.subject import examine
 
 FOUND = sorted((Path(__file__).parent / "found").glob("*.py"))
 

@@ -9,11 +9,11 @@ import torch
 
 from dynafuse import ops
 from dynafuse.ops import table
-from fuzz.generate import generate
-from fuzz.noise import Noise
-from fuzz.program import Argument, Program, Statement, load
-from fuzz.shrink import shrink
-from fuzz.subject import examine
+from tests.fuzz.generate import generate
+from tests.fuzz.noise import Noise
+from tests.fuzz.program import Argument, Program, Statement, load
+from tests.fuzz.shrink import shrink
+from tests.fuzz.subject import examine
 
 SEED = 7
 CHUNKS, EACH = 10, 7

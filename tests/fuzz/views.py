@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz.grammar import maker, proposed
-from fuzz.state import State
+from tests.fuzz.grammar import maker, proposed
+from tests.fuzz.state import State
 
 
 def view_of(state: State, name: str) -> str | None:

@@ -61,9 +61,9 @@ def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shri
 def answer(job: Mapping[str, Any], seed: int, device: str, executors: tuple[str, ...], limit: float,
            shrink_seconds: float) -> dict[str, Any]:
     """What becomes of one job."""
-    from fuzz.generate import generate
-    from fuzz.shrink import shrink
-    from fuzz.subject import Verdict, examine
+    from tests.fuzz.generate import generate
+    from tests.fuzz.shrink import shrink
+    from tests.fuzz.subject import Verdict, examine
 
     start = time.monotonic()
     text = ""

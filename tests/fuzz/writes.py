@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fuzz.grammar import maker, proposed
-from fuzz.program import Argument, Statement
-from fuzz.state import State
-from fuzz.views import sliced, view_of
+from tests.fuzz.grammar import maker, proposed
+from tests.fuzz.program import Argument, Statement
+from tests.fuzz.state import State
+from tests.fuzz.views import sliced, view_of
 
 
 def index_for(state: State, name: str, dim: int) -> str | None:

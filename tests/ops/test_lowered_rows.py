@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference_builder import lowered
 
 import dynafuse.ops as ops
 from dynafuse.ops import Kind, Row
 from dynafuse.ops.overloads import overload
+from tests.support.reference_builder import lowered
 
 X = torch.arange(24.0).view(2, 3, 4)
 IMAGE = torch.randn(2, 2, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from typing import Any
 
-import graphs
 import pytest
 import torch
 
 import dynafuse.ops as ops
 from dynafuse.fx import arguments
 from dynafuse.ops import nvfuser_math
+from tests.support import graphs
 
 
 def refused(target: str, *args: Any, dynamic: bool = False, **kwargs: Any) -> str:

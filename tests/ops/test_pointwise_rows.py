@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from pointwise_harness import DEVICE, evaluate
 
 import dynafuse.ops as ops
 from dynafuse.ops import Kind, Row
+from tests.support.pointwise_harness import DEVICE, evaluate
 
 SIZE = 64
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int8, torch.uint8, torch.bool)

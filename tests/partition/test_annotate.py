@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import graphs
 import pytest
 import sympy
 import torch
@@ -12,6 +11,7 @@ from torch.fx import Node
 
 from dynafuse.fx import UNKNOWN_SIZE, hint
 from dynafuse.partition.annotate import annotate, tensor_of
+from tests.support import graphs
 
 X = torch.randn(4, 6)
 

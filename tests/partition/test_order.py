@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import graphs
 import pytest
 import torch
 from torch.fx import GraphModule, Node
@@ -15,6 +14,7 @@ from dynafuse.ir import Region
 from dynafuse.partition.grow import Group, partition
 from dynafuse.partition.iteration_space import COPIES_INTO, Spaces
 from dynafuse.partition.order import Dependencies, schedule
+from tests.support import graphs
 
 SEEDS = range(60)
 FUSED = ("aten.add.Tensor", "aten.mul.Tensor", "aten.maximum.default")

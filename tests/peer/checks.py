@@ -10,9 +10,10 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import differential
 import torch
 from torch.utils._pytree import tree_map
+
+from tests.support import differential
 
 Check = Callable[..., None]
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 LONGEST_REASON = 6000
 OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "triton": {"executors": "triton"}, "cuda": {}}
 
@@ -48,7 +47,6 @@ def _prepared(executor: str, folder: Path) -> Any:
     else:
         os.environ.pop("TRITON_INTERPRET", None)
     os.environ.update(DYNAFUSE_CACHE="0", DYNAFUSE_WORKERS=os.environ.get("DYNAFUSE_WORKERS", "0"))
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "backend")]
     warnings.simplefilter("ignore")
     if importlib.util.find_spec("expecttest") is None:
         sys.modules["expecttest"] = _expecttest()

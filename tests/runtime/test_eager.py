@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import graphs
 import pytest
 import torch
 from torch.fx import Node
 
 from dynafuse.runtime.eager import eager
+from tests.support import graphs
 
 
 def wrong_about_strides(g: graphs.Builder, x: Node) -> Node:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import graphs
 import pytest
 import torch
 
 from dynafuse.config import resolve
 from dynafuse.runtime.random import EAGER
+from tests.support import graphs
 
 prims = torch.ops.prims
 SEEDS = [0, 1, 12345678901234567, 2**63 - 2, 2**32 - 1]

@@ -7,13 +7,13 @@ import re
 import weakref
 from typing import Any
 
-import graphs
 import pytest
 import torch
 from torch.fx import Node
 
 from dynafuse import backend
 from dynafuse.runtime import wrapper
+from tests.support import graphs
 
 X, W = torch.randn(8, 8), torch.randn(8, 8)
 

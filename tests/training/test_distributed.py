@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-# The benchmarks are run from the checkout and not installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from bench import distributed
+from tests.support.processes import environment
 
-PROGRAM = Path(__file__).resolve().with_name("ranks.py")
 RANKS = 2
 SMALL = ["--scale", "tiny", "--layers", "1", "--dtype", "float32", "--steps", "1"]
 
@@ -25,8 +21,8 @@ SMALL = ["--scale", "tiny", "--layers", "1", "--dtype", "float32", "--steps", "1
 def test_losses_are_those_of_eager(tmp_path: Path) -> None:
     """Every way with a small Llama with grouped heads, in one pair of processes."""
     pytest.importorskip("transformers")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, PROGRAM, str(rank), str(RANKS), str(tmp_path / "meeting")], env=environment,
+    command = [sys.executable, "-m", "tests.support.ranks"]
+    ranks = [subprocess.Popen([*command, str(rank), str(RANKS), str(tmp_path / "meeting")], env=environment(OMP_NUM_THREADS="1"),
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(RANKS)]
     try:
         told = [rank.communicate(timeout=300) for rank in ranks]

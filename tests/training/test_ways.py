@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from ways import WAYS, Net, Seen, Way, batches, modes_of_grad, net
 
 from dynafuse import backend
 from dynafuse.lowering.inductor import availability
+from tests.support.ways import WAYS, Net, Seen, Way, batches, modes_of_grad, net
 
 needs_cpp = pytest.mark.skipif(not availability.find("cpu").available, reason=str(availability.find("cpu")))
 

@@ -24,6 +24,7 @@ from dynafuse.lowering.triton.guards import guarded_inputs
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
+from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
 from dynafuse.ops.literals import Number, Scalar, conversion, literal, number, opmath, triton_type
@@ -256,8 +257,6 @@ class Emitter(Choices):
             made = self.on_reduction(position)
             self.masks = outer
             return made
-        from dynafuse.lowering.triton.unrolled import unrolled
-
         return unrolled(self, position, index)
 
     # ------------------------------------------------------------------ memory

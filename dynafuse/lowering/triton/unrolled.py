@@ -6,14 +6,17 @@ Worked example: the mean of ``x[n, 2]`` over its last dimension is ``(x[i, 0] + 
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import sympy
 import torch
 
-from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.ops import Index, Value, lookup
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.reductions import keepdim, reduced_dims
+
+if TYPE_CHECKING:
+    from dynafuse.lowering.triton.emitter import Emitter
 
 STEPS = {
     "sum": "{0} + {1}", "mean": "{0} + {1}", "prod": "{0} * {1}", "max": "lm.maximum({0}, {1})",

@@ -1,14 +1,10 @@
-"""Tests of the nvFuser lowering see the samples and representative regions of the tests beside them."""
+"""Tests of the nvFuser lowering run without the library where they can, and are skipped where they cannot."""
 
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

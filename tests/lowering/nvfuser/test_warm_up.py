@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import graphs
 import pytest
 import torch
-from by_regions import ByRegions
 
 from dynafuse import build
 from dynafuse.lowering.nvfuser.lower import lower
 from dynafuse.select.data import inputs_for
+from tests.support import graphs
+from tests.support.by_regions import ByRegions
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,33 @@
+"""Generated kernels compile to cubins for compute capability 9.0, on any machine, without spilling registers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.processes import environment, python
+
+MOST_SPILLS = 0
+"""Bytes of spill stores and loads in one kernel. A row that no longer fits in registers belongs in a loop."""
+
+MOST_SHARED = 228 * 1024 - 1024
+"""Bytes of shared memory that a program may have on an H100 or H200."""
+
+FEWEST = {"goldens": 20, "classes": 10, "llama": 10, "numbers": 40, "folds": 5, "doubles": 40, "indices": 10, "integers": 60, "positions": 20}
+"""Kernels that there are at least: fewer means that the sources went missing."""
+
+
+def natively(which: str) -> dict[str, dict[str, int]]:
+    """What ``tests.support.native`` reports of a group of kernels."""
+    printed = python("-m", "tests.support.native", which, env=environment(interpreted=False))
+    found: dict[str, dict[str, int]] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("which", FEWEST)
+def test_kernels_compile_without_spills(which: str) -> None:
+    kernels = natively(which)
+    assert len(kernels) >= FEWEST[which], sorted(kernels)
+    assert not {name: used for name, used in kernels.items() if used["spills"] > MOST_SPILLS}
+    assert not {name: used for name, used in kernels.items() if used["shared"] > MOST_SHARED}

@@ -1,0 +1,202 @@
+"""The math library in the interpreter against torch, NaNs and infinities included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.pointwise_harness import DEVICE, load
+
+SIZE = 32
+SPECIALS = torch.tensor(
+    [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, float("inf"), float("-inf"), float("nan")], dtype=torch.float64
+)
+
+UNARY = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+    "rsqrt",
+    "sqrt",
+    "trunc",
+    "round",
+    "reciprocal",
+    "sign",
+    "sigmoid",
+]
+BINARY = {
+    "maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin, "fmod": torch.fmod,
+    "remainder": torch.remainder, "floor_div": torch.floor_divide, "pow": torch.pow, "atan2": torch.atan2,
+    "hypot": torch.hypot, "copysign": torch.copysign, "div": torch.true_divide, "logaddexp": torch.logaddexp,
+    "xlogy": torch.xlogy,
+}
+INTEGER = {
+    "floor_div_int": torch.floor_divide, "remainder_int": torch.remainder, "left_shift": torch.bitwise_left_shift,
+    "right_shift": torch.bitwise_right_shift, "maximum": torch.maximum,
+}
+SLOPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu_slope": torch.nn.functional.silu,
+    "mish_slope": torch.nn.functional.mish,
+    "gelu_tanh_slope": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+_KERNEL = """\
+import triton
+import triton.language as tl
+from dynafuse.lowering.triton import libm as lm
+
+
+@triton.jit
+def kernel({pointers}out_pointer, N: tl.constexpr, M: tl.constexpr):
+    at = tl.arange(0, N)
+{lines}
+    tl.store(out_pointer + tl.arange(0, M), out)
+"""
+
+
+def run(expression: str, operands: list[torch.Tensor], out: torch.Tensor, folder: Path) -> torch.Tensor:
+    """``expression`` over ``x0``, ``x1`` … (and ``at``, their positions)."""
+    names = [f"x{k}" for k in range(len(operands))]
+    body = [f"{name} = tl.load({name}_pointer + at)" for name in names] + [f"out = {expression}"]
+    pointers, lines = "".join(f"{name}_pointer, " for name in names), "".join(f"    {line}\n" for line in body)
+    text = _KERNEL.format(pointers=pointers, lines=lines)
+    result = out.to(DEVICE)
+    load(text, folder).kernel[(1,)](*(x.to(DEVICE) for x in operands), result, N=operands[0].numel(), M=out.numel())
+    return result.cpu()
+
+
+def values(seed: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        drawn = torch.randint(-20, 20, (SIZE,), generator=generator)
+        return torch.where(drawn == 0, 3, drawn).to(dtype)
+    drawn = torch.randn(SIZE, dtype=torch.float64, generator=generator) * 2
+    drawn[torch.randperm(SIZE, generator=generator)[: len(SPECIALS)]] = SPECIALS
+    return drawn.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    x = values(0, dtype)
+    torch.testing.assert_close(
+        run(f"lm.{name}(x0)", [x], torch.empty_like(x), tmp_path), getattr(torch, name)(x), equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("name", ["exp", "erf"])
+def test_fast_variants(name: str, tmp_path: Path) -> None:
+    x = values(0, torch.float32)
+    drawn = run(f"lm.fast_{name}(x0)", [x], torch.empty_like(x), tmp_path)
+    torch.testing.assert_close(drawn, getattr(torch, name)(x), rtol=2e-6, atol=4e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    x, y = values(0, dtype), values(1, dtype)
+    torch.testing.assert_close(
+        run(f"lm.{name}(x0, x1)", [x, y], torch.empty_like(x), tmp_path), BINARY[name](x, y), equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", INTEGER)
+def test_integers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    x, y = values(0, dtype), values(1, dtype)
+    assert torch.equal(run(f"lm.{name}(x0, x1)", [x, y], torch.empty_like(x), tmp_path), INTEGER[name](x, y))
+
+
+def test_integer_powers(tmp_path: Path) -> None:
+    base, exponent = torch.arange(-4, 4).repeat(8), torch.arange(8).repeat_interleave(8)
+    assert torch.equal(run("lm.pow_int(x0, x1)", [base, exponent], torch.empty_like(base), tmp_path), base**exponent)
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_slopes(name: str, tmp_path: Path) -> None:
+    x = torch.linspace(-6, 6, SIZE, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(SLOPES[name](x).sum(), x)
+    torch.testing.assert_close(run(f"lm.{name}(x0)", [x.detach()], torch.empty_like(slope), tmp_path), slope)
+
+
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_random_numbers(name: str, tmp_path: Path) -> None:
+    positions = torch.arange(4096)
+    drawn = run(f"lm.{name}(x1, x0)", [positions, torch.full((4096,), 7)], torch.empty(4096), tmp_path)
+    mean, spread = (0.5, 12**-0.5) if name == "rand" else (0.0, 1.0)
+    assert abs(drawn.mean() - mean) < 0.05 and abs(drawn.std() - spread) < 0.05
+    if name == "rand":
+        assert drawn.min() >= 0 and drawn.max() < 1
+
+
+def test_random_integers(tmp_path: Path) -> None:
+    positions = torch.arange(1024)
+    operands = [positions, torch.full((1024,), 7), torch.full((1024,), -3), torch.full((1024,), 5)]
+    drawn = run("lm.randint64(x1, x0, x2, x3)", operands, torch.empty(1024, dtype=torch.int64), tmp_path)
+    assert drawn.unique().tolist() == list(range(-3, 5))
+
+
+REDUCTIONS = {"amax": torch.amax, "amin": torch.amin, "prod": torch.prod}
+
+
+@pytest.mark.parametrize("combine", [False, True])
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str, nan: bool, combine: bool, tmp_path: Path) -> None:
+    x = torch.randn(SIZE)
+    if nan:
+        x[5] = float("nan")
+    short = {"amax": "max", "amin": "min"}.get(name, name)
+    text = f"tl.reduce(x0, 0, lm.combine_{short}, keep_dims=True)" if combine else f"lm.{name}(x0, 0, True)"
+    expected = REDUCTIONS[name](x, 0, keepdim=True)
+    torch.testing.assert_close(run(text, [x], torch.empty(1), tmp_path), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("combine", [False, True])
+@pytest.mark.parametrize("data", [[3.0, 7.0, 7.0, 1.0], [3.0, float("nan"), float("nan"), 9.0], [2.0, 2.0, 2.0, 2.0]])
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_arg_reductions(name: str, data: list[float], combine: bool, tmp_path: Path) -> None:
+    x = torch.tensor(data)
+    text = (
+        f"tl.reduce((x0, at), 0, lm.combine_{name}, keep_dims=True)[1]" if combine else f"lm.{name}(x0, at, 0, True)[1]"
+    )
+    assert run(text, [x], torch.empty(1, dtype=torch.int32), tmp_path).item() == getattr(torch, name)(x).item()
+
+
+@pytest.mark.parametrize("combine", [False, True])
+def test_welford(combine: bool, tmp_path: Path) -> None:
+    x, weight = torch.randn(SIZE, dtype=torch.float64) + 100, torch.ones(SIZE, dtype=torch.float64)
+    weight[3] = 0
+    parts = "x0, x0 * 0, x1"
+    for part, expected in enumerate([x[weight > 0].mean(), x[weight > 0].var(correction=0) * (SIZE - 1), weight.sum()]):
+        reduce = (
+            f"tl.reduce(({parts}), 0, lm.combine_welford, keep_dims=True)"
+            if combine
+            else f"lm.welford({parts}, 0, True)"
+        )
+        out = run(f"{reduce}[{part}]", [x, weight], torch.empty(1, dtype=torch.float64), tmp_path)
+        torch.testing.assert_close(out[0], expected)

@@ -1,0 +1,182 @@
+"""Who compiles kernels: workers that are ready, and threads of this process while they start."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy
+import torch
+import triton
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.runtime import compile_tasks
+
+from dynafuse import backend
+from dynafuse.ir import Launch, Lowered
+from dynafuse.lowering.triton import pool
+from dynafuse.lowering.triton.compiler import gpu_target, load
+from tests.support.processes import ROOT
+
+NOTHING = Lowered("", (), ())
+HERE = ("compiled here",)
+SCALE = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, i < n) * 3, i < n)
+"""
+
+
+class Workers:
+    """Stands for torch's pool: remembers what it is given, and has it at once or never."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+        self.error: Exception | None = None
+
+    def submit(self, *call: Any) -> Future[Any]:
+        self.given.append(call)
+        done: Future[Any] = Future()
+        if self.error is None:
+            done.set_result([])
+        else:
+            done.set_exception(self.error)
+        return done
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """A pool that is not ready."""
+    found = Workers()
+    monkeypatch.setattr(pool, "load", lambda lowered, capability: (*HERE, threading.current_thread().name))
+    monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
+    monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: False)
+    return found
+
+
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: True)
+
+
+def submitted(number: int, capability: int | None = 90, count: int | None = None) -> list[Future[tuple[Any, ...]]]:
+    return [pool.submit(NOTHING, capability, count) for _ in range(number)]
+
+
+def made(kernels: list[Future[tuple[Any, ...]]]) -> set[str]:
+    """The threads that have compiled them."""
+    return {kernel.result(timeout=20)[1].split("_")[0] for kernel in kernels}
+
+
+def test_while_workers_start_threads_compile(workers: Workers) -> None:
+    assert made(submitted(6)) == {"dynafuse-compile"}
+    assert not workers.given
+
+
+def test_workers_that_are_ready_compile_all(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(monkeypatch)
+    assert [kernel.result(timeout=20) for kernel in submitted(3)] == [()] * 3
+    assert len(workers.given) == 3
+
+
+def test_workers_take_what_no_thread_has_begun(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
+        begun.release()
+        assert go_on.wait(20)
+        return (*HERE, "slow")
+
+    monkeypatch.setattr(pool, "load", slow)
+    kernels = submitted(pool.THREADS + 3)
+    for _ in range(pool.THREADS):
+        assert begun.acquire(timeout=20)
+    ready(monkeypatch)
+    go_on.set()
+    assert [kernel.result(timeout=20) for kernel in kernels] == [(*HERE, "slow")] * pool.THREADS + [()] * 3
+    assert len(workers.given) == 3
+
+
+def test_workers_that_are_gone_are_not_waited_for(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(monkeypatch)
+    monkeypatch.setattr(workers, "submit", None)
+    assert made(submitted(2)) == {"dynafuse-compile"}
+
+
+def test_who_waits_for_a_kernel_gets_its_failure(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
+        raise ValueError("here")
+
+    monkeypatch.setattr(pool, "load", fails)
+    with pytest.raises(ValueError, match="here"):
+        pool.submit(NOTHING, 90, None).result(timeout=20)
+    with pytest.raises(ValueError, match="here"):
+        pool.submit(NOTHING, 90, 0).result(timeout=20)
+    ready(monkeypatch)
+    workers.error = RuntimeError("there")
+    with pytest.raises(RuntimeError, match="there"):
+        pool.submit(NOTHING, 90, None).result(timeout=20)
+
+
+@pytest.mark.parametrize(("capability", "count"), [(90, 0), (None, None)])
+def test_without_workers_and_in_the_interpreter_nobody_else_compiles(
+        capability: int | None, count: int | None, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(monkeypatch)
+    assert made(submitted(3, capability, count)) == {threading.current_thread().name}
+    assert not workers.given
+
+
+@pytest.mark.gpu
+def test_what_workers_have_compiled_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launch("scale", (("x", "*fp32"), ("n", "i32")), (sympy.Integer(1),) * 3, (("BLOCK", 64),), 2, 1)
+    pool.warm(None)
+    while not AsyncCompile.use_process_pool():
+        time.sleep(0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(triton, "compile", None)
+        (theirs,) = pool.submit(Lowered(SCALE, (launch,), ()), 90, None).result(timeout=60)
+    (mine,) = load(Lowered(SCALE, (launch,), ()), 90)
+    assert theirs.asm["cubin"] == mine.asm["cubin"]
+    assert theirs.metadata.shared == mine.metadata.shared
+
+
+def test_kernels_are_compiled_with_the_assembler_that_workers_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    beside = tmp_path / "bin" / "ptxas"
+    beside.parent.mkdir()
+    beside.write_text("#!/bin/sh\necho release 99.1\n")
+    beside.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that what is there now, or nothing, is there again afterwards
+    monkeypatch.delenv("TRITON_PTXAS_PATH")
+    monkeypatch.setattr(compile_tasks, "__file__", str(tmp_path / "runtime" / "compile_tasks.py"))
+    monkeypatch.setattr(compile_tasks, "_set_triton_ptxas_path", compile_tasks._set_triton_ptxas_path.__wrapped__)  # not cached
+    assert gpu_target(90).arch == 90
+    assert triton.knobs.nvidia.ptxas.version == "99.1"
+
+
+@pytest.mark.parametrize("there_is_a_gpu", [False, True])
+def test_workers_start_when_torch_loads_the_backend(there_is_a_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int | None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there_is_a_gpu)
+    monkeypatch.setattr(pool, "warm", started.append)
+    monkeypatch.setenv("DYNAFUSE_WORKERS", "3")
+    monkeypatch.delitem(sys.modules, "dynafuse.entry", raising=False)
+    assert importlib.import_module("dynafuse.entry").dynafuse is backend.dynafuse
+    assert started == ([3] if there_is_a_gpu else [])
+
+
+def test_the_entry_point_is_there() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    given = re.search(r'torch_dynamo_backends\]\ndynafuse = "(.+)"', project)
+    assert given is not None
+    assert EntryPoint("dynafuse", given[1], "torch_dynamo_backends").load().__name__ == "dynafuse"

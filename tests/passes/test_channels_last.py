@@ -1,0 +1,90 @@
+"""Channels-last: what is copied, what only gets other strides, and which strides the caller sees."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynafuse.passes import channels_last as layout
+from tests.support import graphs
+
+aten = torch.ops.aten
+X, WEIGHT, POINT = torch.randn(2, 4, 6, 6), torch.randn(8, 4, 3, 3), torch.randn(4, 8, 1, 1)
+GEOMETRY = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+
+def conv(g: graphs.Builder, x: Node, weight: Node) -> Node:
+    return g.op("aten.convolution.default", x, weight, None, *GEOMETRY)
+
+
+def moved(module: GraphModule, *inputs: torch.Tensor) -> GraphModule:
+    """The graph in channels-last; it computes what it did, in the strides that it says and its caller had."""
+    before, outputs, expected = layout.strides_of(module), module.graph.output_node().args[0], module(*inputs)
+    layout.to_channels_last(module, before)
+    layout.restore_outputs("inference", module, before)
+    module.recompile()
+    module.graph.lint()
+    for found, want, output in zip(module(*inputs), expected, outputs, strict=True):
+        torch.testing.assert_close(found, want)
+        assert found.stride() == before[output]
+    return module
+
+
+def read_by(module: GraphModule, target: Any) -> set[str]:
+    """The names of what calls of an op read."""
+    return {node.args[0].name for node in module.graph.nodes if node.target is target}
+
+
+def test_a_weight_of_one_by_one_is_not_copied() -> None:
+    module = graphs.built(lambda g, x, w, p: conv(g, conv(g, x, w), p), X, WEIGHT, POINT)
+    moved(module, X, WEIGHT, POINT)
+    assert read_by(module, aten.clone.default) == {"arg0", "arg1", "convolution_default_1"}
+    assert "arg2" in read_by(module, aten.view.default)
+    reading = [node for node in module.graph.nodes if node.target is aten.convolution.default]
+    assert all(a.meta["val"].stride()[1] == 1 for node in reading for a in node.args[:2])
+
+
+def backward(g: graphs.Builder, grad: Node, x: Node, weight: Node) -> list[Node]:
+    both = g.op("aten.convolution_backward.default", grad, x, weight, [0], *GEOMETRY, [True, True, False])
+    return [g.op(operator.getitem, both, k) for k in (0, 1)]
+
+
+GRAD, IMAGE = torch.randn(2, 4, 6, 6), torch.randn(2, 8, 6, 6)
+
+
+def test_a_gradient_of_one_by_one_is_not_copied_back() -> None:
+    module = graphs.built(backward, GRAD, IMAGE, POINT)
+    moved(module, GRAD, IMAGE, POINT)
+    assert read_by(module, aten.clone.default) == {"arg0", "arg1", "getitem"}  # the gradient of the image is
+    assert {"arg2", "getitem_1"} < read_by(module, aten.view.default)
+
+
+def test_memory_that_others_can_reach_is_copied_back() -> None:
+    def write(g: graphs.Builder, grad: Node, x: Node, weight: Node) -> list[Node]:
+        of_weight = backward(g, grad, x, weight)[1]
+        return [of_weight, g.op("aten.relu.default", of_weight)]
+
+    module = moved(graphs.built(write, GRAD, IMAGE, POINT), GRAD, IMAGE, POINT)
+    assert "getitem_1" in read_by(module, aten.clone.default)
+
+
+def test_views_look_at_what_is_copied_back() -> None:
+    def write(g: graphs.Builder, x: Node, weight: Node) -> list[Node]:
+        made = conv(g, x, weight)
+        turned = g.op("aten.permute.default", made, [1, 0, 3, 2])
+        return [turned, made, g.op("aten.view.default", made, [2, 128]), g.op("aten.slice.Tensor", turned, 0, 3, 5)]
+
+    module = moved(graphs.built(write, X, WEIGHT), X, WEIGHT)
+    found = module(X, WEIGHT)
+    assert len({result.untyped_storage().data_ptr() for result in found}) == 1
+    assert found[3].storage_offset() == 3 * 16
+
+
+def test_a_result_in_another_order_of_dimensions_gets_its_strides() -> None:
+    def write(g: graphs.Builder, x: Node, weight: Node) -> Node:
+        return g.op("aten.exp.default", g.op("aten.permute.default", conv(g, x, weight), [1, 0, 3, 2]))
+
+    moved(graphs.built(write, X, WEIGHT), X, WEIGHT)

@@ -1,0 +1,179 @@
+"""Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
+
+``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynafuse import backend
+from dynafuse.cache.canonical import CanonicalRegion, canonical, family
+from dynafuse.lowering.triton.compiler import compile_launch
+from dynafuse.lowering.triton.launch import located
+from dynafuse.lowering.triton.lower import lower
+from dynafuse.ops import Row
+from dynafuse.passes.decompositions import decompositions
+from tests.lowering.triton.test_rows import ROWS, eager, tensors, write
+from tests.support import graphs, numbered, representative
+from tests.support.cases_of_integers import ARITHMETIC, CALLS, CHAINS, COMPUTED, INDEXING, PIECES, X
+from tests.support.samples import Sample, samples
+
+CAPABILITY = 90
+USED = re.compile(r"Used (\d+) registers")
+SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def goldens() -> Iterator[CanonicalRegion]:
+    for name in representative.CASES:
+        yield from representative.bounds(name)
+
+
+def classes() -> Iterator[CanonicalRegion]:
+    """The same as kernels for classes of sizes, where they are."""
+    for name in representative.CASES:
+        yield from (bound for bound in representative.bounds(name, classes=True) if bound.sizes)
+
+
+def folds() -> Iterator[CanonicalRegion]:
+    """A fold of every width that a region's tensors allow, in 16-bit floats."""
+    for terms in (4, 8, 16, 32, 39):
+        plan = graphs.planned(graphs.built(total, *(torch.empty(4096, 512, dtype=torch.bfloat16) for _ in range(terms))))
+        (region,) = plan.regions
+        found = family(canonical(plan.annotated, region, (), "sm90"), 3)
+        assert found is not None
+        yield found
+
+
+def indices() -> Iterator[CanonicalRegion]:
+    """What indexes by loaded values, in the classes of kernels that there are; each checks them."""
+    table, short = (torch.empty(4096, size, dtype=torch.bfloat16) for size in (131072, 512))
+    long = torch.empty(4096, dtype=torch.int64)
+    calls: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+        (lambda w, i: F.embedding(i, w) * 2, (short, long)),
+        (lambda w, i: torch.cat([F.embedding(i, w), w[:77]]), (short, long)),
+        (lambda w, i: w[i].softmax(-1), (table, long)),
+        (lambda w, i: w[i].softmax(-1), (short, long)),
+        (lambda w, i: w[i].sum(0), (short, long)),
+        (lambda w, i: w.gather(1, i[:, None]) * 2, (short, long)),
+        (lambda w, i: w.t()[i, 3:80], (short, long)),
+        (lambda w, i: w.scatter(1, i[:, None], 1.0) * 2, (short, long)),
+        (lambda w, i: F.cross_entropy(w.float(), i), (table, long)),
+        (lambda w, i: F.layer_norm(w[i], [512]), (short, long)),
+    ]
+    for function, inputs in calls:
+        plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
+        found = [canonical(plan.annotated, region, (), "sm90") for region in plan.regions]
+        yield from (bound for bound in found if any(launch.asserts for launch in lower(bound.code).launches))
+
+
+def total(build: graphs.Builder, x: Node, *rest: Node) -> Node:
+    for other in rest:
+        x = build.op("aten.add.Tensor", x, other)
+    return build.op("aten.tanh.default", x)
+
+
+def doubles() -> Iterator[CanonicalRegion]:
+    """What rows make at an index, in float64: the interpreter does not mind a literal that Triton takes for float32."""
+    calls = [(row, sample) for row in ROWS if row.lower for sample in samples(row)]
+    for row, sample in calls:
+        inputs = tensors(sample)
+        if not sample.dynamic and any(t.dtype is torch.float64 for t in inputs) and eager(row, sample) is not None:
+            plan = graphs.planned(graphs.built(partial(called, row, sample), *inputs))
+            yield from (canonical(plan.annotated, region, (), "sm90") for region in plan.regions)
+
+
+def called(row: Row, sample: Sample, build: graphs.Builder, *nodes: Node) -> Node:
+    return write(build, row, sample, nodes)
+
+
+def llama() -> Iterator[CanonicalRegion]:
+    """Forward and backward of a small Llama, planned for an H200."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_attention_heads=8,
+                         num_key_value_heads=4, vocab_size=1000, use_cache=False)
+    model, ids = LlamaForCausalLM(config).to(torch.bfloat16), torch.randint(1000, (2, 64))
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        torch.compile(model, backend=backend.dynafuse, options={"device": "h200"})(ids, labels=ids).loss.backward()
+    assert {graph.kind for graph in found} == {"forward", "backward"}
+    for graph in found:
+        yield from graph.bounds.values()
+
+
+def integers() -> Iterator[CanonicalRegion]:
+    """What computes with integers of any sign and with sizes, planned for an H200."""
+    functions = [(function, (X, n)) for function in (ARITHMETIC | INDEXING).values() for n in (4, -3)]
+    functions += [(function, CALLS[0]) for function in PIECES.values()]
+    functions += [(function, (X,)) for function in (COMPUTED | CHAINS).values()]
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for function, inputs in functions:
+            torch._dynamo.reset()
+            torch.compile(function, backend=backend.dynafuse, dynamic=True, options={"device": "h200", "executors": "triton"})(*inputs)
+    for graph in found:
+        yield from graph.bounds.values()
+
+
+def positions() -> Iterator[CanonicalRegion]:
+    """Where the extremes of rows are, of lengths that fill a tile and others, planned for an H200."""
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for length, dynamic in itertools.product((2, 3, 16, 100, 5000), (False, True)):
+            torch._dynamo.reset()
+            extremes = torch.compile(lambda x, n: ((x + n).argmin(1), x[:, -2:].argmax(1), (max(n, 0) - x).sum((0, 1))),
+                                     backend=backend.dynafuse, dynamic=dynamic, options={"device": "h200", "executors": "triton"})
+            extremes(torch.randn(4096, length), 4)
+    for graph in found:
+        yield from graph.bounds.values()
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """What ptxas says of a compiled kernel's PTX."""
+    arch = f"sm_{CAPABILITY}a"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(kernel.asm["ptx"], encoding="utf-8")
+        command = [str(triton.knobs.nvidia.ptxas.path), "-v", f"--gpu-name={arch}", str(path), "-o", f"{path}.cubin"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    used, spilled = USED.search(said), SPILLED.search(said)
+    assert used and spilled, said
+    return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared}
+
+
+def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
+    """Every distinct kernel of some regions."""
+    distinct = {bound.key: bound for bound in bounds}
+    found: dict[str, dict[str, int]] = {}
+    for key, bound in distinct.items():
+        lowered = lower(bound.code)
+        for launch in lowered.launches:
+            kernel = compile_launch(lowered.source, launch, CAPABILITY)
+            assert kernel.asm["cubin"][:4] == b"\x7fELF"
+            places = {op.target: "model.py:12" for op in bound.code.ops}
+            assert (b", at model.py:12\0" in located(kernel.asm["cubin"], places)) == launch.asserts, launch
+            found[f"{launch.entry} {key[:8]}"] = resources(kernel)
+    return found
+
+
+if __name__ == "__main__":
+    groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
+              "doubles": doubles, "indices": indices, "integers": integers, "positions": positions}
+    print(json.dumps(compiled(groups[sys.argv[1]]())))
