@@ -32,7 +32,7 @@ from torch.fx.traceback import annotate
 
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import OptionError
-from dynafuse.lowering.registry import names
+from dynafuse.lowering.registry import is_known, names
 
 T = TypeVar("T")
 Mark = dict[str, tuple[str, bool, str]]
@@ -49,7 +49,7 @@ class force_backend:
     """
 
     def __init__(self, executor: str, *, strict: bool = True) -> None:
-        if executor not in names():
+        if not is_known(executor):
             raise OptionError.unknown("executor", executor, names())
         if strict is not True and strict is not False:
             raise OptionError.ill_typed("force_backend's `strict`", strict, "true or false")

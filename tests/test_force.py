@@ -24,13 +24,15 @@ from dynafuse.config import FORCE_MARK
 from dynafuse.cost import device as devices
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.ir import Plan
+from dynafuse.lowering import registry
+from dynafuse.lowering.nvfuser import availability as nvfuser
+from dynafuse.lowering.triton import compiler
 from dynafuse.partition import forcing as force
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing
 from dynafuse.partition.grow import partition
 from dynafuse.passes.normalize import normalize
-from dynafuse.select import choose as choice
 from tests.support import graphs
 
 X = torch.linspace(-2, 2, 128).reshape(8, 16)
@@ -747,7 +749,7 @@ def test_where_there_is_no_line_of_the_users_the_error_names_the_module() -> Non
 
 
 def test_what_nothing_is_fused_for_cannot_be_forced_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "interpreting", lambda: False)
+    monkeypatch.setattr(compiler, "interpreting", lambda: False)
     with pytest.raises(BackendCompilerFailed, match=r"triton cannot run aten.tanh.default .*: executor 'triton' is not enabled"):
         torch.compile(function_of("triton"), backend=backend.dynafuse)(X)
 
@@ -788,7 +790,7 @@ def test_what_nvfuser_can_run_is_asked_of_its_rows(fn: Callable[..., Any], reaso
 def test_an_executor_that_is_not_enabled_comes_with_how_to_enable_it(
     name: str, words: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choice.nvfuser, "find", lambda: choice.nvfuser.Availability(False, "not today"))
+    monkeypatch.setattr(nvfuser, "find", lambda: nvfuser.Availability(False, "not today"))
     lines = str(raised(force_backend(name)(torch.tanh), X)).splitlines()
     assert lines[-2].strip() == words and lines[-1].startswith("  move them out")
     if name == "inductor":
@@ -838,7 +840,7 @@ def plan_of(*executors: str | None) -> Plan:
 
 @pytest.fixture
 def _able_nvfuser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(force.ABLE, "nvfuser", lambda *args: "")
+    monkeypatch.setattr(registry.executor("nvfuser"), "refuses_node", lambda *args: "")
 
 
 @pytest.mark.usefixtures("_able_nvfuser")

@@ -47,6 +47,11 @@ def names() -> tuple[str, ...]:
     return (*(name for name in SHIPPED if name != EAGER), *(name for name in others if name not in SHIPPED), EAGER)
 
 
+def is_known(name: str) -> bool:
+    """Return whether there is an executor of a name. Dynamo can trace it: the costly question is asked last."""
+    return name in SHIPPED or name in _loaded or name in names()
+
+
 def executor(name: str) -> Executor:
     """Return the executor of a name. Raises OptionError for an unknown one."""
     if name not in _loaded:

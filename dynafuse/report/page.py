@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from dynafuse.report.data import Report, ReportedGraph, ReportedStep, Second
 from dynafuse.report.layout import layout
 from dynafuse.report.text import breaks, extent, place, relatives, reused, short, shorten, summary, text, total
+
+if TYPE_CHECKING:  # a report is printed by this module
+    from dynafuse.report.data import Report, ReportedGraph, ReportedStep, Second
 
 MOST_REFUSALS = 5000  # of a graph that the page lists
 MOST_MERGES = 40  # of a step that the page lists

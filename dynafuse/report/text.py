@@ -13,13 +13,16 @@ import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dynafuse.report.data import Relative, Report, ReportedGraph, ReportedStep, Reuse
+if TYPE_CHECKING:  # a report is printed by this module
+    from dynafuse.report.data import Relative, Report, ReportedGraph, ReportedStep, Reuse
+
 
 WIDTH = 120  # columns of what is printed, whatever the terminal is
 STEP_WIDTH = 24  # columns for a step's name

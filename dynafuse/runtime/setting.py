@@ -19,7 +19,7 @@ from dynafuse.config import Config
 from dynafuse.cost import device as devices
 from dynafuse.fallback import Guard
 from dynafuse.lowering.base import Compilation, Use
-from dynafuse.lowering.triton.compiler import interpreting
+from dynafuse.lowering.triton import compiler
 from dynafuse.partition.forcing import Forcing
 from dynafuse.runtime.observers import plan_only
 from dynafuse.runtime.trace import Trace
@@ -56,7 +56,7 @@ def setting_of(kind: str, module: GraphModule, config: Config, forcing: Forcing,
     device = device_of(values_of(module), config)
     use, enabled, unusable = executors_for(values_of(module), config)
     return Setting(kind, module, config, allowing(forcing, use, enabled), device, fused_device(use, enabled), unusable,
-                   None if interpreting() else device.capability, calls, static_inputs(kind), guard, trace)
+                   None if compiler.interpreting() else device.capability, calls, static_inputs(kind), guard, trace)
 
 
 def values_of(module: GraphModule) -> Iterator[Any]:
@@ -71,7 +71,7 @@ def device_of(values: Iterable[Any], config: Config) -> devices.Device:
     for value in values:
         if isinstance(value, torch.Tensor) and value.device.type == "cuda" and torch.cuda.is_available():
             return devices.at_hand(value.device.index or 0).overridden(config.cost)
-    described = devices.describe("h200") if interpreting() else devices.of_host()
+    described = devices.describe("h200") if compiler.interpreting() else devices.of_host()
     return described.overridden(config.cost)
 
 

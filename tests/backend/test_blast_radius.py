@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from dynafuse import backend, build, fallback
-from dynafuse.cache import persist
+from dynafuse import backend, fallback, pipeline
+from dynafuse.cache import kernels, plans
 from dynafuse.cache.disk import Disk
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError
 from dynafuse.fallback import STAGES, Guard
@@ -27,6 +27,8 @@ from dynafuse.partition.pricing import Pricing
 from dynafuse.passes import joint
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.report.history import HISTORY
+from dynafuse.runtime import trace
+from dynafuse.select import place
 
 
 class Injected(RuntimeError):
@@ -55,7 +57,7 @@ CACHE = {"cache": True}
 FAULTS = [
     Fault("worker processes", backend, "start_workers"),
     Fault("choice of executors", backend, "executors_for"),
-    Fault("choice of executors", backend, "graph_of"),
+    Fault("choice of executors", pipeline, "setting_of"),
     Fault("force patterns", backend.Forcing, "check"),
     Fault("rewrites of the Dynamo graph", backend, "rewrite", spoils=True),
     Fault("repeated layers", backend, "take_apart"),
@@ -67,26 +69,27 @@ FAULTS = [
           spoils=True),
     Fault("split into forward and backward", joint, "merge_duplicates", training=True, spoils=True),
     Fault("inputs saved for the backward", joint, "save_before_overwriting", training=True, spoils=True),
-    Fault("normalization", backend, "normalize", spoils=True),
-    Fault("normalization", backend, "replace_random", training=False, spoils=True),
-    Fault("layout", backend, "optimize_layout"),
-    Fault("planning", backend, "annotate", training=False),
-    Fault("planning", backend, "Executors"),
-    Fault("planning", persist, "partition"),
+    Fault("normalization", pipeline, "normalize", spoils=True),
+    Fault("normalization", pipeline, "replace_random", training=False, spoils=True),
+    Fault("layout", pipeline, "optimize_layout"),
+    Fault("planning", pipeline, "annotate", training=False),
+    Fault("planning", pipeline, "Executors"),
+    Fault("planning", pipeline, "partition"),
     Fault("planning", Pricing, "price"),
-    Fault("planning", build, "canonical"),
-    Fault("near matches", backend, "near"),
-    Fault("measuring", backend, "tuned"),
-    Fault("plans on disk", persist, "_plan_key", CACHE),
-    Fault("plans on disk", persist.plans, "plan_to_json", CACHE),
-    Fault("kernels on disk", persist, "key_of", CACHE),
+    Fault("planning", place, "canonical"),
+    Fault("fold families", pipeline, "fold_families"),
+    Fault("measuring", pipeline, "measured"),
+    Fault("plans on disk", plans, "key_of", CACHE),
+    Fault("plans on disk", plans, "plan_to_json", CACHE),
+    Fault("kernels on disk", kernels, "key_of", CACHE),
     Fault("kernels on disk", Disk, "lock", CACHE),
-    Fault("requests for kernels", backend, "request"),
-    Fault("reports", backend, "Compiled"),
+    Fault("requests for kernels", pipeline, "request"),
+    Fault("trace", trace, "_new_folder", {"trace": "/no/such/folder"}),
+    Fault("reports", pipeline, "Compiled"),
     Fault("reports", type(HISTORY), "note"),
-    Fault("generated function", backend, "write"),
-    Fault("CUDA graphs", backend, "capture", {"cudagraphs": True}),
-    Fault("first call", backend, "outcome"),
+    Fault("generated function", pipeline, "write"),
+    Fault("CUDA graphs", pipeline, "capture", {"cudagraphs": True}),
+    Fault("first call", pipeline, "outcome"),
 ]
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=str)
 
@@ -94,7 +97,7 @@ every_fault = pytest.mark.parametrize("fault", FAULTS, ids=str)
 @pytest.fixture(autouse=True)
 def _from_scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("DYNAFUSE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(persist, "LEAST_NODES", 0)
+    monkeypatch.setattr(plans, "LEAST_NODES", 0)
     backend.reset()
     yield
     backend.reset()
@@ -214,7 +217,7 @@ def test_where_it_always_fails_values_are_right_and_strict_raises(
 
 @pytest.mark.parametrize("name", ["annotate", "write", "outcome"])
 def test_on_the_cpu_default(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    failed = inject(monkeypatch, Fault("", backend, name), 1)
+    failed = inject(monkeypatch, Fault("", pipeline, name), 1)
     options = {"strict": False, "repro_dir": tmp_path, "executors": "inductor"}
     with pytest.warns(DynafuseWarning, match="failed: Injected"):
         check(torch.compile(step, backend="dynafuse", options=options), True, (6,))
@@ -230,7 +233,7 @@ def test_on_a_gpu(name: str, mode: str | None, monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setenv("DYNAFUSE_STRICT", "0")
     monkeypatch.setenv("DYNAFUSE_REPRO_DIR", str(tmp_path))
-    inject(monkeypatch, Fault("", backend, name), 1)
+    inject(monkeypatch, Fault("", pipeline, name), 1)
     call = torch.compile(net, backend="dynafuse", mode=mode)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -247,7 +250,7 @@ def test_on_a_gpu(name: str, mode: str | None, monkeypatch: pytest.MonkeyPatch, 
 # Stages that need more to be reached ----------------------------------------------------------------------------------
 
 
-def test_stand_ins_that_fail_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interim_plan_that_fails_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     submit = pool.submit
 
     def later(*args: Any) -> Future[Any]:
@@ -256,9 +259,9 @@ def test_stand_ins_that_fail_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path:
         return made
 
     monkeypatch.setattr(pool, "submit", later)
-    fault = Fault("stand-ins", backend, "stand_in", {"stand_ins": True})
+    fault = Fault("interim plan", pipeline, "interim_plan", {"stand_ins": True})
     failed = inject(monkeypatch, fault, 1)
-    with pytest.warns(DynafuseWarning, match="stand-ins failed: Injected"):
+    with pytest.warns(DynafuseWarning, match="interim plan failed: Injected"):
         check(compiled(fault, tmp_path, dynamic=False), False, (6,))
     assert failed
 
@@ -292,7 +295,7 @@ def test_a_kernel_that_cannot_be_compiled_for_new_sizes_runs_eager_at_those() ->
 
 
 def test_every_stage_fails_in_some_test() -> None:
-    assert {fault.stage for fault in FAULTS} | {"stand-ins", "kernel for new sizes"} == set(STAGES)
+    assert {fault.stage for fault in FAULTS} | {"interim plan", "kernel for new sizes"} == set(STAGES)
 
 
 # What is no failure of ours -------------------------------------------------------------------------------------------
@@ -330,7 +333,7 @@ def _raise() -> None:
 
 
 def test_the_users_line_is_told_where_a_node_was_worked_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = backend.annotate
+    real = pipeline.annotate
 
     def fails(module: GraphModule, *args: Any, **kwargs: Any) -> Any:
         for node in module.graph.nodes:
@@ -338,7 +341,7 @@ def test_the_users_line_is_told_where_a_node_was_worked_on(monkeypatch: pytest.M
                 raise Injected
         return real(module, *args, **kwargs)
 
-    monkeypatch.setattr(backend, "annotate", fails)
+    monkeypatch.setattr(pipeline, "annotate", fails)
     with pytest.warns(DynafuseWarning, match=r"test_blast_radius.py:\d+, in step: hidden = torch.softmax"):
         check(compiled(FAULTS[0], tmp_path, dynamic=False), False, (6,))
 
@@ -349,7 +352,7 @@ def test_draws_are_the_same_in_a_backward_whose_forward_runs_eager(monkeypatch: 
 
     options = {"strict": False, "repro_dir": tmp_path, "executors": "triton", "workers": 0}
     for times in (1, 2):
-        inject(monkeypatch, Fault("generated function", backend, "write"), times)
+        inject(monkeypatch, Fault("generated function", pipeline, "write"), times)
         torch._dynamo.reset()
         x = torch.randn(16, 16, requires_grad=True)
         with pytest.warns(DynafuseWarning, match="generated function failed"):

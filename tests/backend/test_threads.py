@@ -16,9 +16,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dynafuse import backend, build
+from dynafuse import backend
+from dynafuse.cache.kernels import STORE
 from dynafuse.forks import Lock
 from dynafuse.lowering.triton import pool
+from dynafuse.select import compile as compiling
 
 THREADS = 4
 PATIENCE_S = 60.0
@@ -171,7 +173,7 @@ def test_a_forked_process_calls_what_was_compiled_and_compiles_more(options: dic
     def work() -> bool:
         return torch.allclose(before(x), softmax(x), atol=1e-5) and torch.allclose(after(x), x.sin() + x.mean(), atol=1e-5)
 
-    with held(build._LOWERING), held(build.STORE._lock):
+    with held(compiling._LOWERING), held(STORE._lock):
         assert child_passes(work)
     assert torch.allclose(after(x), x.sin() + x.mean(), atol=1e-5)
 
@@ -198,7 +200,7 @@ def test_workers_of_a_data_loader_call_what_was_compiled(options: dict[str, Any]
 
 
 def test_what_a_thread_had_begun_is_begun_anew_in_a_forked_process() -> None:
-    store: Any = build.STORE
+    store: Any = STORE
     done: Future[str] = Future()
     done.set_result("kernel")
     store.request("there", lambda: done)

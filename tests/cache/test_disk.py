@@ -19,17 +19,23 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse import backend, config, ops
-from dynafuse.cache import archive, launches, persist, sources
+from dynafuse.cache import archive, folder, kernels, launches, sources
 from dynafuse.cache.canonical import CanonicalRegion, canonical
 from dynafuse.cache.disk import Disk
 from dynafuse.cache.entry import Entry, pack, unpack
 from dynafuse.cache.lock import Lock
 from dynafuse.cache.once import Codec, Traffic, once
 from dynafuse.errors import CacheError
+from dynafuse.fallback import STRICT
 from dynafuse.ir import Launch, Workspace
+from dynafuse.lowering.base import Compilation
+from dynafuse.lowering.nvfuser import executor as NVFUSER_EXECUTOR
 from dynafuse.lowering.nvfuser import lower as nvfuser
+from dynafuse.lowering.nvfuser.executor import NVFUSER
 from dynafuse.lowering.nvfuser.kernel import FusionKernel
-from dynafuse.select import Measured, VerdictStore
+from dynafuse.lowering.registry import executor
+from dynafuse.lowering.triton import binary
+from dynafuse.select import Measured, VerdictStore, stored
 from dynafuse.tools import cli
 from tests.support import graphs
 from tests.support.processes import ROOT, environment, python
@@ -280,17 +286,25 @@ def bound(executor: str = "triton", op: str = "aten.exp.default") -> CanonicalRe
     return canonical(plan.annotated, replace(plan.regions[0], executor=executor), config.resolve(environ={}).key(), "sm90")
 
 
+def compiled_for(capability: int | None) -> Compilation:
+    return Compilation(capability, config.resolve(environ={}), STRICT)
+
+
+def key_on_disk(of: CanonicalRegion, capability: int | None) -> str:
+    return kernels.key_of(of, executor(of.region.executor), compiled_for(capability))
+
+
 def test_what_makes_binaries_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Region, executor, capability, our sources, Triton with its settings."""
-    keys = [persist.key_of(bound(), None), persist.key_of(bound("nvfuser"), None), persist.key_of(bound(), 90),
-            persist.key_of(bound(), 100), persist.key_of(bound(op="aten.sin.default"), 90)]
-    persist.binary.fingerprint.cache_clear()
+    keys = [key_on_disk(bound(), None), key_on_disk(bound("nvfuser"), None), key_on_disk(bound(), 90),
+            key_on_disk(bound(), 100), key_on_disk(bound(op="aten.sin.default"), 90)]
+    binary.fingerprint.cache_clear()
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
-    keys.append(persist.key_of(bound(), 90))
-    persist.binary.fingerprint.cache_clear()
-    monkeypatch.setattr(persist.sources, "digest", lambda: "other sources")
-    keys.append(persist.key_of(bound(), 90))
-    keys.append(persist.key_of(bound(), None))
+    keys.append(key_on_disk(bound(), 90))
+    binary.fingerprint.cache_clear()
+    monkeypatch.setattr(sources, "digest", lambda: "other sources")
+    keys.append(key_on_disk(bound(), 90))
+    keys.append(key_on_disk(bound(), None))
     assert len(set(keys)) == len(keys)
 
 
@@ -377,15 +391,16 @@ def test_an_entry_that_cannot_be_loaded_is_compiled_anew(cached: Path, caplog: p
         assert kept.read(held.key) == whole, "it was replaced"
 
 
-def test_nvfuser_keeps_its_recipe() -> None:
+def test_nvfuser_keeps_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     of = bound("nvfuser")
     recipe = nvfuser.lower(of.spec)
-    codec = persist._fusions(of, lambda given: FusionKernel(of.key, given, lambda _: None))
-    entry = codec.encode(FusionKernel(of.key, recipe, lambda _: None))
-    assert entry is not None and entry.kind == "nvfuser"
-    assert codec.decode(unpack(pack(entry))).recipe == recipe
+    monkeypatch.setattr(NVFUSER_EXECUTOR.replay, "define", lambda _: None)
+    compilation = compiled_for(None)
+    entry = NVFUSER.encode(FusionKernel(of.key, recipe, lambda _: None), of, "key", compilation)
+    assert entry.kind == "nvfuser"
+    assert NVFUSER.decode(unpack(pack(entry)), of, compilation).recipe == recipe
     with pytest.raises(ValueError, match="nvfuser entry of region"):
-        persist._fusions(bound("nvfuser", "aten.sin.default"), lambda given: None).decode(entry)  # type: ignore[arg-type,return-value]
+        NVFUSER.decode(entry, bound("nvfuser", "aten.sin.default"), compilation)
 
 
 def natively(code: str, **variables: str) -> str:
@@ -396,19 +411,24 @@ def natively(code: str, **variables: str) -> str:
 NATIVE = """
 import json, triton
 from tests.cache import test_disk
-from dynafuse import build, config; from dynafuse.cache import persist
+from dynafuse import config
+from dynafuse.cache import kernels
+from dynafuse.fallback import STRICT
+from dynafuse.lowering.base import Compilation
+from dynafuse.select.compile import request
 compiles = []
 compile_ = triton.compile
 triton.compile = lambda *a, **k: compiles.append(1) or compile_(*a, **k)
 found = []
 for op in ("aten.exp.default", "aten.sigmoid.default"):
-    kernel = build.request(test_disk.bound(op=op), 90, config.resolve(options={"workers": 0})).result()
+    compilation = Compilation(90, config.resolve(options={"workers": 0}), STRICT)
+    kernel = request(test_disk.bound(op=op), compilation).result()
     (compiled,) = kernel.compiled
     source = compiled.src
     found.append([kernel.source, repr(kernel.launches), compiled.kernel.hex(), compiled.packed_metadata, compiled.name,
                   repr(compiled.metadata._replace(extern_libs=None)), list(source.signature.items()),
                   sorted(source.constants.items()), compiled.hash])
-print(json.dumps([len(compiles), vars(persist.TRAFFIC)["hits"], found]))
+print(json.dumps([len(compiles), vars(kernels.TRAFFIC)["hits"], found]))
 """
 
 
@@ -425,7 +445,7 @@ TWO = """
 import sys, torch
 from dynafuse import backend
 from dynafuse.lowering.triton import compiler
-import dynafuse.build as build
+from dynafuse.lowering.triton import executor as build
 lower = build.lower
 def slow(spec):
     import os, time
@@ -473,23 +493,23 @@ def test_a_second_process_launches_what_the_first_compiled(cached: Path, tmp_pat
 
 
 def test_measurements_outlive_the_process(disk: Disk) -> None:
-    first = persist.Verdicts(disk, VerdictStore())
+    first = stored.Verdicts(disk, VerdictStore())
     first.put("region", "triton", Measured(12.1, 6.4))
     first.put("region", "nvfuser", Measured(reason="out of memory", passing=True))
     first.put("region", "eager", Measured(reason="it fails"))
-    second = persist.Verdicts(disk, VerdictStore())
+    second = stored.Verdicts(disk, VerdictStore())
     assert second.get("region") == {"triton": Measured(12.1, 6.4), "eager": Measured(reason="it fails")}
     assert len(second) == 1 and second.get("another") == {}
     second.put("region", "nvfuser", Measured(10.3, 11.9))
-    assert set(persist.Verdicts(disk, VerdictStore()).get("region")) == {"triton", "nvfuser", "eager"}
-    assert persist.Verdicts(None, VerdictStore()).get("region") == {}
+    assert set(stored.Verdicts(disk, VerdictStore()).get("region")) == {"triton", "nvfuser", "eager"}
+    assert stored.Verdicts(None, VerdictStore()).get("region") == {}
 
 
 @pytest.mark.parametrize("data", [{}, {"key": "other", "measured": {}, "executors": [], "reason": "", "exhausted": False},
                                   {"measured": {"triton": {"device_us": -1}}}, {"measured": 3}])
 def test_a_measurement_that_is_none_is_ignored(disk: Disk, data: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    disk.write(Entry("verdict", persist._verdict_key("region"), data))
-    assert persist.Verdicts(disk, VerdictStore()).get("region") == {}
+    disk.write(Entry("verdict", stored._verdict_key("region"), data))
+    assert stored.Verdicts(disk, VerdictStore()).get("region") == {}
     assert len([r for r in caplog.records if "ignored" in r.message]) == 1
 
 
@@ -571,6 +591,6 @@ def test_torch_s_bundle_of_caches_includes_kernels(cached: Path, tmp_path: Path,
         assert torch.compiler.load_cache_artifacts(content) is not None
         _, after = run()
     assert after["disk_hits"] == counted["compiled"] and after["compiled"] == 0
-    persist.KernelArtifact("0123abcd", b"damaged").populate_cache()
-    persist.KernelArtifact("../../x", pack(Entry("triton", "../../x"))).populate_cache()
+    folder.KernelArtifact("0123abcd", b"damaged").populate_cache()
+    folder.KernelArtifact("../../x", pack(Entry("triton", "../../x"))).populate_cache()
     assert len(list((tmp_path / "elsewhere" / "kernels").iterdir())) == counted["compiled"]

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from dynafuse.cache.memory import Store, outcome
+from dynafuse.cache.memory import Store
+from dynafuse.futures import outcome
 
 
 def done(value: str) -> Future[str]:

@@ -13,8 +13,9 @@ import torch
 from torch.fx import GraphModule
 
 from dynafuse import backend, ops, pipeline
-from dynafuse.cache import persist, plans
+from dynafuse.cache import plans, sources
 from dynafuse.cache.entry import Entry
+from dynafuse.cache.folder import disk as disk_of
 from dynafuse.config import Config, resolve
 from dynafuse.cost import device as devices
 from dynafuse.fx import user_line
@@ -32,7 +33,7 @@ X, W = torch.randn(64, 48), torch.randn(48, 48)
 @pytest.fixture(autouse=True)
 def _of_small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans of small graphs are kept as well."""
-    monkeypatch.setattr(persist, "LEAST_NODES", 1)
+    monkeypatch.setattr(plans, "LEAST_NODES", 1)
 
 
 # Graphs ---------------------------------------------------------------------------------------------------------------
@@ -126,7 +127,8 @@ def test_lines_are_those_of_the_graph_that_it_is_read_onto() -> None:
 
 def key(graph: Annotated, executors: Executors | None = None, device: devices.Device = H200, **settings: Any) -> str | None:
     executors = executors or Executors(graph.facts, ("triton",))
-    return persist._plan_key(graph, device, executors, {**SETTINGS, **settings})
+    told = (device.capability, sorted(device.constants.items()), str(executors), sorted({**SETTINGS, **settings}.items()))
+    return plans.key_of(graph, told)
 
 
 def test_equal_graphs_have_one_key() -> None:
@@ -162,9 +164,9 @@ def test_whatever_the_planner_sees_is_in_the_key(monkeypatch: pytest.MonkeyPatch
         key(graph, device=H200.overridden({"launch_us_triton": 3.0})),
         key(graph, captured=True), key(graph, recompute=False), key(graph, max_ops=10),
     ]
-    monkeypatch.setattr(persist.sources, "digest", lambda parts=None: "other sources")
+    monkeypatch.setattr(sources, "digest", lambda parts=None: "other sources")
     keys.append(key(graph))
-    monkeypatch.setattr(persist, "versions", lambda: ("another",))
+    monkeypatch.setattr(plans, "versions", lambda: ("another",))
     keys.append(key(graph))
     assert None not in keys and len(set(keys)) == len(keys)
 
@@ -175,9 +177,9 @@ def test_sources_of_the_planner_are_in_the_digest(tmp_path: Path) -> None:
     found = []
     for content in ("x = 1\n", "x = 2\n"):
         (tmp_path / "partition" / "grow.py").write_text(content)
-        found.append(persist.sources.digest_of(tmp_path, persist.sources.PLANNERS))
+        found.append(sources.digest_of(tmp_path, sources.PLANNERS))
     assert found[0] != found[1]
-    assert persist.sources.digest(persist.sources.PLANNERS) != persist.sources.digest()
+    assert sources.digest(sources.PLANNERS) != sources.digest()
 
 
 class Stranger:
@@ -225,7 +227,7 @@ def never(*args: Any, **kwargs: Any) -> Plan:
 
 
 def kinds(folder: Path) -> list[str]:
-    disk = persist.disk(resolve())
+    disk = disk_of(resolve())
     assert disk is not None and disk.folder == folder
     return [entry.kind for _, entry in disk.entries() if isinstance(entry, Entry)]
 
@@ -234,7 +236,7 @@ def kinds(folder: Path) -> list[str]:
 def test_a_graph_is_planned_once(cached: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     first = compiled(graphs.built(layers, X, W, dynamic=dynamic))
     assert kinds(cached).count("plan") == 1
-    monkeypatch.setattr(persist, "partition", never)
+    monkeypatch.setattr(pipeline, "partition", never)
     second = compiled(graphs.built(layers, X, W, dynamic=dynamic))
     assert str(second.plan) == str(first.plan)
     assert {name: bound.key for name, bound in second.bounds.items()} == {n: b.key for n, b in first.bounds.items()}
@@ -244,7 +246,7 @@ def test_a_graph_is_planned_once(cached: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_small_graphs_are_planned_each_time(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist, "LEAST_NODES", 1000)
+    monkeypatch.setattr(plans, "LEAST_NODES", 1000)
     compiled(graphs.built(layers, X, W))
     assert "plan" not in kinds(cached)
 
@@ -268,7 +270,7 @@ def test_an_entry_that_is_no_plan_is_ignored(
     cached: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Entry], Entry]
 ) -> None:
     first = compiled(graphs.built(layers, X, W))
-    disk = persist.disk(resolve())
+    disk = disk_of(resolve())
     assert disk is not None
     kept = next(entry for _, entry in disk.entries() if isinstance(entry, Entry) and entry.kind == "plan")
     disk.write(damage(kept))

@@ -80,12 +80,12 @@ def test_kernels_say_where_they_came_from(tmp_path: Path) -> None:
 
 
 def test_what_fell_back_is_shown_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynafuse import build
+    from dynafuse.lowering.triton import executor
 
     def fails(spec: Any) -> Any:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(build, "lower", fails)
+    monkeypatch.setattr(executor, "lower", fails)
     with pytest.warns(DynafuseWarning, match="not today"):
         compiled(scaled, strict=False)(X)
     (graph,) = dynafuse.process_report().graphs
@@ -123,7 +123,7 @@ def test_nothing_of_a_graph_is_kept_alive() -> None:
     kept, seen = History(), []
 
     def note(one: backend.Compiled) -> None:
-        kept.note(one, False, {})
+        kept.note(one, {})
         seen.append(weakref.ref(one.plan.annotated.graph))
 
     with backend.listening(note, plan_only=False):

@@ -243,9 +243,10 @@ def test_what_was_measured_is_said() -> None:
     with dynafuse.backend.listening(seen.append, plan_only=True):
         torch.compile(softmax, backend=dynafuse.backend.dynafuse, options={"device": "h200"})(torch.empty(8, 8))
     (compiled,) = seen
-    (region,) = compiled.plan.regions
-    region = replace(region, decision=replace(region.decision, measured={"triton": 2.5, "nvfuser": 2.25}))
-    report = report_of([replace(compiled, plan=replace(compiled.plan, steps=(region,)))], "h200", captured=False)
+    (whole,) = compiled.regions.regions
+    decision = replace(whole.region.decision, measured={"triton": 2.5, "nvfuser": 2.25})
+    measured = replace(whole, region=replace(whole.region, decision=decision))
+    report = report_of([replace(compiled, regions=replace(compiled.regions, steps=(measured,)))], "h200", captured=False)
     assert report.graphs[0].steps[0].measured_us == {"triton": 2.5, "nvfuser": 2.25}
     assert "measured    r0: nvfuser 2.2, triton 2.5 µs" in str(report)
 
@@ -415,8 +416,7 @@ def test_a_function_with_a_device_of_its_own() -> None:
 @pytest.fixture
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a GPU on which Triton does not interpret."""
-    for module in ("select.choose", "backend"):
-        monkeypatch.setattr(f"dynafuse.{module}.interpreting", lambda: False)
+    monkeypatch.setattr("dynafuse.lowering.triton.compiler.interpreting", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
@@ -492,7 +492,7 @@ def test_random_numbers_go_on_as_if_nothing_happened() -> None:
 
 
 def test_no_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynafuse.build.lower", lambda spec: pytest.fail("a region was lowered"))
+    monkeypatch.setattr("dynafuse.lowering.triton.executor.lower", lambda spec: pytest.fail("a region was lowered"))
     on_h200(blocks(1), torch.randn(8, 32))
     assert dynafuse.backend.stats()["kernels"] == 0
 

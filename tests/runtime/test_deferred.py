@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynafuse import backend
+from dynafuse import backend, pipeline
 from dynafuse.errors import CompileError, DynafuseWarning
 from dynafuse.runtime.deferred import deferred
 from tests.support.differential import compiled
@@ -23,7 +23,7 @@ class Late:
     """Hands out futures of kernels that are there, or have failed, only when somebody waits for some of them."""
 
     def __init__(self) -> None:
-        self.request, self.outcome = backend.request, backend.outcome
+        self.request, self.outcome = pipeline.request, pipeline.outcome
         self.waiting: list[tuple[Future[Any], Future[Any]]] = []
         self.asked: list[int] = []  # how many kernels had been asked for whenever somebody waited
         self.failure: Exception | None = None
@@ -49,8 +49,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Late:
     torch._dynamo.reset()
     backend.reset()
     found = Late()
-    monkeypatch.setattr(backend, "request", found.hand_out)
-    monkeypatch.setattr(backend, "outcome", found.wait)
+    monkeypatch.setattr(pipeline, "request", found.hand_out)
+    monkeypatch.setattr(pipeline, "outcome", found.wait)
     return found
 
 

@@ -4,7 +4,6 @@ turns down: another executor's."""
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,17 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Node
 
 import dynafuse
-from dynafuse import backend, build, ops
-from dynafuse.cache import persist
+from dynafuse import backend, ops, pipeline
+from dynafuse.cache.canonical import CanonicalPlan
 from dynafuse.config import FORCE_MARK, Config, resolve
 from dynafuse.errors import CompileError, DynafuseWarning
-from dynafuse.ir import Region
+from dynafuse.lowering.base import Compilation
+from dynafuse.lowering.nvfuser import availability, replay
+from dynafuse.lowering.triton import pool
 from dynafuse.ops import Row
 from dynafuse.partition.grow import partition
+from dynafuse.runtime import setting
+from dynafuse.select.place import moved
 from tests.support import graphs
 
 X, W = torch.randn(8, 8), torch.randn(8, 8)
@@ -160,7 +163,7 @@ def test_the_warning_has_the_compilers_last_lines_and_the_users_line(monkeypatch
     def fails(*_: Any) -> Any:
         raise RuntimeError(PTXAS)
 
-    monkeypatch.setattr(build.pool, "submit", fails)
+    monkeypatch.setattr(pool, "submit", fails)
     options = {"strict": False, "repro_dir": tmp_path, "executors": "triton"}
     with pytest.warns(DynafuseWarning) as caught:
         torch.testing.assert_close(torch.compile(scaled_relu, backend="dynafuse", options=options)(X), scaled_relu(X))
@@ -198,16 +201,16 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     found = Library()
-    there = build.availability.Availability(True, "for a test", "nvfuser-cu128-torch210", "0.2.36")
-    monkeypatch.setattr(build.availability, "find", lambda: there)
-    monkeypatch.setattr(build.replay, "define", found.define)
+    there = availability.Availability(True, "for a test", "nvfuser-cu128-torch210", "0.2.36")
+    monkeypatch.setattr(availability, "find", lambda: there)
+    monkeypatch.setattr(replay, "define", found.define)
     return found
 
 
 def on_nvfuser(monkeypatch: pytest.MonkeyPatch, folder: Path, function: Any, *inputs: torch.Tensor,
                others: tuple[str, ...] = ("triton",), **options: Any) -> graphs.Run:
     """A graph compiled where nvFuser is the cheapest of the executors. Nothing may be warned of, and no file be left."""
-    monkeypatch.setattr(backend, "usable", lambda *_: (("nvfuser", *others, "eager"), {}))
+    monkeypatch.setattr(setting, "usable", lambda use: (("nvfuser", *others, "eager"), {}))
     found = resolve(options={"strict": True, "repro_dir": folder, "workers": 0, "cost": CHEAP} | options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DynafuseWarning)
@@ -240,7 +243,7 @@ def test_the_library_is_asked_once_for_all_equal_regions(
     library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     planned: list[Any] = []
-    monkeypatch.setattr(persist, "partition", lambda *args, **kwargs: planned.append(partition(*args, **kwargs)) or planned[-1])
+    monkeypatch.setattr(pipeline, "partition", lambda *args, **kwargs: planned.append(partition(*args, **kwargs)) or planned[-1])
     on_nvfuser(monkeypatch, tmp_path, halves, X, W)
     assert library.asked == 1 and len(planned) == 2
     on_nvfuser(monkeypatch, tmp_path, lambda g, x: softmax(g, x), X)
@@ -253,12 +256,11 @@ def test_what_the_library_turns_down_is_not_measured_again(
     """A measurement that knows no better may not choose it once more."""
     chosen: list[Any] = []
 
-    def tuned(plan: Any, bounds: Any, config: Config, device: Any, capability: int | None) -> Any:
-        chosen.append({option.executor for region in plan.regions for option in region.decision.options})
-        back = {name: build.moved(b, "nvfuser", capability) if "nvfuser" in chosen[-1] else b for name, b in bounds.items()}
-        return replace(plan, steps=tuple(back[s.name].region if isinstance(s, Region) else s for s in plan.steps)), back
+    def measured(plan: CanonicalPlan, device: Any, compilation: Compilation) -> CanonicalPlan:
+        chosen.append({option.executor for one in plan.regions for option in one.region.decision.options})
+        return plan.mapped(lambda one: moved(one, "nvfuser", compilation.capability)) if "nvfuser" in chosen[-1] else plan
 
-    monkeypatch.setattr(backend, "tuned", tuned)
+    monkeypatch.setattr(pipeline, "measured", measured)
     run = on_nvfuser(monkeypatch, tmp_path, softmax, X, cost={"host_us_nvfuser": 1e4})  # Triton's, by its price
     assert chosen == [{"triton", "nvfuser"}, {"triton"}] and library.asked == 1
     (region,) = run.plan.regions

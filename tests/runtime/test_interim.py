@@ -57,7 +57,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """Nothing is compiled yet; who waits for what is held back raises ``Waited`` instead."""
     torch._dynamo.reset()
     backend.reset()
-    found, outcome = Compiler(), backend.outcome
+    found, outcome = Compiler(), pipeline.outcome
 
     def checked(futures: Any) -> Any:
         if not all(future.done() for future in futures.values()):
@@ -65,7 +65,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
         return outcome(futures)
 
     monkeypatch.setattr(pool, "submit", found)
-    monkeypatch.setattr(backend, "outcome", checked)
+    monkeypatch.setattr(pipeline, "outcome", checked)
     yield found
     backend.reset()
 

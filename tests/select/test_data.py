@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import Layout, Spec
-from dynafuse.select import data, eager, hints_of, indices
+from dynafuse.select import data, eager, indices
 from dynafuse.select.evaluate import Evaluation
 from dynafuse.select.runners import runner
 from tests.support import graphs
@@ -246,7 +246,7 @@ def test_no_index_ever_leaves_what_it_indexes(
     at = ints(count, columns, dtype=dtype) if write in (gather, ignoring) else ints(count, dtype=dtype)
     for bound in bounds(graphs.built(write, torch.randn(rows, columns), at, dynamic=dynamic)):
         try:
-            check_indices(bound.spec, hints_of(bound))
+            check_indices(bound.spec, bound.hints)
         except data.NoData:
             assert (write is shifted and rows <= 2) or (write is nested and rows < count)
 
@@ -269,7 +269,7 @@ def total(g: graphs.Builder, x: Node) -> Node:
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_kernels_get_their_arguments(write: Any, inputs: Any, dynamic: bool) -> None:
     for bound in bounds(graphs.built(write, *inputs, dynamic=dynamic)):
-        hints = hints_of(bound)
+        hints = bound.hints
         made = data.inputs_for(bound.spec, hints, CPU)
         mine, theirs = data.copied(made), data.copied(made)
         found = runner(native_kernel(bound), bound.spec, hints, CPU)(mine)
@@ -287,7 +287,7 @@ def test_kernels_that_allocate_get_tensors_then_sizes() -> None:
             return [inputs[0]]
 
     bound, kernel = region(softmax, torch.randn(24, 40), dynamic=True), Foreign()
-    hints = hints_of(bound)
+    hints = bound.hints
     made = data.inputs_for(bound.spec, hints, CPU)
     runner(kernel, bound.spec, hints, torch.device("cuda", 1))(made)
     assert kernel.given == ([made[0], 40, 24], 1)

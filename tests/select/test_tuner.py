@@ -16,7 +16,7 @@ from dynafuse.cost.device import describe
 from dynafuse.cost.model import Choice, Prediction, choose
 from dynafuse.ir import Decision
 from dynafuse.lowering.nvfuser import availability
-from dynafuse.select import Measured, Tuner, Verdict, VerdictStore, contenders, eager, hints_of, needs, tuner, verdict_key
+from dynafuse.select import Measured, Tuner, Verdict, VerdictStore, contenders, eager, needs, tuner, verdict_key
 from dynafuse.select.clock import CaptureFailed, Gpu, Refused
 from tests.support import graphs
 from tests.support.tuning_bounds import bounds, native_kernel, softmax
@@ -262,8 +262,8 @@ def test_the_key_knows_sizes_not_names() -> None:
     assert verdict_key(add_region(8, 4).spec, {}, CPU) == verdict_key(add_region(8, 4).spec, {}, CPU)
     assert verdict_key(add_region(8, 4).spec, {}, CPU) != verdict_key(add_region(8, 5).spec, {}, CPU)
     dynamic = add_region(24, 40, dynamic=True)
-    assert hints_of(dynamic) == {"s0": 24, "s1": 40}
-    key = verdict_key(dynamic.spec, hints_of(dynamic), CPU)
+    assert dynamic.hints == {"s0": 24, "s1": 40}
+    key = verdict_key(dynamic.spec, dynamic.hints, CPU)
     assert key == verdict_key(dynamic.spec, {"s0": 31, "s1": 33}, CPU)
     assert key != verdict_key(dynamic.spec, {"s0": 240, "s1": 40}, CPU)
     assert key != verdict_key(dynamic.spec, {"s0": 24, "s1": 40}, torch.device("cuda", 0))

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from dynafuse import build
-from dynafuse.lowering.nvfuser.lower import lower
+from dynafuse.cache.canonical import CanonicalRegion
+from dynafuse.config import resolve
+from dynafuse.fallback import STRICT
+from dynafuse.lowering.base import Compilation
+from dynafuse.lowering.nvfuser import replay
+from dynafuse.lowering.nvfuser.executor import NVFUSER
+from dynafuse.select import validation
 from dynafuse.select.data import inputs_for
 from tests.support import graphs
 from tests.support.by_regions import ByRegions
@@ -33,15 +38,15 @@ def definition(monkeypatch: pytest.MonkeyPatch) -> Definition:
     """A GPU that is none: data are made on the CPU, and nothing is compiled."""
     found = Definition()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(build, "_device", lambda region: torch.device("cuda", 0))
-    monkeypatch.setattr(build, "check", lambda run, spec, hints, device: run(inputs_for(spec, hints, CPU)))
-    monkeypatch.setattr(build.replay, "define", lambda recipe: found)
+    monkeypatch.setattr(CanonicalRegion, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(validation, "check", lambda run, spec, hints, device: run(inputs_for(spec, hints, CPU)))
+    monkeypatch.setattr(replay, "define", lambda recipe: found)
     return found
 
 
 def warmed_up(write: Any, *inputs: torch.Tensor, dynamic: bool = False) -> None:
     bound, = ByRegions(graphs.built(write, *inputs, dynamic=dynamic), "sm90").bounds.values()
-    build._fusion(bound, lower(bound.spec))
+    validation.validate(NVFUSER.compile(bound, Compilation(90, resolve(environ={}), STRICT)).result(), bound)
 
 
 def summed(g: graphs.Builder, x: Any) -> Any:

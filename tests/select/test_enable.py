@@ -13,22 +13,25 @@ from typing import Any
 
 import pytest
 import torch
-from dynafuse.build import bind
 
 from dynafuse.backend import dynafuse
 from dynafuse.config import Config, resolve
 from dynafuse.cost import device as devices
 from dynafuse.errors import DynafuseWarning, ExecutorError
+from dynafuse.fallback import STRICT
 from dynafuse.ir import Plan, Region
+from dynafuse.lowering.base import Compilation, Use
 from dynafuse.lowering.inductor import availability as inductor
 from dynafuse.lowering.nvfuser import availability as nvfuser
+from dynafuse.lowering.registry import executor
+from dynafuse.lowering.triton import compiler
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.grow import partition
 from dynafuse.passes.normalize import normalize
 from dynafuse.report import explain
-from dynafuse.select import Measured, Verdict
-from dynafuse.select import choose as choice
+from dynafuse.select import Measured, Verdict, enable, measure
+from dynafuse.select.place import place
 from tests.support import graphs
 
 BOTH = ("triton", "inductor")
@@ -52,7 +55,7 @@ class FakeTuner:
 
 @pytest.fixture
 def tuner(monkeypatch: pytest.MonkeyPatch) -> type[FakeTuner]:
-    monkeypatch.setattr(choice, "Tuner", FakeTuner)
+    monkeypatch.setattr(measure, "Tuner", FakeTuner)
     monkeypatch.setattr(FakeTuner, "asked", 0)
     return FakeTuner
 
@@ -73,10 +76,9 @@ def planned() -> Plan:
 
 
 def tuned(plan: Plan, costs: Mapping[str, float] | None = None, **options: Any) -> Plan:
-    plan, bounds = bind(plan, config(**options), None)
-    found, after = choice.tuned(plan, bounds, config(**options), devices.describe("h200").overridden(costs or {}), None)
-    assert {name: bound.region for name, bound in after.items()} == {region.name: region for region in found.regions}
-    return found
+    placed = place(plan, config(**options), None)
+    device = devices.describe("h200").overridden(costs or {})
+    return measure.measured(placed, device, Compilation(None, config(**options), STRICT)).plan
 
 
 @pytest.mark.parametrize("winner", BOTH)
@@ -102,7 +104,7 @@ def test_what_can_gain_little_is_not_measured(tuner: type[FakeTuner], gain: floa
 
 def test_never_asks_nobody(tuner: type[FakeTuner]) -> None:
     plan = planned()
-    assert tuned(plan, tune="never").regions == bind(plan, config(), None)[0].regions and tuner.asked == 0
+    assert tuned(plan, tune="never").regions == place(plan, config(), None).plan.regions and tuner.asked == 0
 
 
 def test_without_a_measurement_the_prediction_stands(tuner: type[FakeTuner]) -> None:
@@ -127,21 +129,21 @@ def test_what_host_time_costs_is_measured_too(tuner: type[FakeTuner], monkeypatc
 ])
 def test_executors_by_default(monkeypatch: pytest.MonkeyPatch, device: str, planning: bool, interprets: bool,
                               expected: tuple[str, ...]) -> None:
-    monkeypatch.setattr(choice, "interpreting", lambda: interprets)
-    monkeypatch.setattr(choice.inductor, "find", lambda device: choice.inductor.Availability(True, "g++"))
-    assert choice.usable(resolve(environ={}), device, planning) == (expected, {})
+    monkeypatch.setattr(compiler, "interpreting", lambda: interprets)
+    monkeypatch.setattr(inductor, "find", lambda device: inductor.Availability(True, "g++"))
+    assert enable.usable(Use(device, resolve(environ={}), planning)) == (expected, {})
 
 
 def test_what_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "interpreting", lambda: False)
-    monkeypatch.setattr(choice.nvfuser, "find", lambda: choice.nvfuser.Availability(True, "matched"))
-    monkeypatch.setattr(choice.inductor, "find", lambda device: choice.inductor.Availability(False, "no C++ compiler"))
+    monkeypatch.setattr(compiler, "interpreting", lambda: False)
+    monkeypatch.setattr(nvfuser, "find", lambda: nvfuser.Availability(True, "matched"))
+    monkeypatch.setattr(inductor, "find", lambda device: inductor.Availability(False, "no C++ compiler"))
     asked = resolve(options={"executors": "triton,nvfuser,inductor"})
-    assert choice.usable(asked, "cpu", False) == (("eager",), {
+    assert enable.usable(Use("cpu", asked)) == (("eager",), {
         "triton": "Triton runs on CUDA devices, and slowly anywhere with TRITON_INTERPRET=1", "nvfuser": "nvFuser runs on CUDA devices",
         "inductor": "Inductor is not available: no C++ compiler"})
     rounding = resolve(options={"executors": "inductor", "round_like_eager": True})
-    assert "round_like_eager" in choice.usable(rounding, "cuda", False)[1]["inductor"]
+    assert "round_like_eager" in enable.usable(Use("cuda", rounding))[1]["inductor"]
 
 
 # ---------------------------------------------------------------------- what is not there
@@ -149,9 +151,9 @@ def test_what_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _nothing_told() -> Iterator[None]:
-    choice.reset()
+    enable.reset()
     yield
-    choice.reset()
+    enable.reset()
 
 
 def told(run: Callable[[], Any]) -> list[str]:
@@ -165,7 +167,7 @@ def told(run: Callable[[], Any]) -> list[str]:
 def absent(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """A machine without a GPU, without an interpreter and without some executors."""
     nothing = nvfuser.Availability(False, "no module nvfuser_direct")
-    monkeypatch.setattr(choice, "interpreting", lambda: False)
+    monkeypatch.setattr(compiler, "interpreting", lambda: False)
     monkeypatch.setattr(nvfuser, "find", lambda: nothing)
     if "inductor" in names:
         monkeypatch.setattr(inductor, "find", lambda device: inductor.Availability(False, "no C++ compiler"))
@@ -195,7 +197,7 @@ def test_what_turns_fusion_off_is_told_once(
 
     (text,) = told(call)
     assert text.startswith(f"executor '{name}' cannot be used: ") and "Nothing is fused, CPU tensors run eager; " in text
-    assert text.endswith(choice.REMEDIES[name])
+    assert text.endswith(executor(name).remedy)
 
 
 @each_case
@@ -225,23 +227,23 @@ def test_executors_for_other_devices_are_no_fault(monkeypatch: pytest.MonkeyPatc
 def test_cpu_tensors_beside_a_gpu_are_no_fault_of_executors_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     absent(monkeypatch)
     asked = config(executors="triton", strict=True)
-    found = choice.usable(asked, "cpu", False)
+    found = enable.usable(Use("cpu", asked))
     with pytest.raises(ExecutorError):
-        choice.tell(asked, "cpu", *found)
+        enable.tell(Use("cpu", asked), *found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert told(lambda: choice.tell(asked, "cpu", *found)) == []
+    assert told(lambda: enable.tell(Use("cpu", asked), *found)) == []
 
 
 @pytest.mark.usefixtures("_nothing_told")
 def test_on_a_gpu_what_is_named_and_not_there_is_told_though_another_fuses(monkeypatch: pytest.MonkeyPatch) -> None:
     absent(monkeypatch)
     asked = resolve(options={"executors": "triton,nvfuser", "strict": False})
-    found = choice.usable(asked, "cuda", planning=False)
-    (text,) = told(lambda: choice.tell(asked, "cuda", *found))
+    found = enable.usable(Use("cuda", asked))
+    (text,) = told(lambda: enable.tell(Use("cuda", asked), *found))
     assert text == ("executor 'nvfuser' cannot be used: nvFuser is not available: no module nvfuser_direct. "
                     "Plans for CUDA tensors use triton, eager; install it, or leave it out of `executors`")
     with pytest.raises(ExecutorError):
-        choice.tell(replace(asked, strict=True), "cuda", *found)
+        enable.tell(Use("cuda", replace(asked, strict=True)), *found)
 
 
 @pytest.mark.usefixtures("_nothing_told")
@@ -257,7 +259,7 @@ def test_the_interpreter_is_told_of_once(caplog: pytest.LogCaptureFixture) -> No
         for fn in (torch.sin, torch.cos):
             torch.compile(lambda x, fn=fn: fn(x), backend=dynafuse)(X)
         torch.compile(lambda x: x + 1, backend=dynafuse, options={"executors": "triton"})(X)
-    (message,) = [r.getMessage() for r in caplog.records if r.name == "dynafuse.select.choose"]
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "dynafuse.select.enable"]
     assert message.startswith("TRITON_INTERPRET=1: CPU tensors run in Triton's interpreter")
 
 
