@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import importlib
 import json
 import operator
 import os
@@ -128,8 +129,7 @@ def test_models(skipped: dict[str, str]) -> Iterator[Subject]:
     """The models of the tests that need no other package, with and without gradients and dropout."""
     import torch
 
-    from_tests("backend")
-    import test_models as models
+    models = of_tests("backend", "test_models")
 
     def built(dropout: float) -> Callable[[], Built]:
         return lambda: (models.Convolutions(dropout).train(), models.images())
@@ -151,13 +151,13 @@ def cases(skipped: dict[str, str]) -> Iterator[Subject]:
     """The functions of the tests of numbers, forward and backward; some with dynamic sizes, size classes or nvFuser."""
     import torch
 
-    from_tests("backend")
-    from cases import CASES, Maker
+    shared = of_tests("support", "cases")
+    listed, maker = shared.CASES, shared.Maker
 
     def built(case: Any, dtype: torch.dtype) -> Callable[[], Built]:
-        return lambda: (case.function, case.build(Maker("cpu", dtype)))
+        return lambda: (case.function, case.build(maker("cpu", dtype)))
 
-    for case in CASES:
+    for case in listed:
         if case.known:
             continue
         k = zlib.crc32(case.name.encode()) % 4  # the same share of them, whichever are added
@@ -201,8 +201,7 @@ def folds(skipped: dict[str, str]) -> Iterator[Subject]:
 
 def rows(skipped: dict[str, str]) -> Iterator[Subject]:
     """Some calls of every fusible row of the op table, each as a graph of its own that AOTAutograd has not taken apart."""
-    from_tests("lowering")
-    from samples import samples
+    samples = of_tests("support", "samples").samples
 
     import dynafuse.ops
 
@@ -231,10 +230,10 @@ def eager_takes(row: Any, sample: Any) -> bool:
 
 def call_row(row: Any, listed: Sequence[Any]) -> None:
     """Compile calls of a row by the tests' helper and run each; those whose sizes torch cannot tell are left out."""
-    import graphs
     import torch
-    from samples import flat
     from torch.utils._pytree import tree_map
+
+    graphs, flat = of_tests("support", "graphs"), of_tests("support", "samples").flat
 
     for sample in listed:
         inputs = [a for a in flat([*sample.args, *sample.kwargs.values()]) if isinstance(a, torch.Tensor)]
@@ -255,11 +254,13 @@ def call_row(row: Any, listed: Sequence[Any]) -> None:
         graphs.compiled(module, inputs).call(list(inputs))
 
 
-def from_tests(folder: str) -> None:
-    """Let the modules of a folder of tests be imported by their names, as pytest does."""
-    for path in (str(ROOT / "tests"), str(ROOT / "tests" / folder)):
-        if path not in sys.path:
-            sys.path.insert(0, path)
+def of_tests(folder: str, name: str) -> Any:
+    """Return a module of the tests: of a package, or as it was before they were one, by its bare name."""
+    try:
+        return importlib.import_module(f"tests.{folder}.{name}")
+    except ModuleNotFoundError:
+        sys.path[:0] = [str(ROOT / "tests" / older) for older in ("", "backend", "lowering")]
+        return importlib.import_module(name)
 
 
 # ---------------------------------------------------------------------- what is written down
