@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         OptionError,
     )
     from dynafuse.force import force_backend
+    from dynafuse.lowering.base import Executor
+    from dynafuse.lowering.registry import register_executor
     from dynafuse.report import Report, explain
     from dynafuse.report.history import process_report
 
@@ -34,6 +36,7 @@ _HOME = {
     "CompileError": "errors",
     "DynafuseError": "errors",
     "DynafuseWarning": "errors",
+    "Executor": "lowering.base",
     "ExecutorError": "errors",
     "ForceError": "errors",
     "LoweringError": "errors",
@@ -42,6 +45,7 @@ _HOME = {
     "explain": "report",
     "force_backend": "force",
     "process_report": "report.history",
+    "register_executor": "lowering.registry",
     "stats": "backend",
 }
 
@@ -49,6 +53,7 @@ __all__ = [
     "CompileError",
     "DynafuseError",
     "DynafuseWarning",
+    "Executor",
     "ExecutorError",
     "ForceError",
     "LoweringError",
@@ -58,6 +63,7 @@ __all__ = [
     "explain",
     "force_backend",
     "process_report",
+    "register_executor",
     "stats",
 ]
 

@@ -36,7 +36,8 @@ def place(plan: Plan, config: Config, capability: int | None) -> CanonicalPlan:
     """
     placing = _Placing(plan, config, capability)
     steps = tuple(placing.placed(step) if isinstance(step, Region) else step for step in plan.steps)
-    return CanonicalPlan(plan.annotated, () if placing.unplaced else steps, plan.refusals, placing.unplaced)
+    unplaced = {**plan.unplaced, **placing.unplaced}
+    return CanonicalPlan(plan.annotated, () if unplaced else steps, plan.refusals, unplaced)
 
 
 def moved(region: CanonicalRegion, name: str, capability: int | None) -> CanonicalRegion:
