@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
 
@@ -43,8 +44,21 @@ def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[.
             table.pop(getattr(packet, name), None)
     if fallback_random:
         table.pop(aten.bernoulli.default)  # on a GPU its decomposition draws other numbers than the op does
+    table[aten.cat.default] = _cat(table[aten.cat.default])
     table[aten.linalg_vector_norm.default] = _vector_norm(table[aten.linalg_vector_norm.default])
     return table
+
+
+def _cat(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor's own, which copies where all tensors are one or but one is not empty, with eager's strides for the copy."""
+    def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+        made = torchs(tensors, dim)
+        if made is NotImplemented:
+            return made
+        formats = {suggest_memory_format(tensor) for tensor in tensors}
+        return made.contiguous(memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format)
+
+    return cat
 
 
 def _vector_norm(torchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

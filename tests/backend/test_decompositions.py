@@ -1,0 +1,74 @@
+"""Decompositions keep what eager promises besides values: strides of copies, and with ``fallback_random`` every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.differential import check, compiled
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+LAYOUTS: dict[str, torch.Tensor] = {
+    "rows": torch.randn(2, 3, 4),
+    "transposed": torch.randn(4, 3, 2).transpose(0, 2),
+    "columns": torch.randn(4, 3).t(),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "permuted": torch.randn(2, 3, 4, 5).permute(3, 1, 0, 2),
+    "size 1": torch.randn(2, 1, 2).transpose(0, -1).contiguous().transpose(0, -1),
+    "expanded": torch.randn(1, 3, 4).expand(2, 3, 4),
+}
+CATS: dict[str, Function] = {
+    "itself": lambda x: torch.cat([x, x], 1),
+    "itself, in front": lambda x: torch.cat([x, x, x], 0),
+    "one": lambda x: torch.cat([x], 0),
+    "an empty one": lambda x: torch.cat([x, x[:, :0]], 1),
+    "an empty one of no sizes": lambda x: torch.cat([x.new_empty(0), x], 0),
+    "a value and itself": lambda x: torch.cat([x.sin(), x.sin()], -1),
+    "two and an empty one": lambda x: torch.cat([x, x * 2, x[:, :0]], 1),
+    "two": lambda x: torch.cat([x, x * 2], 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cat_has_eagers_strides(layout: str) -> None:
+    for cat in CATS.values():
+        check(cat, LAYOUTS[layout], executors="triton")
+
+
+DRAWN: dict[str, Function] = {
+    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.3)),
+    "bernoulli of a number": lambda x: torch.empty_like(x).bernoulli_(0.3),
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, 5),
+    "uniform": lambda x: torch.empty_like(x).uniform_(-1, 2),
+    "normal": lambda x: torch.empty_like(x).normal_(1, 2),
+    "exponential": lambda x: torch.empty_like(x).exponential_(2),
+    "geometric": lambda x: torch.empty_like(x).geometric_(0.3),
+    "rrelu": lambda x: F.rrelu(x, 0.1, 0.3, training=True),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, training=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", DRAWN)
+def test_fallback_draws_eagers_bits(name: str, dtype: torch.dtype) -> None:
+    x = torch.linspace(-2, 2, 41, device=DEVICE).to(dtype)
+
+    def drawn(function: Function) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(3)
+        return function(x), torch.rand(2, device=DEVICE)  # and the generator is where eager leaves it
+
+    ours, theirs = drawn(compiled(DRAWN[name], executors="triton", fallback_random=True)), drawn(DRAWN[name])
+    assert all(map(torch.equal, ours[1:], theirs[1:]))
+    if name in ("rrelu", "alpha dropout"):  # they compute with what they draw
+        torch.testing.assert_close(ours[0], theirs[0])
+    else:
+        assert torch.equal(ours[0] != 0, theirs[0] != 0)
+        torch.testing.assert_close(ours[0], theirs[0], rtol=torch.finfo(dtype).eps, atol=0)
