@@ -11,7 +11,9 @@ Worked example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import sympy
@@ -42,11 +44,14 @@ ROUNDED_DIVISION = frozenset(overloads("aten.div.Tensor_mode aten.div.Scalar_mod
 DIVISIONS = REMAINDER | FLOOR_DIVISION | ROUNDED_DIVISION | frozenset(overloads(
     "aten.fmod.Tensor aten.fmod.Scalar prims.fmod.default prims.div.default"))
 EXPM1 = frozenset(overloads("aten.expm1.default prims.expm1.default"))
+ERF = frozenset(overloads("aten.erf.default prims.erf.default"))
+ELU = frozenset(overloads("aten.elu.default"))
 POOLING_GRADIENTS = frozenset(overloads("aten.avg_pool2d_backward.default"))
 
 
-INEXACT = frozenset(overloads("aten.acosh.default prims.acosh.default aten.atanh.default prims.atanh.default"))
-"""Ops whose formulas in C++ overflow, or lose the sign of a zero."""
+INEXACT = frozenset(overloads(
+    "aten.acosh.default prims.acosh.default aten.asinh.default prims.asinh.default aten.atanh.default prims.atanh.default"))
+"""Ops whose formulas in C++ overflow, or lose the sign of a zero, with some version of torch."""
 
 
 def refusal(row: Row, call: Call) -> str:
@@ -78,7 +83,11 @@ def replacement(call: Call) -> Callable[[Mapping[str, Any]], torch.Tensor] | Non
     if call.target in POOLING_GRADIENTS:
         return lambda given: _of_pairs(call.target, given)
     if call.target in EXPM1:
-        return lambda given: _expm1(*given.values())
+        return lambda given: _in_opmath(_expm1, call.dtype, *given.values())
+    if call.target in ERF and opmath(call.dtype) is torch.float32:
+        return lambda given: _in_opmath(_erf, call.dtype, *given.values())
+    if call.target in ELU:
+        return lambda given: _in_opmath(partial(_elu, *tuple(given.values())[1:]), call.dtype, given["self"])
     if call.target in REMAINDER:
         return lambda given: _in_opmath(_remainder, call.dtype, *given.values())
     floors = call.target in FLOOR_DIVISION or (call.target in ROUNDED_DIVISION and call["rounding_mode"] == "floor")
@@ -92,18 +101,37 @@ def _of_pairs(target: torch._ops.OpOverload, given: Mapping[str, Any]) -> torch.
     return gradient
 
 
-def _expm1(value: torch.Tensor) -> torch.Tensor:
-    """``expm1``, which has its operand's sign: that of -0.0, too."""
-    return torch.copysign(torch.expm1(value), value)
-
-
-def _in_opmath(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype,
-               *operands: torch.Tensor | Number) -> torch.Tensor:
+def _in_opmath(function: Callable[..., torch.Tensor], dtype: torch.dtype, *operands: torch.Tensor | Number) -> torch.Tensor:
     """A function of tensors or numbers, evaluated in the opmath type of ``dtype``."""
     device = next(value.device for value in operands if isinstance(value, torch.Tensor))
-    left, right = (value.to(opmath(dtype)) if isinstance(value, torch.Tensor)
-                   else torch.full((), value, dtype=opmath(dtype), device=device) for value in operands)
-    return function(left, right).to(dtype)
+    wide = (value.to(opmath(dtype)) if isinstance(value, torch.Tensor)
+            else torch.full((), value, dtype=opmath(dtype), device=device) for value in operands)
+    return function(*wide).to(dtype)
+
+
+def _expm1(value: torch.Tensor) -> torch.Tensor:
+    """``expm1`` by Kahan's formula, in which the errors of ``exp`` and ``log`` cancel: Inductor's own is ``exp(x) - 1``."""
+    power = torch.exp(value)
+    above = power - 1
+    near = torch.where(power == 1, value, above * (value / torch.log(power)))
+    return torch.where(above.isinf() | (above == -1), above, near)
+
+
+def _elu(alpha: float, scale: float, input_scale: float, value: torch.Tensor) -> torch.Tensor:
+    """``elu``, made of the ``expm1`` above."""
+    return torch.where(value > 0, value * scale, _expm1(value * input_scale) * (alpha * scale))
+
+
+_ERF = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(8))
+
+
+def _erf(value: torch.Tensor) -> torch.Tensor:
+    """``erf`` of float32, near 0 by its series: Inductor's own is off by 1e-7 wherever it is."""
+    square = value * value
+    series = torch.full_like(value, _ERF[-1])
+    for coefficient in reversed(_ERF[:-1]):
+        series = series * square + coefficient
+    return torch.where(value.abs() < 0.5, value * series, torch.erf(value))
 
 
 def _remainder(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

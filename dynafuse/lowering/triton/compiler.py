@@ -50,7 +50,8 @@ def compile_launch(source: str, launch: Launch, capability: int) -> Any:
     attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
     assert names == function.arg_names[:len(names)], (names, function.arg_names)
     built = ASTSource(fn=function, signature=signature, constexprs=dict(launch.constants), attrs=attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages,
+               "enable_reflect_ftz": False}  # libdevice keeps subnormal numbers, as eager's functions do
     if launch.asserts:  # without it Triton leaves them out; it would also check integers for overflow
         options |= {"debug": True, "sanitize_overflow": False}
     return triton.compile(built, target=gpu_target(capability), options=options)
