@@ -111,8 +111,7 @@ class Writer:
         for node in placeholders:
             self.names[node] = _identifier(node.name)
         if placeholders:
-            self.lines.append(f"{', '.join(self.names[n] for n in placeholders)}, = args")
-        self.lines.append("args.clear()")
+            self.lines += [f"{', '.join(self.names[n] for n in placeholders)}, = args", "args.clear()"]
         for node in placeholders:
             self._bind_symbols(node)
         for node in self.facts:

@@ -78,6 +78,7 @@ def test_arguments_are_boxed() -> None:
 def test_a_graph_without_inputs_runs() -> None:
     run = graphs.compiled(graphs.built(lambda b: b.op("aten.full.default", [3], 2.0)))
     assert run.call([])[0].tolist() == [2.0, 2.0, 2.0]
+    assert run.call(())[0].tolist() == [2.0, 2.0, 2.0]  # type: ignore[arg-type]  # as torch calls such a graph at places
 
 
 def test_every_call_has_memory_of_its_own() -> None:
