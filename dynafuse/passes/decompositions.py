@@ -6,7 +6,7 @@ Worked example: ``layer_norm`` arrives as ``var_mean``, ``sub``, ``rsqrt``, ``mu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch._prims_common import suggest_memory_format
 aten = torch.ops.aten
 
 WHOLE = {
+    aten.addcmul: "the decomposition of older torch refuses a float as the factor of integers, which eager truncates",
     aten.clamp: "the decomposition gives integers where a bound is a float that is known at run time only",
     aten.embedding_dense_backward: "CUDA's kernel sorts the indices: no atomics, the same result every time",
     aten.index_copy: "negative indices are out of range in eager; in the decomposition they are not",
@@ -31,6 +32,9 @@ WHOLE = {
 }
 """Ops that Inductor would decompose, with the reason why they stay whole here."""
 
+DRAWN = (aten.bernoulli.default, aten.rrelu_with_noise_functional.default)
+"""Ops whose decompositions draw other random numbers than they do, on a GPU or with older torch."""
+
 
 @cache
 def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[..., Any]]:
@@ -43,22 +47,33 @@ def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[.
         for name in packet.overloads():
             table.pop(getattr(packet, name), None)
     if fallback_random:
-        table.pop(aten.bernoulli.default)  # on a GPU its decomposition draws other numbers than the op does
+        for target in DRAWN:
+            table.pop(target, None)
     table[aten.cat.default] = _cat(table[aten.cat.default])
+    table[aten.mish_backward.default] = _mish_backward(table[aten.mish_backward.default])
     table[aten.linalg_vector_norm.default] = _vector_norm(table[aten.linalg_vector_norm.default])
     return table
 
 
 def _cat(torchs: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor's own, which copies where all tensors are one or but one is not empty, with eager's strides for the copy."""
+    """Inductor's own, which drops empty tensors and copies where all others are one, with eager's strides and dtype."""
     def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
         made = torchs(tensors, dim)
         if made is NotImplemented:
             return made
         formats = {suggest_memory_format(tensor) for tensor in tensors}
-        return made.contiguous(memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format)
+        laid_out = made.contiguous(memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format)
+        return laid_out.to(reduce(torch.promote_types, (tensor.dtype for tensor in tensors)))
 
     return cat
+
+
+def _mish_backward(torchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Torch's own, in the input's dtype, as eager has it whatever the gradient's dtype is."""
+    def mish_backward(grad_output: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
+        return torchs(grad_output, self).to(self.dtype)
+
+    return mish_backward
 
 
 def _vector_norm(torchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -40,6 +40,20 @@ def test_cat_has_eagers_strides(layout: str) -> None:
         check(cat, LAYOUTS[layout], executors="triton")
 
 
+MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "an empty one in between": lambda x, y: torch.cat([x, y[:, :0], x * 2], 1),
+    "an empty one of no sizes": lambda x, y: torch.cat([x, y.new_empty(0), x * 2], 1),
+    "an empty one beside integers": lambda x, y: torch.cat([(x * 4).int(), y[:, :0], (x * 2).int()], 1),
+    "mish_backward": lambda x, y: torch.ops.aten.mish_backward(y, x),
+    "addcmul of integers": lambda x, y: torch.addcmul((x * 4).int(), (x * 3).int(), (y * 3).int(), value=2.5),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_dtypes_are_eagers(name: str) -> None:
+    check(MIXED[name], torch.randn(2, 3, dtype=torch.float16), torch.randn(2, 3), executors="triton", precise=False)
+
+
 DRAWN: dict[str, Function] = {
     "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.3)),
     "bernoulli of a number": lambda x: torch.empty_like(x).bernoulli_(0.3),
