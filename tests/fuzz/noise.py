@@ -4,6 +4,15 @@ A result that is the same under noise is compared sharply, one that is not (a co
 the difference of two large numbers, an argmax of near ties) is not compared more sharply than it deserves. Only what was
 rounded is disturbed: an op whose result in float64 is the same is exact, so that integers in floats, copies and choices stay
 as they are.
+
+A compiler need not round what it does not store: where one op's result goes into another, a product may go into a sum as it
+was before it was rounded (GPUs do both in one instruction), and a 16-bit value may be held in 32 bits. So each use of a rounded
+value sees a disturbance of its own: ``p * p - p * p`` is 0 in eager, and up to a unit in the last place of ``p * p`` elsewhere.
+
+Worked example::
+
+    with Noise(0):
+        assert (x * x - x * x).abs().max() > 0
 """
 
 from __future__ import annotations
@@ -19,6 +28,10 @@ CONTRACTIONS = re.compile(
     r"sum|mean|prod|var|std|norm|\bmm|bmm|addmm|dot|\bmv|conv|softmax|softplus_back|pool|scatter_add|scatter_reduce|index_add|"
     r"index_put|embedding_dense|linear|attention|upsample|cdist|loss|trace|baddbmm|cum")
 """Ops that add many numbers up: how far off they may be depends on the numbers, not on the sum."""
+
+DIVIDING = re.compile(r"mean|var|std|norm|softmax|avg_pool|loss|attention")
+"""Those of them that divide by a count or a sum: a compiler multiplies by a rounded reciprocal, so that nothing about them is
+exact, not even the mean of equal numbers, and what is subtracted from it leaves a rest."""
 
 AMPLITUDE = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """Largest disturbance by dtype, in units in the last place: float32 functions differ between math libraries."""
@@ -40,39 +53,65 @@ class Noise(TorchDispatchMode):
         super().__init__()
         self.sign = 1 - 2 * (seed % 2)
         self.generator = torch.Generator(device).manual_seed(seed // 2)
+        self.rounded: dict[int, torch.UntypedStorage] = {}  # by address; held, so that no other memory gets the address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
         if func.is_view or torch.Tag.nondeterministic_seeded in func.tags or not _has_floats((args, kwargs)):
             return func(*args, **kwargs)
+        moves, mutable = bool(EXACT.search(name)), func._schema.is_mutable
         exact = _in_float64(func, args, kwargs)
-        mutable = func._schema.is_mutable
+        if not moves and not mutable and _has_floats(exact) and any(map(self._is_rounded, tree_leaves((args, kwargs)))):
+            args, kwargs = tree_map(self._used, args), tree_map(self._used, kwargs)
+            exact = _in_float64(func, args, kwargs)
         if CONTRACTIONS.search(name) and not mutable:
-            result = func(*args, **kwargs)
-            other = func(*tree_map(self._disturbed, args), **tree_map(self._disturbed, kwargs))
-            return tree_map(_where_rounded, result, other, exact) if _alike(result, other, exact) else other
+            return self._contracted(func, args, kwargs, None if DIVIDING.search(name) else exact)
         result = func(*args, **kwargs)
         if exact is None:
             return result
         for value, truth in zip(tree_leaves(result), tree_leaves(exact), strict=True):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
-                self._disturb(value, truth, bool(EXACT.search(name)))
+                self._disturb(value, truth, moves)
+        if moves and any(map(self._is_rounded, tree_leaves((args, kwargs)))):
+            tree_map(self._note, result)
         return result
 
-    def _unit(self, value: torch.Tensor) -> float:
-        return torch.finfo(value.dtype).eps * AMPLITUDE.get(value.dtype, 1.0)
+    def _contracted(self, func: Any, args: Any, kwargs: Any, exact: Any) -> Any:
+        """An op that adds many numbers up, of disturbed numbers where its result is not ``exact``."""
+        result = func(*args, **kwargs)
+        other = func(*tree_map(self._disturbed, args), **tree_map(self._disturbed, kwargs))
+        if exact is None or not _alike(result, other, exact):
+            return tree_map(self._note, other)
+        return tree_map(self._where_rounded, result, other, exact)
+
+    def _note(self, value: Any) -> Any:
+        """The same value, known to be rounded: it and all its views."""
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+            storage = value.untyped_storage()
+            self.rounded[storage.data_ptr()] = storage
+        return value
+
+    def _is_rounded(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.untyped_storage().data_ptr() in self.rounded
+
+    def _used(self, value: Any) -> Any:
+        """What one use of a value sees: a rounded one within a unit in the last place, any other as it is."""
+        return self._disturbed(value, 1.0) if self._is_rounded(value) else value
+
+    def _unit(self, value: torch.Tensor, amplitude: float | None = None) -> float:
+        return torch.finfo(value.dtype).eps * (amplitude or AMPLITUDE.get(value.dtype, 1.0))
 
     def _random(self, value: torch.Tensor) -> torch.Tensor:
         """Numbers between -1 and 1, in float64, or their opposites."""
         drawn = torch.rand(value.shape, generator=self.generator, device=value.device, dtype=torch.float64)
         return self.sign * (drawn * 2 - 1)
 
-    def _disturbed(self, value: Any) -> Any:
-        """A copy of a tensor, with noise."""
+    def _disturbed(self, value: Any, amplitude: float | None = None) -> Any:
+        """A copy of a tensor, with noise of so many units in the last place, or those of its dtype."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
             return value
-        noisy = value.double() * (1 + self._unit(value) * self._random(value))
+        noisy = value.double() * (1 + self._unit(value, amplitude) * self._random(value))
         return torch.empty_like(value).copy_(noisy)
 
     def _disturb(self, value: torch.Tensor, truth: torch.Tensor, moves: bool) -> None:
@@ -85,7 +124,16 @@ class Noise(TorchDispatchMode):
             return
         distance = (plain - truth).nan_to_num(0.0, 0.0, 0.0).abs() * 4
         scale = plain.abs() * self._unit(value) + distance
-        value.copy_(torch.where(off, plain + scale * self._random(value), plain))
+        self._note(value.copy_(torch.where(off, plain + scale * self._random(value), plain)))
+
+    def _where_rounded(self, plain: Any, noisy: Any, exact: Any) -> Any:
+        """``noisy`` where ``plain`` is not exactly the truth."""
+        if not isinstance(plain, torch.Tensor) or not plain.is_floating_point() or exact.shape != plain.shape:
+            return noisy if not isinstance(plain, torch.Tensor) or plain.is_floating_point() else plain
+        same = plain == plain.round() if plain.dtype is torch.float64 else plain.double() == exact.double()
+        if not bool(same.all()):
+            self._note(plain)
+        return plain.copy_(torch.where(same, plain, noisy))
 
 
 def _has_floats(tree: Any) -> bool:
@@ -107,11 +155,3 @@ def _in_float64(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _alike(*trees: Any) -> bool:
     return len({len(tree_leaves(tree)) for tree in trees}) == 1 and type(trees[0]) is type(trees[1])
-
-
-def _where_rounded(plain: Any, noisy: Any, exact: Any) -> Any:
-    """``noisy`` where ``plain`` is not exactly the truth."""
-    if not isinstance(plain, torch.Tensor) or not plain.is_floating_point() or exact.shape != plain.shape:
-        return noisy if not isinstance(plain, torch.Tensor) or plain.is_floating_point() else plain
-    same = plain == plain.round() if plain.dtype is torch.float64 else plain.double() == exact.double()
-    return plain.copy_(torch.where(same, plain, noisy))
