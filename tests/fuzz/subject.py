@@ -29,6 +29,9 @@ SEED = 20
 TORCHS_OWN = "aot_eager"
 """A backend of torch that runs graphs as they are: what fails with it too is not ours."""
 
+DECOMPOSED = "aot_eager_decomp_partition"
+"""One that runs them after Inductor's decompositions: strides that it gives as well are those of torch's own compiler."""
+
 
 PRODUCT = re.compile(r"@|matmul|einsum|linear|attention")
 """What libraries compute: the order in which they add up depends on where memory begins."""
@@ -86,10 +89,10 @@ def examine(text: str, device: str = "cpu") -> Verdict:
         if verdict.kind == "strides":
             references = [replace(r, promised=promised(loaded, c, device)) for r, c in zip(references, loaded.calls, strict=True)]
             verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
+        owns = (TORCHS_OWN, DECOMPOSED) if verdict.kind == "strides" else (TORCHS_OWN,)
         with torch._functorch.config.patch(donated_buffer=False):  # else its backward refuses to run twice
-            torchs = tried(loaded, references, device, TORCHS_OWN, None) if verdict.failed else verdict
-        if verdict.failed and torchs.like(verdict):
-            return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
+            if verdict.failed and any(tried(loaded, references, device, own, None).like(verdict) for own in owns):
+                return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
         return verdict
 
 
