@@ -430,7 +430,7 @@ def gelu_tanh_slope(x):
 
 @jit
 def _offsets(offset):
-    """The offsets as a tensor: the place of a single element is a literal."""
+    """Offsets or bounds as a tensor of int64: they may be literals, as the place of a single element is."""
     return tl.full([], 0, tl.int64) + offset
 
 
@@ -449,10 +449,11 @@ def randn(seed, offset):
 @jit
 def randint64(seed, offset, low, high):
     """Uniform int64 in [low, high), one per offset, from Philox."""
-    first, second, _, _ = tl.randint4x(seed, _offsets(offset))
-    word = first.to(tl.uint32, bitcast=True).to(tl.uint64) | (second.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
-    span = tl.full([], 0, tl.int64) + (high - low)  # the bounds may be literals
-    return (word % span.to(tl.uint64)).to(tl.int64) + low
+    low_word, high_word, _, _ = tl.randint4x(seed, _offsets(offset))
+    word = low_word.to(tl.uint32, bitcast=True).to(tl.uint64) | (high_word.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
+    first, last = _offsets(low), _offsets(high)
+    span = (last - first).to(tl.uint64)  # wraps around where it is more than int64 holds
+    return (word % span).to(tl.int64) + first
 
 
 # Combine functions for tl.reduce. Bools come in as integers: Triton's int1 is signed, so true < false there.

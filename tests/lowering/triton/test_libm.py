@@ -160,6 +160,14 @@ def test_random_integers(tmp_path: Path) -> None:
     assert drawn.unique().tolist() == list(range(-3, 5))
 
 
+@pytest.mark.parametrize("bound", [2**62 + 5, 2**63 - 1])
+def test_random_integers_of_more_than_half_their_range(bound: int, tmp_path: Path) -> None:
+    drawn = run(f"lm.randint64(x1, x0, {1 - bound}, {bound})", [torch.arange(1024), torch.full((1024,), 7)],
+                torch.empty(1024, dtype=torch.int64), tmp_path)
+    assert bool((drawn.abs() < bound).all()) and 0.4 < float((drawn < 0).double().mean()) < 0.6
+    assert float(drawn.double().std()) == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
 REDUCTIONS = {"amax": torch.amax, "amin": torch.amin, "prod": torch.prod}
 
 
