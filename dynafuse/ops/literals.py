@@ -136,13 +136,13 @@ def rounded(value: int | float, dtype: torch.dtype) -> float:
 
 
 def number(text: str, dtype: torch.dtype) -> bool | int | float:
-    """The number that a literal of ``dtype`` stands for."""
+    """The number that a literal of ``dtype`` stands for: the text of a float32 may have more digits than it holds."""
     if text in ("True", "False"):
         return text == "True"
     if text.startswith(MINUS_ZERO):
         return -0.0
     plain = text.removeprefix('float("').removesuffix('")')
-    return float(plain) if dtype.is_floating_point else int(plain)
+    return rounded(float(plain), dtype) if dtype.is_floating_point else int(plain)
 
 
 @cache

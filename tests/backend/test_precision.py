@@ -90,6 +90,15 @@ def test_functions_are_as_precise_as_eagers(executor: str, dtype: torch.dtype) -
     check(dtype, "cpu", executor)
 
 
+@pytest.mark.parametrize("executor", ["triton", pytest.param("inductor", marks=needs_cpp)])
+def test_numbers_are_rounded_to_the_dtype_that_they_fill(executor: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.full((), 1 / 3) + torch.full((3,), 0.1, dtype=torch.bfloat16)
+
+    x = torch.zeros(3, dtype=torch.float64)
+    assert torch.equal(compiled(function, executors=executor)(x), function(x))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_functions_are_as_precise_as_eagers_on_a_gpu(dtype: torch.dtype) -> None:

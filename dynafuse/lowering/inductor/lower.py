@@ -25,6 +25,7 @@ from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.nvfuser.layout import in_memory
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.ops import Kind, Row, inductor_rows
+from dynafuse.ops.literals import rounded
 from dynafuse.ops.promotion import comparands
 from dynafuse.ops.torch_calls import torch_call
 
@@ -107,6 +108,10 @@ def _refused_position(row: Row, op: OpSpec) -> str:
     return ""
 
 
+FILLS = ("fill_value", "s", "scalar")
+"""The arguments of ops of creation that are the elements' value."""
+
+
 def size_at(size: Size, known: Sizes) -> Any:
     """A size, given those of the symbols in it."""
     if not isinstance(size, sympy.Expr):
@@ -134,6 +139,8 @@ def _call(position: int, rounding: Rounding, inputs: Sequence[torch.Tensor], val
     operands = [rounding.dtype(ref) for ref in references(tuple(call.args.values()))]
     args = comparands(row, call.args, operands)
     given = {name: taken(at, args[name]) for at, name in enumerate(args)}
+    if row.kind is Kind.CREATION and call.dtype.is_floating_point:  # Inductor hands the number as it is to what reads it
+        given |= {name: rounded(given[name], call.dtype) for name in FILLS if isinstance(given.get(name), float)}
     instead = inductor_rows.replacement(call)
     return instead(given) if instead else torch_call(call.target, given, device)
 
