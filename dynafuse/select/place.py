@@ -29,7 +29,8 @@ REJECTED: dict[str, str] = {}
 def place(plan: Plan, config: Config, capability: int | None) -> CanonicalPlan:
     """Return a plan with every region in canonical form, on an executor that takes it as a whole.
 
-    Where none does, and nobody has forced the region, its ops are ``unplaced`` in a plan without steps.
+    Where none does, and nobody has forced the region, its ops are ``unplaced`` in a plan without steps; those of the given
+    plan, which no executor takes by themselves, stay so.
 
     Args:
         capability: the compute capability of the device, which is a part of keys; None where nothing runs natively.
