@@ -25,7 +25,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.model import LEAST, Prediction, Work, predict
 from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view
-from dynafuse.ir import Facts, Plan
+from dynafuse.ir import Facts, Plan, Role
 from dynafuse.lowering.registry import EAGER
 from dynafuse.ops.library import LIBRARY
 
@@ -124,7 +124,7 @@ def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
     """What all ops of a graph cost that run eager."""
     total = Prediction()
     for node, found in facts.items():
-        if found.role == "eager" and launches(node):
+        if found.role is Role.EAGER and launches(node):
             tensors = [facts[n].tensor for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
             total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), device)
     return total

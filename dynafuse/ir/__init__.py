@@ -17,6 +17,7 @@ from dynafuse.ir.graph import (
     Axis,
     Dims,
     Facts,
+    Role,
     Tensor,
 )
 from dynafuse.ir.kernel import (
@@ -51,5 +52,5 @@ from dynafuse.ir.spec import (
 __all__ = [
     "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision", "Dims",
     "Facts", "Fitted", "Launch", "Layout", "Lowered", "Near", "OpSpec", "Option", "Plan", "Ref", "Refusal", "Region",
-    "Size", "Spec", "Store", "Tensor", "Workspace", "among", "references",
+    "Role", "Size", "Spec", "Store", "Tensor", "Workspace", "among", "references",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -38,17 +39,36 @@ class Tensor:
         return f"{str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
 
 
+class Role(str, Enum):
+    """What a node of a graph is to the planner."""
+
+    INPUT = "input"  # a tensor that is there before the graph runs
+    HOST = "host"  # a number that Python computes
+    VIEW = "view"  # launches nothing: an index rewrite in the kernels that read it
+    FUSED = "fused"  # belongs into a region
+    EAGER = "eager"  # a call of its own, with the reason in the facts
+    OUTPUT = "output"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known of one node. ``tensor`` is None for scalars and for ops with several outputs."""
 
-    role: str  # input | host | view | fused | eager | output
+    role: Role
     tensor: Tensor | None
     row: Row | None = None
     call: Call | None = None
     reason: str = ""  # why a node that computes runs eager
     forced: str | None = None  # the executor that the user's code or options hold it to
     fallback: str = ""  # which executor it was forced to without `strict`, and why that one does not run it
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the node belongs into a region."""
+        return self.role is Role.FUSED
 
 
 @dataclass(frozen=True)

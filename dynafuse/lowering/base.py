@@ -158,7 +158,7 @@ class Executor(ABC):
 
     def refuses_node(self, node: Node, facts: Mapping[Node, Facts]) -> str:
         """Return why it does not run a node that computes, given the facts of all nodes; or ""."""
-        return "" if facts[node].role == "fused" else facts[node].reason
+        return "" if facts[node].is_fused else facts[node].reason
 
     def refuses_group(self, nodes: Sequence[Node], facts: Mapping[Node, Facts]) -> str:
         """Return why it does not run nodes, each of which it takes, as one kernel; or ""."""

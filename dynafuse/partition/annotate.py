@@ -20,7 +20,7 @@ from torch.utils._sympy.functions import Max
 
 from dynafuse import ops
 from dynafuse.fx import arguments, hint, size_of
-from dynafuse.ir import Annotated, Facts, Size, Tensor
+from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.ops.reductions import reduced_dims
@@ -54,7 +54,7 @@ def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, 
     facts: dict[Node, Facts] = {}
     for node in module.graph.nodes:
         found = _facts(node, module, device_type, facts)
-        facts[node] = replace(found, role="eager", reason=eager[node]) if node in eager else found
+        facts[node] = replace(found, role=Role.EAGER, reason=eager[node]) if node in eager else found
     return Annotated(module.graph, forcing.applied(module.graph, facts), _environment(module.graph))
 
 
@@ -69,18 +69,18 @@ def _facts(node: Node, module: GraphModule, device_type: str | None, before: Map
     value = node.meta.get("val")
     tensor = tensor_of(value) if _is_strided(value) else None
     if node.op == "output":
-        return Facts("output", None)
+        return Facts(Role.OUTPUT, None)
     if node.op == "placeholder":
-        return Facts("input" if isinstance(value, torch.Tensor) else "host", tensor)
+        return Facts(Role.INPUT if isinstance(value, torch.Tensor) else Role.HOST, tensor)
     if node.op == "get_attr":
         return _constant(node, module)
     if not isinstance(value, torch.Tensor):
         scalar = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
         row = ops.lookup(node.target)
         reason = row.reason if row and row.reason else "returns no single tensor"
-        return Facts("host" if scalar and not _touches_tensor(node) else "eager", None, reason=reason)
+        return Facts(Role.HOST if scalar and not _touches_tensor(node) else Role.EAGER, None, reason=reason)
     if not isinstance(node.target, torch._ops.OpOverload):
-        return Facts("eager", tensor, reason=f"{node.target} is no ATen op")
+        return Facts(Role.EAGER, tensor, reason=f"{node.target} is no ATen op")
     return _computed(node, tensor, device_type, before)
 
 
@@ -88,7 +88,7 @@ def _constant(node: Node, module: GraphModule) -> Facts:
     holder: Any = module
     for part in str(node.target).split("."):
         holder = getattr(holder, part)
-    return Facts("input", tensor_of(holder)) if isinstance(holder, torch.Tensor) else Facts("host", None)
+    return Facts(Role.INPUT, tensor_of(holder)) if isinstance(holder, torch.Tensor) else Facts(Role.HOST, None)
 
 
 def _touches_tensor(node: Node) -> bool:
@@ -102,18 +102,18 @@ def _is_strided(value: Any) -> TypeGuard[torch.Tensor]:
 def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before: Mapping[Node, Facts]) -> Facts:
     row = ops.lookup(node.target)
     if row is None:
-        return Facts("eager", tensor, reason="no row in the op table")
+        return Facts(Role.EAGER, tensor, reason="no row in the op table")
     if tensor is None:
-        return Facts("eager", None, row, reason="not a strided tensor")
+        return Facts(Role.EAGER, None, row, reason="not a strided tensor")
     shape = tuple(map(_expression, tensor.shape))
     call = Call(node.target, arguments(node), shape, tensor.dtype)  # type: ignore[arg-type]
     reason = ops.refusal(row, call)
     if row.kind is Kind.VIEW and node.meta.get("unbacked_bindings"):
         reason = reason or "its place is known only once it has run"
     if row.kind is Kind.VIEW and not reason:
-        return Facts("view", tensor, row, call)
+        return Facts(Role.VIEW, tensor, row, call)
     reason = reason or obstacle(node, row, tensor, call, device_type, before)
-    return Facts("eager" if reason else "fused", tensor, row, call, reason)
+    return Facts(Role.EAGER if reason else Role.FUSED, tensor, row, call, reason)
 
 
 @cache

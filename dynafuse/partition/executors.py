@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.fx import Node
 
-from dynafuse.ir import Facts
+from dynafuse.ir import Facts, Role
 from dynafuse.lowering.registry import executor
 
 
@@ -48,7 +48,7 @@ class Executors:
     def _refused(self, name: str) -> Mapping[Node, str]:
         """Return the nodes that an executor cannot run, asked once."""
         if name not in self._reasons:
-            computed = (node for node, facts in self._facts.items() if facts.role in ("fused", "view"))
+            computed = (node for node, facts in self._facts.items() if facts.role in (Role.FUSED, Role.VIEW))
             self._reasons[name] = {node: reason for node in computed if (reason := self._of_node(name, node))}
         return self._reasons[name]
 

@@ -31,7 +31,7 @@ from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.fx import module_path, module_stack, user_line
-from dynafuse.ir import Facts
+from dynafuse.ir import Facts, Role
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.library import LIBRARY
@@ -117,10 +117,10 @@ class Forcing:
         result = dict(facts)
         violations: list[Violation] = []
         for node, order in self.orders(graph).items():
-            if facts[node].role not in ("fused", "eager", "view"):
+            if facts[node].role not in (Role.FUSED, Role.EAGER, Role.VIEW):
                 continue
             reason = self._obstacle(node, order, facts)
-            if reason and order.strict and facts[node].role != "view":
+            if reason and order.strict and facts[node].role is not Role.VIEW:
                 violations.append(_violation(node, order, facts[node], reason))
             result[node] = _forced(facts[node], order, reason)
         if violations:
@@ -317,14 +317,14 @@ def _is_exempt(node: Node, facts: Facts) -> bool:
     if facts.row is not None and facts.row.kind is Kind.VIEW:
         return True
     reads = any(isinstance(a.meta.get("val"), torch.Tensor) for a in node.all_input_nodes)
-    return facts.reason in NOTHING_TO_RUN or (facts.role == "eager" and not reads)
+    return facts.reason in NOTHING_TO_RUN or (facts.role is Role.EAGER and not reads)
 
 
 def _forced(facts: Facts, order: Order, reason: str) -> Facts:
     if reason:
-        return facts if facts.role == "view" else replace(facts, fallback=f"{order.executor}: {reason}")
-    if not executor(order.executor).fuses and facts.role == "fused":
-        return replace(facts, role="eager", reason=f"forced to {order.executor}", forced=order.executor)
+        return facts if facts.role is Role.VIEW else replace(facts, fallback=f"{order.executor}: {reason}")
+    if not executor(order.executor).fuses and facts.role is Role.FUSED:
+        return replace(facts, role=Role.EAGER, reason=f"forced to {order.executor}", forced=order.executor)
     return replace(facts, forced=order.executor)
 
 

@@ -19,7 +19,7 @@ from torch.fx import Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import Prediction, efficiency_to_match
 from dynafuse.fx import user_line
-from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Plan, Refusal, Region
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Plan, Refusal, Region, Role
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
@@ -112,7 +112,7 @@ class _Growth:
             for read in reads:
                 readers.setdefault(read.source, set()).add(unit)
         for node in self.spaces.needed:
-            outside = [u for u in node.users if self.spaces.facts[u].role in ("eager", "output", "host")]
+            outside = [u for u in node.users if self.spaces.facts[u].role in (Role.EAGER, Role.OUTPUT, Role.HOST)]
             readers.setdefault(self.spaces.base(node), set()).update(outside)
             if node.target is COPIES_INTO:
                 readers.setdefault(node, set()).add(node.graph.output_node())

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse.fx import shares_memory
-from dynafuse.ir import Annotated, Facts, Size, Tensor
+from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Kind
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
@@ -84,7 +84,7 @@ class Spaces:
 
     def is_unit(self, node: Node) -> bool:
         """Whether ``node`` is computed by a fused kernel as a value of its own."""
-        return self.facts[node].role == "fused" and node not in self.cheap
+        return self.facts[node].role is Role.FUSED and node not in self.cheap
 
     @cached_property
     def needed(self) -> frozenset[Node]:
@@ -92,7 +92,7 @@ class Spaces:
         found: set[Node] = set()
         for node in reversed(list(self.graph.nodes)):
             role = self.facts[node].role
-            if role in ("eager", "output", "host") or (role == "view" and node in found):
+            if role in (Role.EAGER, Role.OUTPUT, Role.HOST) or (role is Role.VIEW and node in found):
                 found.update(node.all_input_nodes)
             elif node.target is COPIES_INTO:
                 found.add(node)
@@ -108,10 +108,10 @@ class Spaces:
         while stack:
             node, moved = stack.pop()
             facts = self.facts[node]
-            if self.memory(node) is into and (moved or facts.role == "eager"):  # an eager view shows any element
+            if self.memory(node) is into and (moved or facts.role is Role.EAGER):  # an eager view shows any element
                 return True
-            if facts.role == "view" or (facts.role == "fused" and self._kind(node) is Kind.POINTWISE):
-                moved = moved or facts.role == "view"
+            if facts.role is Role.VIEW or (facts.role is Role.FUSED and self._kind(node) is Kind.POINTWISE):
+                moved = moved or facts.role is Role.VIEW
                 fresh_ = [(a, moved or self._shape_of(a) != self._shape_of(node)) for a in node.all_input_nodes]
                 stack += [item for item in fresh_ if item not in seen]
                 seen.update(fresh_)
@@ -127,7 +127,7 @@ class Spaces:
         found: dict[Node, tuple[frozenset[Node], float]] = {}
         for node in self.graph.nodes:
             facts = self.facts[node]
-            if facts.role == "fused" and node not in self.needed and self._follows_readers(node, facts.forced):
+            if facts.role is Role.FUSED and node not in self.needed and self._follows_readers(node, facts.forced):
                 sources, flops = self._recomputation(node, facts, found)
                 if self._pays(facts, sources, flops):
                     found[node] = (sources, flops)
@@ -171,13 +171,13 @@ class Spaces:
 
     def base(self, node: Node) -> Node:
         """The node whose memory ``node`` is a view of, or itself."""
-        while self.facts[node].role == "view":
+        while self.facts[node].role is Role.VIEW:
             node = node.all_input_nodes[0]
         return node
 
     def memory(self, node: Node) -> Node:
         """The node whose memory ``node`` may be in: through every view, also those that are made by eager calls."""
-        while self.facts[node].role == "view" or (self.facts[node].role == "eager" and shares_memory(node)):
+        while self.facts[node].role is Role.VIEW or (self.facts[node].role is Role.EAGER and shares_memory(node)):
             node = node.all_input_nodes[0]
         return node
 
@@ -269,11 +269,11 @@ class Spaces:
 
     def _resolve(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
         role = self.facts[node].role
-        if role == "view":
+        if role is Role.VIEW:
             if node.target is aten.expand.default:  # what is repeated is loaded once
                 elements = min(elements, self.tensor(node).hint)
             yield from self._resolve(node.all_input_nodes[0], self._through_view(node, dims), elements)
-        elif role == "fused" and node in self.cheap:
+        elif role is Role.FUSED and node in self.cheap:
             yield from self._operands(node, dims, elements)
         else:
             yield Read(node, dims, elements)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from dynafuse.ir import Refusal
+from dynafuse.ir import Refusal, Role
 from dynafuse.partition.axes import Axis, leaves
 from dynafuse.partition.iteration_space import Spaces
 
@@ -175,7 +175,7 @@ def after(spaces: Spaces, found: Sequence[Member], reductions: frozenset[Node]) 
 def _reaches(spaces: Spaces, node: Node, targets: set[Node] | frozenset[Node]) -> bool:
     if node in targets:
         return True
-    looked_through = spaces.facts[node].role == "view" or node in spaces.cheap
+    looked_through = spaces.facts[node].role is Role.VIEW or node in spaces.cheap
     return looked_through and any(_reaches(spaces, argument, targets) for argument in node.all_input_nodes)
 
 

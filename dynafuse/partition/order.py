@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch.fx import Node
 
-from dynafuse.ir import Region
+from dynafuse.ir import Region, Role
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.partition.iteration_space import Spaces
 
@@ -47,8 +47,8 @@ def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
 def _readers(spaces: Spaces, node: Node) -> Iterable[Node]:
     """Who reads a node's memory or writes to it: looking through views, and through what its readers compute again."""
     for user in node.users:
-        solid = spaces.facts[user].role != "view" and user not in spaces.cheap
-        if solid and spaces.facts[user].role != "output":
+        solid = spaces.facts[user].role is not Role.VIEW and user not in spaces.cheap
+        if solid and spaces.facts[user].role is not Role.OUTPUT:
             yield user
         if not solid or spaces.memory(user) is not user:  # a view that is made by an eager call is both
             yield from _readers(spaces, user)
@@ -124,7 +124,7 @@ class Dependencies:
         return found
 
     def _transparent(self, node: Node) -> bool:
-        return self._spaces.facts[node].role == "view" or node in self._spaces.cheap
+        return self._spaces.facts[node].role is Role.VIEW or node in self._spaces.cheap
 
     def closure(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
         """``nodes`` with the views and cheap nodes between them and what they read, in graph order."""
@@ -152,19 +152,19 @@ def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, 
 
 def _is_step(spaces: Spaces, node: Node) -> bool:
     role = spaces.facts[node].role
-    if role == "view":  # a view of a view is made from the base at once
-        return any(spaces.facts[user].role in ("eager", "output", "host") for user in node.users)
-    return role in ("eager", "host") and node.op != "placeholder"
+    if role is Role.VIEW:  # a view of a view is made from the base at once
+        return any(spaces.facts[user].role in (Role.EAGER, Role.OUTPUT, Role.HOST) for user in node.users)
+    return role in (Role.EAGER, Role.HOST) and node.op != "placeholder"
 
 
 def _needs(spaces: Spaces, step: Region | Node, unit: Mapping[Node, Region | Node]) -> set[int]:
     if isinstance(step, Region):
         sources: Iterable[Node] = step.inputs
     else:
-        sources = [spaces.base(step)] if spaces.facts[step].role == "view" else step.all_input_nodes
+        sources = [spaces.base(step)] if spaces.facts[step].role is Role.VIEW else step.all_input_nodes
     hosts = [a for n in step.nodes for a in n.all_input_nodes] if isinstance(step, Region) else step.all_input_nodes
     found = {id(unit[a]) for a in sources if a in unit}
-    found |= {id(unit[a]) for a in hosts if a in unit and spaces.facts[a].role == "host"}
+    found |= {id(unit[a]) for a in hosts if a in unit and spaces.facts[a].role is Role.HOST}
     found.discard(id(step))
     return found
 
@@ -181,7 +181,7 @@ def _steps_computing(spaces: Spaces, node: Node, unit: Mapping[Node, Region | No
     """The steps in which ``node`` takes part: its own, or those that look through it."""
     if node in unit:
         return [unit[node]]
-    return [step for user in node.users if spaces.facts[user].role != "output"
+    return [step for user in node.users if spaces.facts[user].role is not Role.OUTPUT
             for step in _steps_computing(spaces, user, unit)]
 
 

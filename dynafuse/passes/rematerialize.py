@@ -34,7 +34,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import launches
 from dynafuse.cost.model import LEAST
 from dynafuse.fx import is_view
-from dynafuse.ir import Annotated
+from dynafuse.ir import Annotated, Role
 from dynafuse.ops import Kind
 
 UNITS = 1e6  # capacities are whole picoseconds: a flow of floats may not end
@@ -121,11 +121,11 @@ class Wanted:
 
     def is_call(self, node: Node) -> bool:
         """Whether a node is a call of a library."""
-        return self.facts[node].role == "eager" and launches(node)
+        return self.facts[node].role is Role.EAGER and launches(node)
 
     def is_view(self, node: Node) -> bool:
         """Whether a node moves nothing."""
-        return self.facts[node].role == "view" or is_view(node)
+        return self.facts[node].role is Role.VIEW or is_view(node)
 
     def _users(self, node: Node) -> Iterator[Node]:
         """Those of its views included."""
@@ -153,7 +153,7 @@ class Wanted:
 
     def stored(self, node: Node) -> bool:
         """Whether the forward stores a value in any case."""
-        if self.facts[node].role != "fused":
+        if self.facts[node].role is not Role.FUSED:
             return True
         users = [user for user in self.users[node] if user not in self.backward]
         if any(user.op == "output" or self.is_call(user) for user in users):
@@ -188,7 +188,7 @@ class Prices:
         facts = self.wanted.facts[node]
         if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or self.wanted.is_call(node):
             return math.inf
-        if facts.role != "fused" or facts.row is None:
+        if facts.role is not Role.FUSED or facts.row is None:
             return NUMBER_US
         operands = dict.fromkeys(map(self.wanted.base, node.all_input_nodes))  # in order: sums of floats depend on it
         elsewhere = [u for u in operands if self.wanted.home.get(u) != self.wanted.home[node]]

@@ -17,7 +17,7 @@ from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cost import device as devices
 from dynafuse.cost.library_calls import call_prediction, launches
 from dynafuse.fx import base, user_line
-from dynafuse.ir import Annotated, Option, Plan, Region
+from dynafuse.ir import Annotated, Option, Plan, Region, Role
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
 from dynafuse.runtime.observers import Compiled
@@ -135,18 +135,18 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
 
 
 def _computing(region: Region, annotated: Annotated) -> Sequence[Node]:
-    return [node for node in region.nodes if annotated.facts[node].role == "fused"]
+    return [node for node in region.nodes if annotated.facts[node].role is Role.FUSED]
 
 
 def _launches(node: Node, annotated: Annotated) -> bool:
     """Whether a step outside the regions calls something."""
-    return annotated.facts[node].role == "eager" and launches(node)
+    return annotated.facts[node].role is Role.EAGER and launches(node)
 
 
 def _tensor_bytes(node: Node, annotated: Annotated) -> Sequence[int | None]:
     """Bytes of an eager call's tensors, each once; None for what is not known, as of several outputs."""
     facts = [annotated.facts[n] for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
-    return [f.tensor.bytes if f.tensor is not None else None for f in facts if f.role != "host"]
+    return [f.tensor.bytes if f.tensor is not None else None for f in facts if f.role is not Role.HOST]
 
 
 def _prices(region: Region) -> tuple[Price, ...]:
@@ -199,7 +199,7 @@ def _roots(annotated: Annotated, makers: set[Node]) -> Mapping[Node, tuple[Node,
     """What each node is a look at: itself if a step makes it or it comes from outside, else what its operands look at."""
     roots: dict[Node, tuple[Node, ...]] = {}
     for node in annotated.graph.nodes:
-        looks = node.op == "call_function" and node not in makers and annotated.facts[node].role in ("view", "eager")
+        looks = node.op == "call_function" and node not in makers and annotated.facts[node].role in (Role.VIEW, Role.EAGER)
         through = [root for source in node.all_input_nodes for root in roots[source]] if looks else [node]
         roots[node] = tuple(dict.fromkeys(through))
     return roots

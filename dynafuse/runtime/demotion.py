@@ -20,7 +20,7 @@ from dynafuse.config import Config
 from dynafuse.errors import CompileError, DynafuseWarning, told
 from dynafuse.fallback import answered
 from dynafuse.fx import user_line
-from dynafuse.ir import Region
+from dynafuse.ir import Region, Role
 from dynafuse.runtime.repro import save, script
 
 MOST_LINES = 4  # of the user's code that an error names
@@ -54,7 +54,7 @@ def demote(plan: CanonicalPlan, errors: Mapping[str, BaseException], config: Con
         if others:
             denied.update((region.executor, n) for n in region.nodes)
         else:
-            to_eager.update((n, "demoted") for n in region.nodes if plan.annotated.facts[n].role == "fused")
+            to_eager.update((n, "demoted") for n in region.nodes if plan.annotated.facts[n].role is Role.FUSED)
     return Demoted(to_eager, frozenset(denied))
 
 

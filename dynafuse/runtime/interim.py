@@ -21,7 +21,7 @@ from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion, canonical
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import plan_prediction
 from dynafuse.cost.model import Meanwhile, meanwhile
-from dynafuse.ir import Annotated, Facts, Plan, Region
+from dynafuse.ir import Annotated, Facts, Plan, Region, Role
 from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind
@@ -89,14 +89,14 @@ def _replaced(plan: Plan, instead: Mapping[str, tuple[Region | Node, ...]]) -> P
     """A plan with other steps in the place of some regions, of which single ops run eager."""
     facts = plan.annotated.facts
     eager = {step: _eager(facts[step], f"{name}'s kernel is being compiled")
-             for name, steps in instead.items() for step in steps if isinstance(step, Node) and facts[step].role == "fused"}
+             for name, steps in instead.items() for step in steps if isinstance(step, Node) and facts[step].is_fused}
     steps = ((instead.get(step.name, (step,)) if isinstance(step, Region) else (step,)) for step in plan.steps)
     annotated = replace(plan.annotated, facts={**facts, **eager})
     return replace(plan, annotated=annotated, steps=tuple(itertools.chain.from_iterable(steps)))
 
 
 def _eager(facts: Facts, reason: str = "") -> Facts:
-    return replace(facts, role="eager", reason=reason)
+    return replace(facts, role=Role.EAGER, reason=reason)
 
 
 # ---------------------------------------------------------------------- the rest of a region
@@ -206,7 +206,7 @@ def _reached(nodes: Iterable[Node], onward: Callable[[Node], Iterable[Node]],
     """The ops from each of a region's nodes onward, where those are few and none is random; what is onward comes first."""
     reached: dict[Node, frozenset[Node]] = {}
     for node in nodes:
-        own = {node} if facts[node].role == "fused" else ()
+        own = {node} if facts[node].role is Role.FUSED else ()
         reached[node] = frozenset(own).union(*(reached[other] for other in onward(node) if other in reached))
     few = (ops for node, ops in reached.items() if node in ops and len(ops) <= MOST_OPS)
     return [ops for ops in few if not any(_is_random(facts[node]) for node in ops)]

@@ -31,7 +31,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.cache.canonical import CanonicalRegion
-from dynafuse.ir import COUNT, Facts, Plan, Region, Size
+from dynafuse.ir import COUNT, Facts, Plan, Region, Role, Size
 from dynafuse.lowering import base
 from dynafuse.lowering.triton.launch import Kernel, Places, stream_of
 from dynafuse.ops.library import LIBRARY
@@ -154,7 +154,7 @@ class Writer:
 
     def _returned_views(self) -> dict[Node, Node]:
         """Outputs that are views of inputs, with those."""
-        outputs = (node for node in self.output.all_input_nodes if self.facts[node].role == "view")
+        outputs = (node for node in self.output.all_input_nodes if self.facts[node].role is Role.VIEW)
         return {node: base for node in outputs if (base := self._base(node)).op == "placeholder"}
 
     def _returned_view(self, node: Node) -> str:
@@ -180,7 +180,7 @@ class Writer:
         kept = {owner.get(node, node) for node in self.output.all_input_nodes} | set(self.returned_views.values())
         found: dict[int, list[Node]] = {}
         for node, number in last.items():
-            if node not in kept and node.op != "get_attr" and self.facts[node].role != "host":
+            if node not in kept and node.op != "get_attr" and self.facts[node].role is not Role.HOST:
                 found.setdefault(number, []).append(node)
         return found
 
@@ -188,12 +188,12 @@ class Writer:
         if isinstance(step, Region):
             held = self.steps[step.name]
             return [*held.inputs, *held.outputs]
-        if self.facts[step].role == "view":
+        if self.facts[step].role is Role.VIEW:
             return [self._base(step), step]
         return [*step.all_input_nodes, step]
 
     def _base(self, node: Node) -> Node:
-        while self.facts[node].role == "view":
+        while self.facts[node].role is Role.VIEW:
             node = node.all_input_nodes[0]
         return node
 
@@ -210,7 +210,7 @@ class Writer:
         value, name = node.meta.get("val"), self.names[node]
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             self._bind(value, name)
-            if self.facts[node].role == "host" and not value.node.expr.is_number:
+            if self.facts[node].role is Role.HOST and not value.node.expr.is_number:
                 self.symbols.setdefault(value.node.expr, name)
         elif isinstance(value, torch.Tensor):
             for d, size in enumerate(value.shape):
@@ -333,7 +333,7 @@ class Writer:
             return  # a global
         role = self.facts[node].role
         self.names[node] = _identifier(node.name)
-        if role == "view":
+        if role is Role.VIEW:
             if node not in self.returned_views or len(node.users) > 1:
                 self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
@@ -349,7 +349,7 @@ class Writer:
                 self.lines.append(f"{name} = {self.given[argument]}")
                 self._align_one(argument)
         self._bind_symbols(node)
-        if role == "eager":
+        if role is Role.EAGER:
             self._see_to_layout(node)
             if node in self.read and not _allocates(node):
                 self._align_one(node)
@@ -368,7 +368,7 @@ class Writer:
 
     def _is_relied_on(self, node: Node) -> bool:
         """Whether kernels, views or what gets this graph's results look at the memory of a node."""
-        return node in self.read or any(user is self.output or self.facts[user].role == "view" for user in node.users)
+        return node in self.read or any(user is self.output or self.facts[user].role is Role.VIEW for user in node.users)
 
     def _view(self, node: Node) -> str:
         """A chain of views as one new tensor over the base's memory."""

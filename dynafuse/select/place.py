@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion, canonical, rekeyed
 from dynafuse.config import Config
-from dynafuse.ir import Option, Plan, Region
+from dynafuse.ir import Option, Plan, Region, Role
 from dynafuse.lowering.registry import executor
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class _Placing:
         facts = self.annotated.facts
         if reasons and not any(facts[node].forced for node in region.nodes):
             reason = "; ".join(_sentences(reasons))
-            self.unplaced |= {node: reason for node in region.nodes if facts[node].role == "fused"}
+            self.unplaced |= {node: reason for node in region.nodes if facts[node].role is Role.FUSED}
         return whole
 
     def _refusal(self, region: CanonicalRegion, name: str) -> str:

@@ -41,7 +41,7 @@ class Inductor(Executor):
     def refuses_node(self, node: Node, facts: Mapping[Node, Facts]) -> str:
         """Return which ops Inductor gets wrong, or has no lowering for."""
         own = facts[node]
-        if own.role != "fused" or own.row is None or own.call is None:
+        if not own.is_fused or own.row is None or own.call is None:
             return own.reason
         return inductor_rows.refusal(own.row, own.call)
 

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from dynafuse.cache.entry import Entry
 from dynafuse.futures import finished
-from dynafuse.ir import Facts, Spec, among
+from dynafuse.ir import Facts, Role, Spec, among
 from dynafuse.lowering.base import AVAILABLE, Availability, Compilation, Executor, Use
 from dynafuse.lowering.nvfuser import availability, recipe, replay
 from dynafuse.lowering.nvfuser.kernel import FusionKernel
@@ -46,7 +46,7 @@ class NvFuser(Executor):
     def refuses_node(self, node: Node, facts: Mapping[Node, Facts]) -> str:
         """Return what its column of the op table says."""
         own = facts[node]
-        if own.role not in ("fused", "view") or own.row is None or own.call is None:
+        if own.role not in (Role.FUSED, Role.VIEW) or own.row is None or own.call is None:
             return own.reason
         operands = (facts[operand].tensor for operand in among(tuple(own.call.args.values()), Node))
         return nvfuser_rows.refusal(own.row, own.call, [tensor for tensor in operands if tensor is not None])
@@ -99,7 +99,7 @@ def _defined(region: CanonicalRegion, planned: recipe.Recipe) -> FusionKernel:
 def _narrows(node: Node, facts: Mapping[Node, Facts]) -> bool:
     """Return whether a view takes a part of what it looks at."""
     own = facts[node]
-    if own.role != "view" or own.tensor is None:
+    if own.role is not Role.VIEW or own.tensor is None:
         return False
     source = facts[node.all_input_nodes[0]].tensor
     return source is not None and own.tensor.hint < source.hint and 0 not in own.tensor.stride
@@ -108,7 +108,7 @@ def _narrows(node: Node, facts: Mapping[Node, Facts]) -> bool:
 def _permutes(node: Node, facts: Mapping[Node, Facts]) -> bool:
     """Return whether a view has the elements of what it looks at in another order of dimensions."""
     own = facts[node]
-    if own.role != "view" or own.tensor is None:
+    if own.role is not Role.VIEW or own.tensor is None:
         return False
     source = facts[node.all_input_nodes[0]].tensor
     strides = [s for size, s in zip(own.tensor.shape, own.tensor.stride, strict=True) if size != 1]
