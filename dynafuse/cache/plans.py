@@ -30,7 +30,7 @@ from dynafuse.cache.once import read
 from dynafuse.config import Config
 from dynafuse.fallback import Guard
 from dynafuse.fx import user_line
-from dynafuse.ir import Annotated, Axis, Decision, Dims, Facts, Option, Plan, Refusal, Region
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Facts, Option, Override, Plan, Refusal, RefusalKind, Region
 from dynafuse.ops import shipped
 
 log = logging.getLogger(__name__)
@@ -171,11 +171,16 @@ def _region_to_json(region: Region, place: Mapping[Node, int], line: Line, symbo
         "dims": by_place(region.dims), "out_dims": by_place(region.out_dims),
         "reductions": sorted(places(region.reductions)),
         "copies": [[place[node], place[into]] for node, into in region.copies.items()],
-        "bytes": region.bytes, "predicted_us": region.predicted_us, "reasons": region.reasons,
+        "bytes": region.bytes, "predicted_us": region.predicted_us, "reasons": region.reasons, "merges": region.merges,
         "origins": [of_line[text] for text in region.origins],
-        "options": [list(asdict(option).values()) for option in decision.options], "margin": decision.margin,
+        "options": [_option_to_json(option) for option in decision.options], "margin": decision.margin,
         "unsure": decision.unsure, "kernel_class": decision.kernel_class, "error": decision.error,
     }
+
+
+def _option_to_json(option: Option) -> list[Any]:
+    override = option.override
+    return [option.executor, option.device_us, option.host_us, [override.constant, override.above] if override else None]
 
 
 # And back -------------------------------------------------------------------------------------------------------------
@@ -186,7 +191,7 @@ def plan_from_json(plain: Mapping[str, Any], annotated: Annotated, line: Line) -
     nodes = list(annotated.graph.nodes)
     symbols = _symbols(annotated).__getitem__
     steps = tuple(_region_from_json(s, nodes, line, symbols) if isinstance(s, dict) else nodes[s] for s in plain["steps"])
-    refusals = tuple(Refusal(*fields) for fields in plain["refusals"])
+    refusals = tuple(Refusal(RefusalKind(kind), *fields) for kind, *fields in plain["refusals"])
     return Plan(annotated, steps, refusals, {nodes[place]: reason for place, reason in plain["unplaced"]})
 
 
@@ -197,11 +202,16 @@ def _region_from_json(plain: Mapping[str, Any], nodes: Sequence[Node], line: Lin
     def by_node(name: str) -> dict[Node, Dims]:
         return {nodes[place]: tuple(map(tuple, dims)) for place, dims in plain[name]}
 
-    decision = Decision(tuple(Option(*fields) for fields in plain["options"]), plain["margin"], tuple(plain["unsure"]),
+    decision = Decision(tuple(map(_option_from_json, plain["options"])), plain["margin"], tuple(plain["unsure"]),
                         plain["kernel_class"], error=plain["error"])
     return Region(
         plain["name"], plain["executor"], tuple(at("nodes")), tuple(at("inputs")), tuple(at("outputs")),
         tuple(Axis(size_from_json(size, symbols), reduced) for size, reduced in plain["axes"]),
         by_node("dims"), by_node("out_dims"), frozenset(at("reductions")),
         {nodes[place]: nodes[into] for place, into in plain["copies"]}, plain["bytes"], plain["predicted_us"],
-        tuple(plain["reasons"]), decision, tuple(map(line, at("origins"))))
+        tuple(plain["reasons"]), decision, tuple(map(line, at("origins"))), tuple(map(tuple, plain["merges"])))
+
+
+def _option_from_json(fields: Sequence[Any]) -> Option:
+    executor, device_us, host_us, override = fields
+    return Option(executor, device_us, host_us, Override(*override) if override else None)

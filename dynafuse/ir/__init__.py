@@ -32,8 +32,10 @@ from dynafuse.ir.plan import (
     Fitted,
     Near,
     Option,
+    Override,
     Plan,
     Refusal,
+    RefusalKind,
     Region,
 )
 from dynafuse.ir.spec import (
@@ -51,6 +53,6 @@ from dynafuse.ir.spec import (
 
 __all__ = [
     "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision", "Dims",
-    "Facts", "Fitted", "Launch", "Layout", "Lowered", "Near", "OpSpec", "Option", "Plan", "Ref", "Refusal", "Region",
-    "Role", "Size", "Spec", "Store", "Tensor", "Workspace", "among", "references",
+    "Facts", "Fitted", "Launch", "Layout", "Lowered", "Near", "OpSpec", "Option", "Override", "Plan", "Ref", "Refusal",
+    "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace", "among", "references",
 ]

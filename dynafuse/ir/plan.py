@@ -4,20 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from torch.fx import Node
 
+from dynafuse.config import COST_PREFIX
 from dynafuse.ir.graph import Annotated, Axis, Dims
 
 MAX_TENSORS = 100
 """The most tensors that one kernel reads and writes."""
 
 
+class RefusalKind(str, Enum):
+    """Why two regions are not merged, or a region has no kernel."""
+
+    # of a pair of regions
+    REGION_TOO_LARGE = "region too large"
+    DIFFERENT_DEVICES = "different devices"
+    FORCED_APART = "forced to different executors"
+    OVERWRITTEN = "reads what the other overwrites"
+    READ_ELSEWHERE = "known at one place, read at another"
+    CYCLE = "a path outside runs from one to the other"
+    DOES_NOT_PAY = "does not pay"
+    DIFFERENT_PLACES = "reads at different places"
+    DIMENSIONS_DIFFER = "dimensions do not line up"
+    FIXED_INDEX = "cannot be computed at another index"
+    STORED = "stored, and read at another index"
+
+    # of a region's price
+    TOO_MANY_TENSORS = "too many tensors"
+    ROWS_TOO_LONG = "rows too long for one pass"
+    NO_EXECUTOR = "no executor takes it"
+
+    # of a region's iteration space
+    REPEATED_AXIS = "one axis twice"
+    DIFFERENT_REDUCTIONS = "reductions over different dimensions"
+    SIZES_DIFFER = "sizes differ"
+    FEWER_ROWS = "a reduction over fewer rows"
+    NOT_CONTIGUOUS = "no contiguous rows"
+    UNKNOWN_LENGTH = "rows of unknown length for one pass"
+    INCOMPLETE = "used before it is complete"
+    SEVERAL_STATES = "a column reduction of several states"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """A merge that was turned down: what kind of obstacle, between which two nodes, with which numbers."""
+    """A rejected merge: what kind of obstacle, between which two nodes, with which numbers."""
 
-    kind: str
+    kind: RefusalKind
     first: str
     second: str
     detail: str = ""
@@ -27,13 +64,29 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Override:
+    """The value of a cost constant from which on another executor is as fast on the device as the chosen one."""
+
+    constant: str
+    above: float
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that overrides the constant."""
+        return COST_PREFIX + self.constant.upper()
+
+    def __str__(self) -> str:
+        return f"{self.variable} above {self.above:.2f}"
+
+
+@dataclass(frozen=True)
 class Option:
     """An executor that could have run a region: predicted microseconds, and which override would have made it win."""
 
     executor: str
     device_us: float
     host_us: float
-    override: str = ""
+    override: Override | None = None  # None for the winner, and where no single constant does it
 
 
 @dataclass(frozen=True)
@@ -89,9 +142,10 @@ class Region:
     copies: Mapping[Node, Node]  # outputs that overwrite an input, with that input
     bytes: int
     predicted_us: float
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()  # what was decided about it after it had grown
     decision: Decision = field(default_factory=Decision)
     origins: tuple[str, ...] = ()  # the user's lines that it comes from
+    merges: tuple[tuple[str, str], ...] = ()  # the pairs of nodes along which it grew
 
     def __str__(self) -> str:
         ops = ", ".join(n.name for n in self.nodes)

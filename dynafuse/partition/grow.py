@@ -2,7 +2,7 @@
 
 Every unit starts as a region of its own. Pairs that could share memory traffic (a producer and its reader, two readers
 of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
-arises and the prediction says that it pays. A merge that is turned down is kept as a ``Refusal``.
+arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
@@ -19,7 +19,7 @@ from torch.fx import Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import Prediction, efficiency_to_match
 from dynafuse.fx import user_line
-from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Plan, Refusal, Region, Role
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
@@ -39,7 +39,7 @@ class Group:
     nodes: list[Node]
     reads: list[Read]
     inlined: frozenset[Node] = frozenset()
-    reasons: list[str] = field(default_factory=list)
+    merges: list[tuple[str, str]] = field(default_factory=list)
     priced: Priced | None = None
 
     @property
@@ -152,12 +152,12 @@ class _Growth:
     def _merged(self, candidate: Candidate, first: Group, second: Group) -> Group | Refusal:
         a, b = candidate.first.name, candidate.second.name
         if len(first.nodes) + len(second.nodes) > self.max_ops:
-            return Refusal("region too large", a, b, f"{len(first.nodes)} + {len(second.nodes)} ops")
+            return Refusal(RefusalKind.REGION_TOO_LARGE, a, b, f"{len(first.nodes)} + {len(second.nodes)} ops")
         if self.spaces.tensor(candidate.first).device != self.spaces.tensor(candidate.second).device:
-            return Refusal("different devices", a, b)
+            return Refusal(RefusalKind.DIFFERENT_DEVICES, a, b)
         forced = {executor for n in (*first.nodes, *second.nodes) if (executor := self.spaces.facts[n].forced)}
         if len(forced) > 1:
-            return Refusal("forced to different executors", a, b, ", ".join(sorted(forced)))
+            return Refusal(RefusalKind.FORCED_APART, a, b, ", ".join(sorted(forced)))
         nodes = sorted(first.nodes + second.nodes, key=self.dependencies.position)
         inlined = self._aligned(candidate, first, second)
         if isinstance(inlined, Refusal):
@@ -165,20 +165,20 @@ class _Growth:
         reads = first.reads + second.reads
         conflict = self._write_conflict(nodes, reads)
         if conflict:
-            return Refusal("reads what the other overwrites", a, b, conflict)
+            return Refusal(RefusalKind.OVERWRITTEN, a, b, conflict)
         elsewhere = self._read_elsewhere(nodes, inlined)
         if elsewhere is not None:
-            return Refusal("known at one place, read at another", a, b, elsewhere.name)
+            return Refusal(RefusalKind.READ_ELSEWHERE, a, b, elsewhere.name)
         if self.dependencies.would_cycle(first, second):  # looked at before the price, which takes much longer
-            return Refusal("a path outside runs from one to the other", a, b)
+            return Refusal(RefusalKind.CYCLE, a, b)
         apart = first.prediction + second.prediction
         priced = self.pricing.price(nodes, reads, inlined, instead_of=apart)
         if isinstance(priced, Refusal):
             return priced
         us = self.pricing.adds(apart, self.pricing.total.less(apart))
         if priced.us >= us and first.priced and second.priced:
-            return Refusal("does not pay", a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
-        return Group(nodes, reads, inlined, [*first.reasons, *second.reasons, f"{a} + {b}"], priced)
+            return Refusal(RefusalKind.DOES_NOT_PAY, a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
+        return Group(nodes, reads, inlined, [*first.merges, *second.merges, (a, b)], priced)
 
     def _aligned(self, candidate: Candidate, first: Group, second: Group) -> frozenset[Node] | Refusal:
         """Unify the two groups' axes along what they share; the nodes that have to be computed at other indices."""
@@ -194,23 +194,23 @@ class _Growth:
         if any(dims is None for dims in (*here, *there)):
             if candidate.vertical:
                 return self._inline(candidate, first, inlined)
-            return Refusal("reads at different places", a, b)
+            return Refusal(RefusalKind.DIFFERENT_PLACES, a, b)
         if not self.spaces.unifier.unify_dims(here[0], there[0]):  # type: ignore[arg-type]
-            return Refusal("dimensions do not line up", a, b)
+            return Refusal(RefusalKind.DIMENSIONS_DIFFER, a, b)
         return inlined
 
     def _inline(self, candidate: Candidate, first: Group, inlined: frozenset[Node]) -> frozenset[Node] | Refusal:
         """Compute all of ``first`` at whatever index its reader asks for."""
         a, b = candidate.first.name, candidate.second.name
         if not candidate.vertical:
-            return Refusal("reads at different places", a, b)
+            return Refusal(RefusalKind.DIFFERENT_PLACES, a, b)
         inside = set(first.nodes) | set(self.group[candidate.second].nodes)
         blocker = legality.computes_anywhere(self.spaces, first.nodes)
         if blocker is not None:
-            return Refusal("cannot be computed at another index", a, b, blocker.name)
+            return Refusal(RefusalKind.FIXED_INDEX, a, b, blocker.name)
         for node in first.nodes:
             if not self.readers.get(node, set()) <= inside:
-                return Refusal("stored, and read at another index", a, b, node.name)
+                return Refusal(RefusalKind.STORED, a, b, node.name)
         return inlined | frozenset(first.nodes)
 
     def _write_conflict(self, nodes: Sequence[Node], reads: Sequence[Read]) -> str:
@@ -289,8 +289,8 @@ class _Growth:
         reductions = frozenset(n for n in own if self.spaces.is_reduction(n))
         chosen = priced.choice.executor
         return Region(name, chosen, closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
-                      bytes_, priced.predictions[chosen].device_us, tuple(group.reasons), _decided(priced, self.device),
-                      tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))))
+                      bytes_, priced.predictions[chosen].device_us, (), _decided(priced, self.device),
+                      tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))), tuple(group.merges))
 
     def _numbered(self, dims: AxisDims, order: dict) -> Dims:  # type: ignore[type-arg]
         return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)
@@ -303,6 +303,7 @@ def _decided(priced: Priced, device: Device) -> Decision:
     options = []
     for name, one in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
         flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None
-        override = f"efficiency_{name}_{priced.work.kernel_class} above {flip:.2f}" if flip is not None else ""
+        constant = f"efficiency_{name}_{priced.work.kernel_class}"
+        override = Override(constant, round(flip, 2)) if flip is not None else None
         options.append(Option(name, one.device_us, one.host_us, override))
     return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class, error=choice.error)

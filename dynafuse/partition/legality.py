@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from dynafuse.ir import Refusal, Role
+from dynafuse.ir import Refusal, RefusalKind, Role
 from dynafuse.partition.axes import Axis, leaves
 from dynafuse.partition.iteration_space import Spaces
 
@@ -82,7 +82,7 @@ def classify(spaces: Spaces, found: Sequence[Member]) -> Shape | Refusal:
     """The iteration space that all members fit, or why there is none."""
     for member in found:
         if len(set(member.axes)) != len(member.axes):
-            return _refuse("one axis twice", member, found[0])
+            return _refuse(RefusalKind.REPEATED_AXIS, member, found[0])
     full = tuple(dict.fromkeys(axis for m in sorted(found, key=lambda m: -len(m.axes)) for axis in m.axes))
     sets = list(dict.fromkeys(m.reduced for m in found if m.reduced))
     if not sets:
@@ -91,17 +91,17 @@ def classify(spaces: Spaces, found: Sequence[Member]) -> Shape | Refusal:
         return _row(found, full, sets[0])
     if len(sets) == 2:
         return _rowcol(spaces, found, full, sets)
-    return Refusal("reductions over different dimensions", found[0].node.name, found[-1].node.name, f"{len(sets)} sets")
+    return Refusal(RefusalKind.DIFFERENT_REDUCTIONS, found[0].node.name, found[-1].node.name, f"{len(sets)} sets")
 
 
-def _refuse(kind: str, first: Member, second: Member, detail: str = "") -> Refusal:
+def _refuse(kind: RefusalKind, first: Member, second: Member, detail: str = "") -> Refusal:
     return Refusal(kind, first.node.name, second.node.name, detail)
 
 
 def _pointwise(found: Sequence[Member], full: tuple[Axis, ...]) -> Shape | Refusal:
     for member in found:
         if member.stored and len(member.axes) != len(full):
-            return _refuse("sizes differ", member, found[-1], f"{product(member.axes)} against {product(full)}")
+            return _refuse(RefusalKind.SIZES_DIFFER, member, found[-1], f"{product(member.axes)} against {product(full)}")
     return Shape("pointwise", full, frozenset())
 
 
@@ -109,9 +109,9 @@ def _row(found: Sequence[Member], full: tuple[Axis, ...], reduced: frozenset[Axi
     everything = frozenset(full)
     for member in found:
         if member.reduced and len(member.axes) != len(full):
-            return _refuse("a reduction over fewer rows", member, found[-1])
+            return _refuse(RefusalKind.FEWER_ROWS, member, found[-1])
         if member.stored and member.out not in (everything, everything - reduced):
-            return _refuse("sizes differ", member, found[-1], f"{product(member.out)} against {product(full)}")
+            return _refuse(RefusalKind.SIZES_DIFFER, member, found[-1], f"{product(member.out)} against {product(full)}")
     return Shape("row", full, reduced)
 
 
@@ -121,23 +121,23 @@ def _rowcol(
     everything = frozenset(full)
     first, second = sets
     if first & second or first | second != everything:
-        return Refusal("reductions over different dimensions", found[0].node.name, found[-1].node.name)
+        return Refusal(RefusalKind.DIFFERENT_REDUCTIONS, found[0].node.name, found[-1].node.name)
     row, column = (first, second) if _innermost(spaces, found, first) else (second, first)
     if not _innermost(spaces, found, row):
-        return Refusal("no contiguous rows", found[0].node.name, found[-1].node.name)
+        return Refusal(RefusalKind.NOT_CONTIGUOUS, found[0].node.name, found[-1].node.name)
     if not all(isinstance(axis.size, int) for axis in row):
-        return Refusal("rows of unknown length for one pass", found[0].node.name, found[-1].node.name)
+        return Refusal(RefusalKind.UNKNOWN_LENGTH, found[0].node.name, found[-1].node.name)
     early = _used_early(spaces, found, column, row)
     if early:
-        return Refusal("used before it is complete", early[0].name, early[1].name)
+        return Refusal(RefusalKind.INCOMPLETE, early[0].name, early[1].name)
     for member in found:
         table_row = spaces.facts[member.node].row
         if member.reduced == column and table_row is not None and table_row.reduction in SEVERAL_STATES:
-            return _refuse("a column reduction of several states", member, found[-1])
+            return _refuse(RefusalKind.SEVERAL_STATES, member, found[-1])
         if member.reduced and len(member.axes) != len(full):
-            return _refuse("a reduction over fewer rows", member, found[-1])
+            return _refuse(RefusalKind.FEWER_ROWS, member, found[-1])
         if member.stored and member.out not in (everything, everything - row, everything - column):
-            return _refuse("sizes differ", member, found[-1])
+            return _refuse(RefusalKind.SIZES_DIFFER, member, found[-1])
     return Shape("rowcol", full, row, column)
 
 

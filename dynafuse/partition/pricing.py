@@ -17,7 +17,7 @@ from torch.fx import Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import calls_prediction
 from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict
-from dynafuse.ir import MAX_TENSORS, Refusal
+from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind
 from dynafuse.partition import legality
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Read, Spaces
@@ -83,19 +83,19 @@ class Pricing:
         sources = {read.source for read in reads} - set(nodes)
         tensors = len(sources) + len(outputs)
         if tensors > MAX_TENSORS and len(nodes) > 1:
-            return Refusal("too many tensors", nodes[0].name, nodes[-1].name, f"{tensors}, at most {MAX_TENSORS}")
+            return Refusal(RefusalKind.TOO_MANY_TENSORS, nodes[0].name, nodes[-1].name, f"{tensors}, at most {MAX_TENSORS}")
         found = members(self.spaces, nodes, inlined, outputs)
         shape = classify(self.spaces, found)
         if isinstance(shape, Refusal):
             return shape
         if shape.kind == "rowcol" and (held := self._held(shape, found, sources)) > REGISTERS:
-            return Refusal("rows too long for one pass", nodes[0].name, nodes[-1].name,
+            return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name,
                            f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")
         closure = self.dependencies.closure(nodes)
         names = self.executors.of(closure)
         if not names:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)
-            return Refusal("no executor takes it", nodes[0].name, nodes[-1].name, reasons)
+            return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
         work = self._work(shape, found, sources, outputs, self._moved(reads, sources, outputs),
                           self._flops(shape, found, closure))
         predictions = {name: predict(work, self.device, name) for name in names}

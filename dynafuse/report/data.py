@@ -4,7 +4,7 @@ Worked example, with the numbers of a softmax that two executors could run::
 
     step = report.graphs[0].steps[0]
     step.prices[0]    # Price("triton", 10.4, 5.0)
-    step.prices[1]    # Price("nvfuser", 12.0, 6.8, "DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 1.10")
+    step.prices[1]    # Price("nvfuser", 12.0, 6.8, Override("efficiency_nvfuser_row", 1.10))
     step.margin       # 0.17: with nvFuser the user would wait for the step 17 % longer
 """
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynafuse.ir import Near, Refusal
+from dynafuse.ir import Near, Override, Refusal
 from dynafuse.report.breaks import Break
 
 
@@ -23,14 +23,23 @@ from dynafuse.report.breaks import Break
 class Price:
     """What a step costs on one executor: predicted microseconds of the device and of the host.
 
-    ``override`` says which override of a cost constant would make the executor as fast on the device as the one that was
-    chosen; "" for the chosen one, and where no single constant does it.
+    ``flip`` is the override of a cost constant that would make the executor as fast on the device as the one that was
+    chosen; None for the chosen one, and where no single constant does it.
     """
 
     executor: str
     device_us: float
     host_us: float
-    override: str = ""
+    flip: Override | None = None
+
+    @property
+    def override(self) -> str:
+        """``flip`` as a variable to set, such as ``DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 1.10``; "" without one."""
+        return str(self.flip or "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The price as data."""
+        return {"executor": self.executor, "device_us": self.device_us, "host_us": self.host_us, "override": self.override}
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,8 @@ class ReportedStep:
 
     def to_dict(self) -> dict[str, Any]:
         """The step as data."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        plain = {name: _plain(value) for name, value in asdict(self).items()}
+        return plain | {"prices": [price.to_dict() for price in self.prices]}
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ class ReportedGraph:
             "kept": asdict(self.kept) if self.kept else None,
             "reuse": asdict(self.reuse),
             "steps": [step.to_dict() for step in self.steps],
-            "refusals": [asdict(refusal) for refusal in self.refusals],
+            "refusals": [asdict(refusal) | {"kind": str(refusal.kind)} for refusal in self.refusals],
         }
 
 
@@ -240,7 +250,7 @@ class Report:
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """The merges that were turned down, over all graphs."""
+        """The rejected merges, over all graphs."""
         return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
 
     @property

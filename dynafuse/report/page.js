@@ -289,7 +289,7 @@ function details(step) {
   if (step.lines) made.push(...section("Your code", list(step.lines.map(string), 8, "code")));
   if (step.merges) made.push(...section("Merged along", list(step.merges.map(string), 12)));
   const refused = graph.refusalsOf[step.id];
-  if (refused.length) made.push(...section(`Merges turned down (${refused.length})`, list(refused.map(told), 12)));
+  if (refused.length) made.push(...section(`Rejected merges (${refused.length})`, list(refused.map(told), 12)));
   return made;
 }
 

@@ -17,7 +17,7 @@ from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cost import device as devices
 from dynafuse.cost.library_calls import call_prediction, launches
 from dynafuse.fx import base, user_line
-from dynafuse.ir import Annotated, Option, Plan, Region, Role
+from dynafuse.ir import Annotated, Option, Override, Plan, Region, Role
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
 from dynafuse.runtime.observers import Compiled
@@ -87,7 +87,7 @@ def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
     """
     if bound_by != "host":
         return tuple(sorted(step.prices, key=lambda p: (p.executor != step.executor, p.device_us)))
-    told = (replace(p, override="") if p.host_us > (step.host_us or 0.0) else p for p in step.prices)
+    told = (replace(p, flip=None) if p.host_us > (step.host_us or 0.0) else p for p in step.prices)
     return tuple(sorted(told, key=lambda p: (p.executor != step.executor, p.host_us)))
 
 
@@ -99,7 +99,7 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str
     forced, fallback = _forcing(nodes, annotated, region.executor)
     prices = _prices(region)
     own = next((price for price in prices if price.executor == region.executor), None)
-    margin, notes = region.decision.margin, [r for r in region.reasons if " + " not in r]
+    margin = region.decision.margin
     return ReportedStep(
         region.name, region.executor, tuple(str(node.target) for node in nodes), key, region.bytes,
         own.device_us if own else region.predicted_us,
@@ -109,8 +109,8 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str
         unsure=region.decision.unsure,
         measured_us=dict(region.decision.measured),
         kernel_class=region.decision.kernel_class,
-        merges=tuple(r for r in region.reasons if " + " in r),
-        notes=tuple(notes), forced=forced, fallback=fallback, reads=reads,
+        merges=tuple(" + ".join(pair) for pair in region.merges),
+        notes=region.reasons, forced=forced, fallback=fallback, reads=reads,
         nodes=tuple(node.name for node in nodes), lines=_lines(nodes),
     )
 
@@ -152,15 +152,12 @@ def _tensor_bytes(node: Node, annotated: Annotated) -> Sequence[int | None]:
 def _prices(region: Region) -> tuple[Price, ...]:
     """The options of a region's decision, the executor that runs it first."""
     options = sorted(region.decision.options, key=lambda option: option.executor != region.executor)
-    return tuple(Price(o.executor, o.device_us, o.host_us, _override(o, options[0])) for o in options)
+    return tuple(Price(o.executor, o.device_us, o.host_us, _flip(o, options[0])) for o in options)
 
 
-def _override(option: Option, chosen: Option) -> str:
-    """As a variable to set; "" where the executor is fast enough on the device already and lost by its host time."""
-    if not option.override or option.device_us <= chosen.device_us:
-        return ""
-    constant, _, rest = option.override.partition(" ")
-    return f"DYNAFUSE_COST_{constant.upper()} {rest}"
+def _flip(option: Option, chosen: Option) -> Override | None:
+    """An option's override; None where the executor is fast enough on the device already and lost by its host time."""
+    return option.override if option.device_us > chosen.device_us else None
 
 
 def _forcing(nodes: Iterable[Node], annotated: Annotated, executor: str) -> tuple[str | None, tuple[str, ...]]:

@@ -207,11 +207,10 @@ def _overrides(steps: Sequence[ReportedStep]) -> Notes:
     found: dict[str, dict[float, list[str]]] = {}
     for step in steps:
         for price in step.others if not step.reused else ():
-            constant, _, value = price.override.rpartition(" ")
-            if constant:
-                found.setdefault(constant, {}).setdefault(float(value), []).append(step.name)
+            if price.flip:
+                found.setdefault(price.flip.variable, {}).setdefault(price.flip.above, []).append(step.name)
     for constant, values in sorted(found.items()):
-        yield "would flip", f"{constant} {_some([f'{v:.2f} ({_some(values[v])})' for v in sorted(values)])}"
+        yield "would flip", f"{constant} above {_some([f'{v:.2f} ({_some(values[v])})' for v in sorted(values)])}"
 
 
 def _unsure(steps: Sequence[ReportedStep]) -> Notes:

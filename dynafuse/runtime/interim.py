@@ -128,8 +128,8 @@ def _moved(region: Region, whole: str, there: Mapping[Node, Node]) -> Region:
 
     return replace(
         region, name=f"{whole}.{region.name}", reasons=(f"stands in for {whole}, whose kernel is being compiled",),
-        nodes=each(region.nodes), inputs=each(region.inputs), outputs=each(region.outputs), dims=known(region.dims),
-        out_dims=known(region.out_dims), reductions=frozenset(each(region.reductions)),
+        merges=(), nodes=each(region.nodes), inputs=each(region.inputs), outputs=each(region.outputs),
+        dims=known(region.dims), out_dims=known(region.out_dims), reductions=frozenset(each(region.reductions)),
         copies={there[node]: there[into] for node, into in region.copies.items()})
 
 

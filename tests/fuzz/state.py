@@ -1,6 +1,6 @@
 """A program under construction: every statement runs in eager, for every call, as soon as it is proposed.
 
-What raises, grows too large, is not a number nearly everywhere, or depends on rounding is turned down, so that a finished program
+What raises, grows too large, is not a number nearly everywhere, or depends on rounding is rejected, so that a finished program
 says something.
 """
 

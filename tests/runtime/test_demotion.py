@@ -1,5 +1,5 @@
 """A region that does not compile: eager with one warning and a repro file, or an error when strict. One that nvFuser merely
-turns down: another executor's."""
+rejects: another executor's."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_repro_that_cannot_be_written_is_no_other_failure(tmp_path: Path) -> N
     torch.testing.assert_close(run.call([X, W])[0], (X.relu() @ W).sin() + 1)
 
 
-# ---------------------------------------------------------------------- what nvFuser turns down
+# ---------------------------------------------------------------------- what nvFuser rejects
 
 ASSERTION = (" INTERNAL ASSERT FAILED at /csrc/fusion_segmenter.cpp:4612, please report a bug with repro script to NVFuser at "
              "https://github.com/NVIDIA/Fuser/issues. \nExpected something . \n")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynafuse.ir import Near, Refusal
+from dynafuse.ir import Near, Override, Refusal, RefusalKind
 from dynafuse.report import Price, Relative, Report, ReportedGraph, ReportedStep
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \" ' {{ 7 * 7 }} <!-- \u2028"
+FLIP = Override("efficiency_nvfuser_row", 1.10)
 
 
 def small() -> Report:
     """A report with something of everything in it."""
-    prices = (Price("triton", 10.4, 5.0), Price("nvfuser", 12.0, 6.8, "DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 1.10"))
+    prices = (Price("triton", 10.4, 5.0), Price("nvfuser", 12.0, 6.8, FLIP))
     softmax = ReportedStep(
         "r0", "triton", ("aten.amax.default", "aten.sub.Tensor", "aten.exp.default"), "5f0c" * 8, 33_554_432, 10.4,
         host_us=5.0, prices=prices, margin=0.17, unsure=("triton", "nvfuser"), measured_us={"triton": 11.0, "nvfuser": 10.1},
@@ -34,8 +35,8 @@ def small() -> Report:
         predicted_us=12.0, reads=("mm", "r0"), unsure=(), nodes=("amax_1", "sub_1", "exp_1"),
     )
     refusals = (
-        Refusal("does not pay", "exp", "mul", "7.5 us together, 3.2 + 3.5 us apart"),
-        Refusal("dimensions do not line up", "mul_1", "amax_1"),
+        Refusal(RefusalKind.DOES_NOT_PAY, "exp", "mul", "7.5 us together, 3.2 + 3.5 us apart"),
+        Refusal(RefusalKind.DIMENSIONS_DIFFER, "mul_1", "amax_1"),
     )
     graph = ReportedGraph("inference", (softmax, product, moved, forced), 10, refusals)
     return Report("h200", "NVIDIA H200", (graph,), {"nvfuser": "nvFuser is not available: no module nvfuser_direct"})
@@ -49,7 +50,7 @@ def large(steps: int) -> Report:
         reads = tuple(f"s{j}" for j in {i - 1, i - 4, i % 3} if 0 <= j < i)
         base = fused if i % 4 == 0 else product
         made.append(replace(base, name=f"s{i}", reads=reads, nodes=(f"n{i}",), lines=(f"model.py:{i}, in forward: x = f{i}(x)",)))
-        pairs.append(Refusal("does not pay", f"n{i}", f"n{max(i - 1, 0)}", f"{i}.5 us together, 3.2 + 3.5 us apart"))
+        pairs.append(Refusal(RefusalKind.DOES_NOT_PAY, f"n{i}", f"n{max(i - 1, 0)}", f"{i}.5 us together, 3.2 + 3.5 us apart"))
     return Report("h200", "NVIDIA H200", (ReportedGraph("forward", tuple(made), steps, tuple(pairs)),))
 
 
@@ -60,5 +61,5 @@ def hostile() -> Report:
         step, name=HOSTILE, ops=(HOSTILE,), reason=HOSTILE, notes=(HOSTILE,), lines=(HOSTILE,), fallback=(HOSTILE,),
         merges=(HOSTILE,), executor=HOSTILE, kernel_class=HOSTILE, nodes=(HOSTILE,), relative=Relative(HOSTILE, 2, (HOSTILE,)),
     )
-    graph = ReportedGraph(HOSTILE, (bad,), 1, (Refusal(HOSTILE, HOSTILE, HOSTILE, HOSTILE),))
+    graph = ReportedGraph(HOSTILE, (bad,), 1, (Refusal(HOSTILE, HOSTILE, HOSTILE, HOSTILE),))  # type: ignore[arg-type]
     return Report("h200", HOSTILE, (graph,), {"nvfuser": HOSTILE})

@@ -20,7 +20,7 @@ from tests.support.processes import ROOT
 LIMIT_S = 400  # it takes a minute alone, longer beside other tests
 COMPILER = availability.find("cpu")
 
-PLANNED = ["the plan for an H200", "plan for NVIDIA H200: 2 graphs", "graph 2, backward", "merges were turned down"]
+PLANNED = ["the plan for an H200", "plan for NVIDIA H200: 2 graphs", "graph 2, backward", "merges were rejected"]
 ENDED = "ok: losses and gradients agree with eager's"
 NATIVE = ["compiled by", "step 3: loss", "on inductor; distinct kernels", "A warm step takes", ENDED]
 INTERPRETED = ["in Triton's interpreter", "step 3: loss", "on triton; distinct kernels", "@triton.jit", ENDED]

@@ -81,7 +81,7 @@ def plan(console: Console, sizes: Sizes, device: str, described: str | None, pag
     console.print(str(sizes))
     report = explain(model, *batch, device=described)
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(report.refusals)} merges were turned down, for example:")
+    console.print(f"{len(report.refusals)} merges were rejected, for example:")
     for refusal in report.refusals[:3]:
         console.print(f"  {refusal}", markup=False, highlight=False, soft_wrap=True)
     if page is not None:
