@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -61,8 +61,16 @@ def shares_memory(node: Node) -> bool:
 
 
 def base(node: Node) -> Node:
-    """What a value is a view of."""
-    while is_view(node):
+    """Return what a value is a view of, by the schemas of its ops: for graphs that nobody has annotated.
+
+    In a plan, ``Annotated.base`` and ``Annotated.memory`` say it.
+    """
+    return looked_at(node, is_view)
+
+
+def looked_at(node: Node, looks_through: Callable[[Node], bool]) -> Node:
+    """Return the first node that does not look through to its first operand, from ``node`` on."""
+    while looks_through(node):
         node = node.all_input_nodes[0]
     return node
 

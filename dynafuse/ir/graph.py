@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch.fx import Graph, Node
 
-from dynafuse.fx import Size
+from dynafuse.fx import Size, looked_at, shares_memory
 from dynafuse.ops.table import Call, Row
 
 if TYPE_CHECKING:  # it takes a second to import
@@ -78,6 +78,27 @@ class Annotated:
     graph: Graph
     facts: Mapping[Node, Facts]
     environment: ShapeEnv | None = field(default=None, compare=False)  # what torch knows of the sizes, if some are dynamic
+
+    def is_view(self, node: Node) -> bool:
+        """Whether a node launches nothing: kernels that read it rewrite the index."""
+        return self.facts[node].role is Role.VIEW
+
+    def base(self, node: Node) -> Node:
+        """Return the node that a value is read from: through the views of the plan, not those that eager calls make.
+
+        What a kernel loads, and what a view is made from before an eager call takes it.
+        """
+        return looked_at(node, self.is_view)
+
+    def memory(self, node: Node) -> Node:
+        """Return the node whose memory a value may be in: through every view, also those that eager calls make.
+
+        Two values with one memory may not be reordered around what writes to it.
+        """
+        return looked_at(node, self._shares_memory)
+
+    def _shares_memory(self, node: Node) -> bool:
+        return self.is_view(node) or (self.facts[node].role is Role.EAGER and shares_memory(node))
 
     def __str__(self) -> str:
         return "\n".join(f"{node.name:24s} {f.role:6s} {f.tensor or ''} {f.reason}" for node, f in self.facts.items())

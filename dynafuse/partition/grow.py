@@ -113,7 +113,7 @@ class _Growth:
                 readers.setdefault(read.source, set()).add(unit)
         for node in self.spaces.needed:
             outside = [u for u in node.users if self.spaces.facts[u].role in (Role.EAGER, Role.OUTPUT, Role.HOST)]
-            readers.setdefault(self.spaces.base(node), set()).update(outside)
+            readers.setdefault(self.spaces.annotated.base(node), set()).update(outside)
             if node.target is COPIES_INTO:
                 readers.setdefault(node, set()).add(node.graph.output_node())
         return readers
@@ -218,11 +218,11 @@ class _Growth:
         for node in nodes:
             if node.target is not COPIES_INTO:
                 continue
-            into = self.spaces.memory(node.all_input_nodes[0])
+            into = self.spaces.annotated.memory(node.all_input_nodes[0])
             written = [leaves(dim) for dim in self.spaces.dims[node]]
             for read in reads:
                 same = read.source is into and read.dims is not None and [leaves(d) for d in read.dims] == written
-                if self.spaces.memory(read.source) is into and not same:
+                if self.spaces.annotated.memory(read.source) is into and not same:
                     return into.name
         return ""
 
@@ -231,7 +231,8 @@ class _Growth:
 
         Such are reductions, readers of a tensor that the region overwrites, and what is computed from either.
         """
-        written = {self.spaces.memory(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
+        memory = self.spaces.annotated.memory
+        written = {memory(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
         if not written and not any(map(self.spaces.is_reduction, nodes)):
             return None
         fixed: set[Node] = set()
@@ -240,7 +241,7 @@ class _Growth:
                 if read.source in fixed and (node in inlined or not self._same_place(read)):
                     return read.source
             sources = {read.source for read in self.reads[node]}
-            if self.spaces.is_reduction(node) or sources & fixed or written.intersection(map(self.spaces.memory, sources)):
+            if self.spaces.is_reduction(node) or sources & fixed or written.intersection(map(memory, sources)):
                 fixed.add(node)
         return None
 
@@ -280,7 +281,7 @@ class _Growth:
         own = [n for n in group.nodes if n not in group.inlined]
         dims = {n: self._numbered(self.spaces.dims[n], order) for n in own}
         out_dims = {n: self._numbered(self.spaces.out_dims(n), order) for n in outputs}
-        copies = {n: self.spaces.base(n.all_input_nodes[0]) for n in outputs if n.target is COPIES_INTO}
+        copies = {n: self.spaces.annotated.base(n.all_input_nodes[0]) for n in outputs if n.target is COPIES_INTO}
         inside = set(group.nodes)
         closure = self.dependencies.closure(group.nodes)
         inputs = sorted({r.source for r in group.reads} - inside, key=self.dependencies.position)

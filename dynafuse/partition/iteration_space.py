@@ -15,7 +15,6 @@ from functools import cached_property
 import torch
 from torch.fx import Node
 
-from dynafuse.fx import shares_memory
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Kind
 from dynafuse.ops.overloads import COPIES_INTO, written_to
@@ -64,6 +63,7 @@ class Spaces:
     copies_into = COPIES_INTO
 
     def __init__(self, annotated: Annotated, recompute: bool) -> None:
+        self.annotated = annotated
         self.facts = annotated.facts
         self.graph = annotated.graph
         self.unifier = Unifier()
@@ -102,13 +102,14 @@ class Spaces:
 
     def _reads_elsewhere(self, copy: Node) -> bool:
         """Whether what is copied is computed, element by element, from other elements of what is overwritten."""
-        into = self.memory(copy.all_input_nodes[0])
+        into = self.annotated.memory(copy.all_input_nodes[0])
         stack: list[tuple[Node, bool]] = [(copy.args[1], False)]  # type: ignore[list-item]
         seen = set(stack)
         while stack:
             node, moved = stack.pop()
             facts = self.facts[node]
-            if self.memory(node) is into and (moved or facts.role is Role.EAGER):  # an eager view shows any element
+            same = self.annotated.memory(node) is into
+            if same and (moved or facts.role is Role.EAGER):  # an eager view shows any element
                 return True
             if facts.role is Role.VIEW or (facts.role is Role.FUSED and self._kind(node) is Kind.POINTWISE):
                 moved = moved or facts.role is Role.VIEW
@@ -143,14 +144,14 @@ class Spaces:
             return True
         if facts.row.kind is not Kind.POINTWISE or facts.call is None or not self._recompute:
             return False
-        if self.overwritten.intersection(map(self.memory, sources)):  # computed again, it had to be before the overwriting
-            return False
+        if self.overwritten.intersection(map(self.annotated.memory, sources)):
+            return False  # computed again, it had to be before the overwriting
         return flops <= CHEAP_FLOPS and sum(self.tensor(s).bytes for s in sources) <= facts.tensor.bytes
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:
         """What something writes into: inputs, and whatever ops that are not functional change."""
-        return frozenset(self.memory(written) for node in self.graph.nodes for written in written_to(node))
+        return frozenset(self.annotated.memory(written) for node in self.graph.nodes for written in written_to(node))
 
     def _recomputation(
         self, node: Node, facts: Facts, cheap: dict[Node, tuple[frozenset[Node], float]]
@@ -160,7 +161,7 @@ class Spaces:
         sources: set[Node] = set()
         flops = facts.row.flops
         for argument in tensor_arguments(node):
-            base = self.base(argument)
+            base = self.annotated.base(argument)
             if base in cheap:
                 more, extra = cheap[base]
                 sources |= more
@@ -168,18 +169,6 @@ class Spaces:
             elif self.facts[base].tensor is not None:
                 sources.add(base)
         return frozenset(sources), flops
-
-    def base(self, node: Node) -> Node:
-        """The node whose memory ``node`` is a view of, or itself."""
-        while self.facts[node].role is Role.VIEW:
-            node = node.all_input_nodes[0]
-        return node
-
-    def memory(self, node: Node) -> Node:
-        """The node whose memory ``node`` may be in: through every view, also those that are made by eager calls."""
-        while self.facts[node].role is Role.VIEW or (self.facts[node].role is Role.EAGER and shares_memory(node)):
-            node = node.all_input_nodes[0]
-        return node
 
     def is_unrolled(self, node: Node) -> bool:
         """Whether a reduction is short enough to be written out."""

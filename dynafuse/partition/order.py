@@ -35,7 +35,7 @@ def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
     place = {node: i for i, node in enumerate(spaces.graph.nodes)}
     extra: dict[Node, list[Node]] = {}
     for node in spaces.graph.nodes:
-        for base in map(spaces.memory, written_to(node)):
+        for base in map(spaces.annotated.memory, written_to(node)):
             at_the_end = node.target is COPIES_INTO and base.op == "placeholder"
             for reader in _readers(spaces, base):
                 if reader is not node:
@@ -50,7 +50,7 @@ def _readers(spaces: Spaces, node: Node) -> Iterable[Node]:
         solid = spaces.facts[user].role is not Role.VIEW and user not in spaces.cheap
         if solid and spaces.facts[user].role is not Role.OUTPUT:
             yield user
-        if not solid or spaces.memory(user) is not user:  # a view that is made by an eager call is both
+        if not solid or spaces.annotated.memory(user) is not user:  # a view that is made by an eager call is both
             yield from _readers(spaces, user)
 
 
@@ -161,7 +161,7 @@ def _needs(spaces: Spaces, step: Region | Node, unit: Mapping[Node, Region | Nod
     if isinstance(step, Region):
         sources: Iterable[Node] = step.inputs
     else:
-        sources = [spaces.base(step)] if spaces.facts[step].role is Role.VIEW else step.all_input_nodes
+        sources = [spaces.annotated.base(step)] if spaces.facts[step].role is Role.VIEW else step.all_input_nodes
     hosts = [a for n in step.nodes for a in n.all_input_nodes] if isinstance(step, Region) else step.all_input_nodes
     found = {id(unit[a]) for a in sources if a in unit}
     found |= {id(unit[a]) for a in hosts if a in unit and spaces.facts[a].role is Role.HOST}

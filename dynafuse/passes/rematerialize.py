@@ -33,7 +33,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import launches
 from dynafuse.cost.model import LEAST
-from dynafuse.fx import is_view
+from dynafuse.fx import is_view, looked_at
 from dynafuse.ir import Annotated, Role
 from dynafuse.ops import Kind
 
@@ -133,10 +133,8 @@ class Wanted:
             yield from self.users[user] if self.is_view(user) else (user,)
 
     def base(self, node: Node) -> Node:
-        """What a value is a view of."""
-        while self.is_view(node):
-            node = node.all_input_nodes[0]
-        return node
+        """Return what a value is a view of, be it in the plan or by an eager call."""
+        return looked_at(node, self.is_view)
 
     def _home(self, node: Node) -> int:
         """The level of its layer: where the backward comes last to it, which goes through the layers backwards."""

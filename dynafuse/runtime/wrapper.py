@@ -155,7 +155,7 @@ class Writer:
     def _returned_views(self) -> dict[Node, Node]:
         """Outputs that are views of inputs, with those."""
         outputs = (node for node in self.output.all_input_nodes if self.facts[node].role is Role.VIEW)
-        return {node: base for node in outputs if (base := self._base(node)).op == "placeholder"}
+        return {node: base for node in outputs if (base := self.plan.annotated.base(node)).op == "placeholder"}
 
     def _returned_view(self, node: Node) -> str:
         """A view of what the caller gave, also where kernels have an aligned copy of it.
@@ -189,13 +189,8 @@ class Writer:
             held = self.steps[step.name]
             return [*held.inputs, *held.outputs]
         if self.facts[step].role is Role.VIEW:
-            return [self._base(step), step]
+            return [self.plan.annotated.base(step), step]
         return [*step.all_input_nodes, step]
-
-    def _base(self, node: Node) -> Node:
-        while self.facts[node].role is Role.VIEW:
-            node = node.all_input_nodes[0]
-        return node
 
     def _free(self, number: int) -> None:
         last = (n for n in self.last.get(number, ()) if not (n in self.given and n in self.written))
@@ -373,11 +368,11 @@ class Writer:
     def _view(self, node: Node) -> str:
         """A chain of views as one new tensor over the base's memory."""
         reinterpret = self.constant(guards._reinterpret_tensor, "reinterpret")
-        return f"{reinterpret}({self.names[self._base(node)]}, {', '.join(self._place(node))})"
+        return f"{reinterpret}({self.names[self.plan.annotated.base(node)]}, {', '.join(self._place(node))})"
 
     def _place(self, node: Node) -> tuple[str, str, str]:
         """The sizes and strides of a view, and how far behind its base it begins."""
-        facts, value, source = self.facts[node], node.meta["val"], self._base(node).meta["val"]
+        facts, value, source = self.facts[node], node.meta["val"], self.plan.annotated.base(node).meta["val"]
         assert facts.tensor is not None
         offset = value.storage_offset() - source.storage_offset()
         text = self.size(offset if isinstance(offset, int) else offset.node.expr)

@@ -118,13 +118,13 @@ def test_steps_come_after_what_they_need(seed: int, overwrite: bool) -> None:
     there = {node for node in annotated.graph.nodes if node.op == "placeholder"}
     overwritten: set[Node] = set()
     for step in plan.steps:
-        needed = step.inputs if isinstance(step, Region) else [spaces.base(a) for a in step.all_input_nodes]
+        needed = step.inputs if isinstance(step, Region) else [spaces.annotated.base(a) for a in step.all_input_nodes]
         assert set(needed) <= there, (step, plan)
         assert not set(needed) & overwritten, f"{step} reads what has been overwritten"
         there.update(step.outputs if isinstance(step, Region) else [step])
         if isinstance(step, Region):
             overwritten.update(step.copies.values())
-    assert {spaces.base(a) for a in annotated.graph.output_node().all_input_nodes} <= there
+    assert {spaces.annotated.base(a) for a in annotated.graph.output_node().all_input_nodes} <= there
     assert bool(overwritten) == overwrite
 
 
