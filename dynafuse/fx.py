@@ -1,4 +1,4 @@
-"""Questions to FX graphs: what a node is, what it looks into, how large it is, where the user wrote it.
+"""Questions to FX graphs: what a node is, what it looks into, how large it is, where the user wrote it; parts of them.
 
 Worked example: of ``y = x.t()[0]``, ``is_view(y)`` is True, ``base(y)`` is ``x``, and ``user_line(y)`` is
 ``model.py:12, in forward: y = x.t()[0]``.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import sympy
 import torch
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Size: TypeAlias = int | sympy.Expr
@@ -104,6 +104,32 @@ def hint(size: int | torch.SymInt) -> int:
     values = "backed_var_to_val" if hasattr(environment, "backed_var_to_val") else "var_to_val"  # its name until torch 2.10
     known = environment.replace(size.node.expr).xreplace(getattr(environment, values))
     return int(known) if known.is_number and known.is_finite else UNKNOWN_SIZE
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def extract(root: torch.nn.Module, nodes: Sequence[Node], inputs: Iterable[Node],
+            outputs: Iterable[Node]) -> tuple[GraphModule, dict[Node, Node]]:
+    """Copy nodes of a graph into a graph of their own, which takes ``inputs`` and returns a tuple of ``outputs``.
+
+    What else the nodes read comes along: constants and submodules, which are looked up in ``root``.
+
+    Returns:
+        The module, and its nodes by those that they are copies of.
+    """
+    graph, copies = Graph(), dict[Node, Node]()
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    inside = set(nodes)
+    for operand in dict.fromkeys(operand for node in nodes for operand in node.all_input_nodes):
+        if operand not in inside and operand not in copies:
+            copies[operand] = graph.node_copy(operand)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    return GraphModule(root, graph), copies
 
 
 # The user's code ------------------------------------------------------------------------------------------------------

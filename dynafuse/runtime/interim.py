@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion, canonical
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import plan_prediction
 from dynafuse.cost.model import Meanwhile, meanwhile
+from dynafuse.fx import extract
 from dynafuse.ir import Annotated, Facts, Plan, Region, Role
 from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.registry import executor
@@ -152,7 +153,7 @@ class _Search:
         aside = executor(region.executor).compiles_aside
         if not aside or whole.near or any(facts[node].forced for node in region.nodes):
             return None
-        copy, copies = _copied(region, self.module)
+        copy, copies = extract(self.module, region.nodes, _inputs(region), region.outputs)
         annotated = annotate(copy, whole.device.type)
         for ops in itertools.islice(remainders(region, facts), nodes // len(region.nodes)):
             plan = self._without([copies[node] for node in ops], annotated)
@@ -175,18 +176,11 @@ class _Search:
         return canonical(annotated, region, config.key(), target, config.size_classes)
 
 
-def _copied(region: Region, module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
-    """A graph of a region alone, and its nodes by those of the region, of its inputs and of the sizes that it takes."""
-    graph, copies = Graph(), dict[Node, Node]()
+def _inputs(region: Region) -> Iterable[Node]:
+    """The tensors and sizes that a region takes, without constants of the module, in order of first use."""
     inside = set(region.nodes)
-    for node in dict.fromkeys(itertools.chain.from_iterable(node.all_input_nodes for node in region.nodes)):
-        if node not in inside:
-            copies[node] = graph.node_copy(node) if node.op == "get_attr" else graph.placeholder(node.name)
-            copies[node].meta = dict(node.meta)
-    for node in region.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in region.outputs))
-    return GraphModule(module, graph), copies
+    operands = itertools.chain.from_iterable(node.all_input_nodes for node in region.nodes)
+    return dict.fromkeys(node for node in operands if node not in inside and node.op != "get_attr")
 
 
 def remainders(region: Region, facts: Mapping[Node, Facts]) -> list[frozenset[Node]]:

@@ -3,8 +3,8 @@
 Worked example, for a region of ``sin(x) + 1``::
 
     class Graph(torch.nn.Module):
-        def forward(self, arg0):
-            sin = torch.ops.aten.sin.default(arg0);  arg0 = None
+        def forward(self, primals_1):
+            sin = torch.ops.aten.sin.default(primals_1);  primals_1 = None
             ...
     inputs = [tensor((8, 8), (8, 1), torch.float32, "cuda:0")]
     torch.compile(Graph(), backend="dynafuse", options={"strict": True})(*inputs)
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.graph_module import _format_import_block
 from torch.package.importer import sys_importer
 
 from dynafuse.config import OPTIONS, Config, resolve
 from dynafuse.fallback import Guard
-from dynafuse.fx import user_line
+from dynafuse.fx import extract, user_line
 from dynafuse.ir import Region
 from dynafuse.passes.snapshot import Snapshot
 
@@ -106,14 +106,9 @@ def _given(config: Config) -> dict[str, Any]:
 
 def script(region: Region, error: BaseException, options: Mapping[str, Any]) -> str:
     """The script's text; run, it fails as the region did, or tells that it no longer does."""
-    graph, inputs = Graph(), list(dict.fromkeys((*region.inputs, *_outside(region))))
-    copied = {node: graph.placeholder(f"arg{i}") for i, node in enumerate(inputs)}
-    for node, copy in copied.items():
-        copy.meta = dict(node.meta)
-    for node in region.nodes:
-        copied[node] = graph.node_copy(node, lambda used: copied[used])
-    graph.output(tuple(copied[node] for node in region.outputs))
-    return _text(GraphModule(torch.nn.Module(), graph), str(region), error, options, False)
+    inputs = dict.fromkeys((*region.inputs, *_outside(region)))
+    module, _ = extract(torch.nn.Module(), region.nodes, inputs, region.outputs)
+    return _text(module, str(region), error, options, False)
 
 
 def _text(module: GraphModule, summary: str, error: BaseException, options: Mapping[str, Any], differentiable: bool) -> str:

@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dynafuse.cost.device import Device
+from dynafuse.fx import extract
 from dynafuse.passes.layers.cuts import GRAD_MODE, Cut, Program, crosses, cuts, is_static, value_of
 from dynafuse.passes.layers.price import Price, price
 from dynafuse.passes.layers.repeats import Run, runs
@@ -52,17 +53,8 @@ class Piece:
 
     def module(self, root: GraphModule) -> GraphModule:
         """A module of its own, which takes the values of a site and returns a tuple."""
-        graph, copies = Graph(), dict[Node, Node]()
-        for node in self.sites[0]:
-            copies[node] = graph.placeholder(node.name)
-            copies[node].meta = dict(node.meta)
-        for node in self.calls:
-            for operand in node.all_input_nodes:
-                if operand not in copies:  # a submodule
-                    copies[operand] = graph.node_copy(operand)
-            copies[node] = graph.node_copy(node, lambda operand: copies[operand])
-        graph.output(tuple(copies[self.calls[i]] for i in self.outputs))
-        return GraphModule(root, graph)
+        module, _ = extract(root, self.calls, self.sites[0], [self.calls[i] for i in self.outputs])
+        return module
 
     def inputs(self, root: GraphModule, given: Sequence[Any], fake_mode: FakeTensorMode) -> list[Any]:
         """What the first site takes, to compile with: the graph's own inputs as ``given``, the others as fake tensors."""
