@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -135,25 +136,47 @@ def extract(root: torch.nn.Module, nodes: Sequence[Node], inputs: Iterable[Node]
 # The user's code ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Line:
+    """A line of code: where it stands, as ``model.py:12``, the function that it is in, and its text."""
+
+    place: str
+    function: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}, in {self.function}: {self.text}"
+
+
 def user_line(node: Node) -> str:
     """The last line of the user's code on a node's stack trace, as ``model.py:12, in f: y = x.sort()``; else its module."""
-    backward = "backward of " if node.meta.get("partitioner_tag") == "is_backward" else ""
+    return _told(node, _line_of(node.meta.get("stack_trace") or ""))
+
+
+def user_place(node: Node) -> str:
+    """The place of :func:`user_line`, as ``model.py:12``; else the node's module."""
     line = _line_of(node.meta.get("stack_trace") or "")
+    return _told(node, line and line.place)
+
+
+def _told(node: Node, line: Line | str | None) -> str:
+    """A line of a node's, or its module where there is none; with a word of it if the node is of the backward."""
+    backward = "backward of " if node.meta.get("partitioner_tag") == "is_backward" else ""
     if line:
-        return backward + line
+        return f"{backward}{line}"
     modules = [".".join(module_path(str(entry[0]))) for entry in module_stack(node).values()]
     return f"{backward}module {modules[-1]}" if modules else ""
 
 
 @cache
-def _line_of(trace: str) -> str:
+def _line_of(trace: str) -> Line | None:
     """The last line of the user's code on a stack trace; equal layers share theirs."""
     frames = re.findall(r'File "(.*?)", line (\d+), in (.*?)\n\s*(.*)', trace)
     own = [frame for frame in frames if not frame[0].startswith(PACKAGES)] or frames
     if not own:
-        return ""
+        return None
     file, line, function, text = own[-1]
-    return f"{file}:{line}, in {function}: {text.strip()}"
+    return Line(f"{file}:{line}", function, text.strip())
 
 
 def module_stack(node: Node) -> Mapping[str, Any]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from dynafuse.ir import Classed, Dims, Layout, OpSpec, Ref, Size, Spec, Store, Tensor, references
-from dynafuse.ops import Kind, lookup
+from dynafuse.ops import Kind, View, lookup
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.ops.symbols import symbol_of
-from dynafuse.ops.views import dim_of, dims_of
+from dynafuse.ops.views import dim_of
 
 ALIGNED = 16  # what compilers ask to divide a size
 SIZES = frozenset({"size", "shape", "length"})
@@ -229,8 +229,11 @@ Rule: TypeAlias = Callable[[Reading], Reads]
 
 def _rule(op: OpSpec) -> Rule:
     row = lookup(overload(op.target))
+    if row is None:
+        return _unknown
     by_kind = {Kind.POINTWISE: _broadcast, Kind.REDUCTION: _reduced}
-    return _RULES.get(op.target) or (by_kind.get(row.kind) if row is not None else None) or _unknown
+    by_view = {View.RESHAPE: _reshaped, View.EXPAND: _broadcast, View.PERMUTE: _permuted}
+    return _RULES.get(op.target) or (by_view[row.view] if row.view else by_kind.get(row.kind, _unknown))
 
 
 def _unknown(reading: Reading) -> Reads:
@@ -251,23 +254,17 @@ def _reshaped(reading: Reading) -> Reads:
 
 
 def _reduced(reading: Reading) -> Reads:
-    (ref,), target = reading.refs, overload(reading.op.target)
-    assert target is not None
+    (ref,) = reading.refs
     rank = len(reading.shape(ref))
-    gone = reduced_dims(target, reading.args, rank)
-    kept = range(rank) if keepdim(target, reading.args) else [dim for dim in range(rank) if dim not in gone]
+    gone = reduced_dims(reading.args, rank)
+    kept = range(rank) if keepdim(reading.args) else [dim for dim in range(rank) if dim not in gone]
     yield reading.at(ref, kept[reading.lead])
 
 
 def _permuted(reading: Reading) -> Reads:
-    (ref,) = reading.refs
-    yield reading.at(ref, dims_of(reading.args["dims"], len(reading.op.shape))[reading.lead])
-
-
-def _transposed(reading: Reading) -> Reads:
-    (ref,) = reading.refs
-    first, second = reading.dim("dim0"), reading.dim("dim1")
-    yield reading.at(ref, {first: second, second: first}.get(reading.lead, reading.lead))
+    (ref,), row = reading.refs, lookup(overload(reading.op.target))
+    assert row is not None and row.order is not None
+    yield reading.at(ref, row.order(reading.args, len(reading.op.shape))[reading.lead])
 
 
 def _beside(reading: Reading) -> Reads:
@@ -291,13 +288,9 @@ def _embedded(reading: Reading) -> Reads:
 
 
 _RULES: Mapping[str, Rule] = {target: rule for targets, rule in {
-    "aten.view.default aten._unsafe_view.default aten.reshape.default aten.unsqueeze.default aten.squeeze.default "
-    "aten.squeeze.dim aten.squeeze.dims aten.alias.default aten.detach.default": _reshaped,
-    "aten.expand.default aten.full_like.default aten.zeros_like.default aten.ones_like.default": _broadcast,
+    "aten.full_like.default aten.zeros_like.default aten.ones_like.default": _broadcast,
     "aten.full.default aten.zeros.default aten.ones.default prims.iota.default prims.inductor_random.default "
     "prims.inductor_randint.default": _made,
-    "aten.permute.default": _permuted,
-    "aten.transpose.int": _transposed,
     "aten.slice.Tensor aten.cat.default aten.slice_scatter.default aten.glu.default aten.gather.default aten.scatter.src "
     "aten.scatter.value": _beside,
     "aten.select.int": _selected,

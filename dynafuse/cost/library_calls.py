@@ -27,7 +27,7 @@ from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view
 from dynafuse.ir import Facts, Plan, Role
 from dynafuse.lowering.registry import EAGER
-from dynafuse.ops.library import LIBRARY
+from dynafuse.ops import is_library
 
 
 def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None:
@@ -39,7 +39,7 @@ def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None
     if own is not None:
         return answered(lambda: own(_bound(target, args, kwargs)))
     if torchs is None:
-        return None if target in LIBRARY else 0.0
+        return None if is_library(target) else 0.0
     return answered(lambda: _torchs(torchs, args, kwargs, result))
 
 

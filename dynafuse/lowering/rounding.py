@@ -16,7 +16,6 @@ import torch
 from dynafuse.ir import Ref, Spec, references
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.ops import Call, Kind, Row
-from dynafuse.ops.algebra import CAST
 from dynafuse.ops.literals import opmath
 
 _MOVES = frozenset({Kind.VIEW, Kind.GATHER})
@@ -59,7 +58,7 @@ class Rounding:
             row, call = self.calls[ref.position]
             if _is_narrow(call.dtype):
                 return None if ref.position in self._rounded else call.dtype
-            if row.target not in CAST and row.kind is not Kind.VIEW:
+            if (not row.casts or row.rounds) and row.kind is not Kind.VIEW:
                 return None
             ref = next(references(_args(call)))
         return None

@@ -22,7 +22,10 @@ from dynafuse.ops.table import (
     Kind,
     Row,
     Value,
+    View,
     eager,
+    is_library,
+    is_unfilled,
     lookup,
     pointwise,
     reduction,
@@ -33,8 +36,8 @@ from dynafuse.ops.table import (
 )
 
 __all__ = [
-    "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "eager", "lookup", "nvfuser_refusal",
-    "pointwise", "reduction", "refusal", "register", "rewrite", "rows", "shipped",
+    "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "View", "eager", "is_library", "is_unfilled",
+    "lookup", "nvfuser_refusal", "pointwise", "reduction", "refusal", "register", "rewrite", "rows", "shipped",
 ]
 
 _SHIPPED = {str(row.target): row for row in rows()}

@@ -13,7 +13,6 @@ from dynafuse.ops.overloads import overloads
 EXPONENTIAL = frozenset(overloads("aten.exp.default prims.exp.default"))
 DIFFERENCE = frozenset(overloads("aten.sub.Tensor prims.sub.default"))
 PRODUCT = frozenset(overloads("aten.mul.Tensor prims.mul.default"))
-CAST = frozenset(overloads("prims.convert_element_type.default"))
 SUM = frozenset(overloads("aten.sum.dim_IntList aten.sum.default prims.sum.default"))
 MAXIMUM = frozenset(overloads("aten.amax.default prims.amax.default"))
 COMMUTATIVE = frozenset(overloads(

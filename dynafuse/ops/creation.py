@@ -110,11 +110,11 @@ _CREATIONS = {
     "aten.ones.default aten.ones_like.default aten.new_ones.default": _ones,
     "aten.eye.default aten.eye.m": _eye,
 }
-_EAGER = {
+_UNFILLED = (
     "aten.empty.memory_format aten.empty_like.default aten.empty_strided.default aten.new_empty.default "
-    "aten.new_empty_strided.default aten.empty_permuted.default prims.empty_strided.default "
-    "prims.empty_permuted.default "
-    "prims.empty.default": "uninitialised memory",
+    "aten.new_empty_strided.default aten.empty_permuted.default prims.empty_strided.default prims.empty_permuted.default "
+    "prims.empty.default")
+_EAGER = {
     "prims.inductor_seeds.default prims.inductor_seed.default": "draws from the generator's state, once per graph",
     "prims.inductor_rand_eager_offset.default prims.inductor_rand_eager_offsets.default": "reserves generator state",
     "aten.rand.default aten.rand.generator aten.randn.default aten.randn.generator aten.rand_like.default "
@@ -145,3 +145,5 @@ for _target in overloads("prims.inductor_lookup_seed.default"):
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))
+for _target in overloads(_UNFILLED):
+    register(replace(eager(_target, "uninitialised memory"), unfilled=True))

@@ -9,16 +9,17 @@ dimensions stand where the first of them stood if all were adjacent, else in fro
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
+from torch._ops import OpOverload
 
 from dynafuse.ops.indexing_math import as_expr, known_equal
 from dynafuse.ops.overloads import overloads
-from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
+from dynafuse.ops.table import Builder, Call, Index, Indexed, Kind, Lower, Row, Value, eager, register, rewrite
 from dynafuse.ops.views import aligned, dim_of, replaced
 
 _GATHER_FLOPS = 2.0
@@ -138,10 +139,22 @@ def _dtype(arg: Any) -> torch.dtype | None:
     return getattr(value, "dtype", None)
 
 
+def _of_rows(args: Mapping[str, Any]) -> Iterator[Indexed]:
+    yield args["indices"], args["weight"], 0
+
+
+def _of_dim(args: Mapping[str, Any]) -> Iterator[Indexed]:
+    yield args["index"], args["self"], args["dim"]
+
+
+def _of_dims(args: Mapping[str, Any]) -> Iterator[Indexed]:
+    return ((at, args["self"], dim) for dim, at in enumerate(args["indices"]) if at is not None)
+
+
 _GATHERS = {
-    "aten.embedding.default": _embedding,
-    "aten.gather.default": _gather,
-    "aten.index_select.default": _index_select,
+    "aten.embedding.default": (_embedding, _of_rows),
+    "aten.gather.default": (_gather, _of_dim),
+    "aten.index_select.default": (_index_select, _of_dim),
 }
 _EAGER = {
     "aten.take.default": "take: an index into the flattened tensor",
@@ -159,16 +172,22 @@ _EAGER = {
         "grid sampling stays whole",
 }
 
-for _names, _lower in _GATHERS.items():
+
+
+def _row(target: OpOverload, lower: Lower, indices: Callable[[Mapping[str, Any]], Iterator[Indexed]],
+         accepts: Callable[[Call], str] | None = None) -> Row:
+    return replace(rewrite(target, Kind.GATHER, lower, accepts=accepts, flops=_GATHER_FLOPS), indices=indices)
+
+
+for _names, (_lower, _indices) in _GATHERS.items():
     for _target in overloads(_names):
-        register(rewrite(_target, Kind.GATHER, _lower, flops=_GATHER_FLOPS))
+        register(_row(_target, _lower, _indices))
 for _target in overloads("aten.index.Tensor aten._unsafe_index.Tensor"):
-    register(rewrite(_target, Kind.GATHER, _index, accepts=_accepts_index, flops=_GATHER_FLOPS))
+    register(_row(_target, _index, _of_dims, _accepts_index))
 for _target in overloads("aten._unsafe_masked_index.default"):
-    register(rewrite(_target, Kind.GATHER, _masked_index, accepts=_accepts_index, flops=_GATHER_FLOPS))
+    register(_row(_target, _masked_index, _of_dims, _accepts_index))
 for _target in overloads("aten.scatter.src aten.scatter.value aten.scatter_add.default"):
-    register(dataclasses.replace(
-        rewrite(_target, Kind.GATHER, _one_row_scatter, accepts=_accepts_scatter, flops=_GATHER_FLOPS), aligned=("self",)))
+    register(replace(_row(_target, _one_row_scatter, _of_dim, _accepts_scatter), aligned=("self",)))
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))

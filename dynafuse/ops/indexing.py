@@ -28,7 +28,7 @@ from dynafuse.ops.indexing_math import (
 )
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.overloads import overloads
-from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
+from dynafuse.ops.table import Builder, Call, Index, Kind, Value, by_strides, eager, register, rewrite
 from dynafuse.ops.views import clamped_bound, dim_of, dims_of, from_end, replaced, source, without
 
 MAX_WINDOW = 25
@@ -386,7 +386,6 @@ _REWRITES = {
 }
 _EAGER = {
     "aten.diagonal_scatter.default": "diagonal_scatter: rare",
-    "aten.as_strided_scatter.default prims.as_strided_scatter.default": "as_strided: strides over the storage",
     "prims._low_memory_max_pool_with_offsets.default aten.max_pool2d_with_indices.default "
     "aten.max_pool3d_with_indices.default aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default":
         "max pooling with indices, which the backward reads",
@@ -431,3 +430,5 @@ for _target in overloads("aten.glu.default"):
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))
+for _target in overloads("aten.as_strided_scatter.default prims.as_strided_scatter.default"):
+    register(by_strides(_target))

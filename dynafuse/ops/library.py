@@ -5,6 +5,8 @@ Worked example: ``refusal(lookup(aten.mm.default), call)`` is ``contraction: sta
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import eager, lookup, register
 
@@ -24,10 +26,6 @@ _WHOLE = {
     "aten._fft_c2c.default aten._fft_r2c.default aten._fft_c2r.default": "FFT: stays with the vendor's library",
 }
 
-LIBRARY = frozenset(target for names in _WHOLE for target in overloads(names))
-"""The ops of this page: calls of libraries whatever else is fused."""
-
 for _names, _reason in _WHOLE.items():
     for _target in overloads(_names):
-        if lookup(_target) is None:
-            register(eager(_target, _reason))
+        register(replace(lookup(_target) or eager(_target, _reason), library=True))

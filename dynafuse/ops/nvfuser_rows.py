@@ -279,7 +279,7 @@ def _one_row_scatter(f: Fusion, call: Call) -> Part:
 
 def _operand(f: Fusion, call: Call, dtype: torch.dtype) -> tuple[Part, tuple[int, ...], bool]:
     part = f.operand(source(call))
-    return f.cast(part, dtype), reduced_dims(call.target, call.args, len(part.shape)), keepdim(call.target, call.args)
+    return f.cast(part, dtype), reduced_dims(call.args, len(part.shape)), keepdim(call.args)
 
 
 def _fold(name: str) -> Fuse:

@@ -30,11 +30,12 @@ _GELU_CUBIC = "0.044715"
 
 
 def _row(names: str, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (), lifts: tuple[int, ...] = (),
-         inverts: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, flops: float = 1.0,
-         accepts: Callable[[Call], str] | None = None) -> None:
+         inverts: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, casts: bool = False,
+         flops: float = 1.0, accepts: Callable[[Call], str] | None = None) -> None:
     for target in overloads(names):
         row = pointwise(target, emit, cast=cast, raw=raw, flops=flops)
-        register(dataclasses.replace(row, lifts=lifts, inverts=inverts, steps=steps, rounds=rounds, accepts=accepts))
+        register(dataclasses.replace(row, lifts=lifts, inverts=inverts, steps=steps, casts=casts, rounds=rounds,
+                                     accepts=accepts))
 
 
 def _eager(names: str, reason: str) -> None:
@@ -529,8 +530,8 @@ def _accepts_copy(call: Call) -> str:
     return f"a copy with a {elsewhere[0]} of its own" if elsewhere else _accepts_dtype(call)
 
 
-_row("prims.convert_element_type.default", _convert, cast=Cast.NONE, accepts=_accepts_dtype)
-_row("aten._to_copy.default", _convert, cast=Cast.NONE, rounds=True, accepts=_accepts_copy)
+_row("prims.convert_element_type.default", _convert, cast=Cast.NONE, casts=True, accepts=_accepts_dtype)
+_row("aten._to_copy.default", _convert, cast=Cast.NONE, casts=True, rounds=True, accepts=_accepts_copy)
 _row("aten.clone.default aten.lift_fresh_copy.default aten.lift_fresh.default aten.detach_copy.default "
      "aten.alias_copy.default prims.clone.default prims.view_of.default aten.contiguous.default", "{0}")
 _row("aten.copy.default aten.copy_.default prims.copy_to.default", "{1}", rounds=True)

@@ -1,6 +1,6 @@
 """Rows of reductions, and which dimensions a call reduces.
 
-    >>> reduced_dims(torch.ops.aten.sum.dim_IntList, {"self": None, "dim": [-1], "keepdim": True}, 3)
+    >>> reduced_dims({"self": None, "dim": [-1], "keepdim": True}, 3)
     (2,)
     >>> correction({"self": None, "dim": None, "correction": None})
     1.0
@@ -11,9 +11,8 @@ the order ops, ``argmax`` and the variances take it as it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import eager, reduction, register
@@ -29,7 +28,8 @@ _REDUCTIONS = {
     "argmax": "aten.argmax.default",
     "argmin": "aten.argmin.default",
 }
-_VARIANCES = {
+_STATES = {"argmax": 2, "argmin": 2}  # the extreme and its position
+_VARIANCES = {  # mean, sum of squared deviations, weight
     "var": "aten.var.correction prims.var.default",
     "var_mean": "aten.var_mean.correction",
     "std": "aten.std.correction",
@@ -52,16 +52,16 @@ _EAGER = {
 
 for _name, _names in _REDUCTIONS.items():
     for _target in overloads(_names):
-        register(reduction(_target, _name))
+        register(reduction(_target, _name, states=_STATES.get(_name, 1)))
 for _name, _names in _VARIANCES.items():
     for _target in overloads(_names):
-        register(reduction(_target, _name, flops=4.0))
+        register(reduction(_target, _name, flops=4.0, states=3))
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))
 
 
-def reduced_dims(target: torch._ops.OpOverload, args: dict[str, Any], rank: int) -> tuple[int, ...]:
+def reduced_dims(args: Mapping[str, Any], rank: int) -> tuple[int, ...]:
     """The dimensions that a call reduces, counted from the front and sorted; no ``dim`` or an empty one means all."""
     dims = args.get("dim", args.get("dims"))
     if dims is None or (isinstance(dims, list | tuple) and not dims):
@@ -70,12 +70,12 @@ def reduced_dims(target: torch._ops.OpOverload, args: dict[str, Any], rank: int)
     return tuple(sorted({dim % rank for dim in listed})) if rank else ()
 
 
-def keepdim(target: torch._ops.OpOverload, args: dict[str, Any]) -> bool:
+def keepdim(args: Mapping[str, Any]) -> bool:
     """Whether the reduced dimensions stay, with size 1."""
     return bool(args.get("keepdim", False))
 
 
-def correction(args: dict[str, Any]) -> float:
+def correction(args: Mapping[str, Any]) -> float:
     """What a variance subtracts from the count; torch's default is 1."""
     given = args.get("correction")
     return 1.0 if given is None else float(given)

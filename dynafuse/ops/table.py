@@ -16,7 +16,7 @@ dtype; ``tl`` is ``triton.language`` and ``lm`` is the math library in ``dynafus
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +46,14 @@ class Cast(enum.Enum):
     OUTPUT = "output"  # the output's dtype, in its opmath type (float32 for 16-bit floats)
     PROMOTED = "promoted"  # the operands' common dtype by torch.result_type, in its opmath type: comparisons
     NONE = "none"  # each operand in its own opmath type
+
+
+class View(enum.Enum):
+    """What a view does to dimensions, where whole dimensions stay together."""
+
+    RESHAPE = "reshape"  # the same elements in the same order
+    EXPAND = "expand"  # dimensions of size 1 repeated, others put in front
+    PERMUTE = "permute"  # dimensions in another order
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,12 @@ class Call:
         return self.args[name]
 
 
+Indexed = tuple[Any, Any, Any]
+"""An index tensor, the tensor that it indexes, and the dimension: arguments of a call."""
+
+Order = Callable[[Mapping[str, Any], int], tuple[int, ...]]
+"""From a call's arguments and its operand's rank to the operand's dimensions in the order of the result's."""
+
 Lower = Callable[[Builder, Call, Index], Value]
 Emit = str | Callable[..., str]
 
@@ -150,13 +164,21 @@ class Row:
     lifts: tuple[int, ...] = ()  # pointwise, random: argument positions where a number does not change code (see numbers.py)
     inverts: tuple[int, ...] = ()  # pointwise: those where its reciprocal does not
     steps: tuple[int, ...] = ()  # pointwise: operands where it steps from one float to another: they are rounded first
+    casts: bool = False  # pointwise: whether it computes its operand in another dtype
     rounds: bool = False  # pointwise: whether it casts what the user casts: its operand and its result are rounded
     lower: Lower | None = None  # view, index, gather, creation, random: the value at an index
+    view: View | None = None  # view, index: what it does to dimensions; None where it takes parts of them
+    order: Order | None = None  # view, index: of one that permutes, the order
+    indices: Callable[[Mapping[str, Any]], Iterable[Indexed]] | None = None  # gather: its index tensors, by its arguments
     reduction: str | None = None  # reduction: the name of its recurrence in lowering/triton/reductions.py
+    states: int = 1  # reduction: how many values its recurrence keeps
     aligned: tuple[str, ...] = ()  # index, gather: arguments that are read at the output's own (broadcast) index
     accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
     flops: float = 1.0  # per output element (per input element for a reduction), counting a transcendental as 8
     reason: str = ""
+    library: bool = False  # opaque: whether it is a library's call, whatever else is fused
+    unfilled: bool = False  # opaque: whether it returns memory that nobody has written to
+    by_strides: bool = False  # opaque: whether it places elements in its operand's memory, whatever the operand's strides
     nvfuser: NvfuserRow | None = None  # None: a pointwise op's own expression serves nvFuser; any other op is beyond it
 
     @property
@@ -188,6 +210,18 @@ def rows() -> Sequence[Row]:
     return tuple(_TABLE.values())
 
 
+def is_library(target: object) -> bool:
+    """Whether an op is a library's call whatever else is fused: a contraction, a convolution, attention, an FFT."""
+    row = lookup(target)
+    return row is not None and row.library
+
+
+def is_unfilled(target: object) -> bool:
+    """Whether an op returns memory that nobody has written to."""
+    row = lookup(target)
+    return row is not None and row.unfilled
+
+
 def pointwise(target: torch._ops.OpOverload, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (),
               flops: float = 1.0) -> Row:
     """A pointwise row: ``emit`` is a Triton expression over ``{0}``, ``{1}`` …, or a function that returns one."""
@@ -199,9 +233,9 @@ def refusal(row: Row, call: Call) -> str:
     return row.reason or (row.accepts(call) if row.accepts else "")
 
 
-def reduction(target: torch._ops.OpOverload, name: str, *, flops: float = 1.0) -> Row:
-    """A reduction row; ``name`` is a recurrence of ``lowering/triton/reductions.py``."""
-    return Row(target, Kind.REDUCTION, reduction=name, flops=flops)
+def reduction(target: torch._ops.OpOverload, name: str, *, flops: float = 1.0, states: int = 1) -> Row:
+    """A reduction row; ``name`` is a recurrence of ``lowering/triton/reductions.py``, which keeps so many ``states``."""
+    return Row(target, Kind.REDUCTION, reduction=name, flops=flops, states=states)
 
 
 def rewrite(target: torch._ops.OpOverload, kind: Kind, lower: Lower, *, flops: float = 1.0,
@@ -213,3 +247,8 @@ def rewrite(target: torch._ops.OpOverload, kind: Kind, lower: Lower, *, flops: f
 def eager(target: torch._ops.OpOverload, reason: str) -> Row:
     """A row of an op that runs eager, with the reason that reports give."""
     return Row(target, Kind.OPAQUE, reason=reason)
+
+
+def by_strides(target: torch._ops.OpOverload) -> Row:
+    """A row of an op that places elements in its operand's memory, whatever the operand's strides; it runs eager."""
+    return Row(target, Kind.OPAQUE, reason="as_strided: strides over the storage", by_strides=True)

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -25,7 +26,7 @@ from dynafuse.ops.indexing_math import (
     unflatten,
 )
 from dynafuse.ops.overloads import overloads
-from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
+from dynafuse.ops.table import Builder, Call, Index, Kind, Order, Value, View, by_strides, eager, register, rewrite
 
 Shape = tuple[sympy.Expr, ...]
 Rewrite = Callable[[Call, Index, Shape], Index]
@@ -142,21 +143,28 @@ def _reshape(call: Call, index: Index, shape: Shape) -> Index:
     return reshaped(index, call.shape, shape)
 
 
-def _permute(call: Call, index: Index, shape: Shape) -> Index:
-    order = dims_of(argument(call, "dims", "permutation"), len(shape))
-    return tuple(index[order.index(dim)] for dim in range(len(shape)))
+def _permuted(order: Order) -> Rewrite:
+    def rule(call: Call, index: Index, shape: Shape) -> Index:
+        dims = order(call.args, len(shape))
+        return tuple(index[dims.index(dim)] for dim in range(len(shape)))
+
+    return rule
 
 
-def _transpose(call: Call, index: Index, shape: Shape) -> Index:
-    swapped = list(index)
-    if shape:
-        first, second = dims_of((call["dim0"], call["dim1"]), len(shape))
-        swapped[first], swapped[second] = swapped[second], swapped[first]
-    return tuple(swapped)
+def _permute(args: Mapping[str, Any], rank: int) -> tuple[int, ...]:
+    return dims_of(next(args[name] for name in ("dims", "permutation") if name in args), rank)
 
 
-def _t(call: Call, index: Index, shape: Shape) -> Index:
-    return tuple(reversed(index))
+def _transpose(args: Mapping[str, Any], rank: int) -> tuple[int, ...]:
+    order = list(range(rank))
+    if order:
+        first, second = dims_of((args["dim0"], args["dim1"]), rank)
+        order[first], order[second] = second, first
+    return tuple(order)
+
+
+def _t(args: Mapping[str, Any], rank: int) -> tuple[int, ...]:
+    return tuple(reversed(range(rank)))
 
 
 def _expand(call: Call, index: Index, shape: Shape) -> Index:
@@ -224,9 +232,6 @@ _REWRITES: dict[str, Rewrite] = {
     "aten.unflatten.int aten.view_as.default aten.view_copy.default prims.reshape.default prims.collapse_view.default "
     "prims.collapse.default "
     "prims.split_dim.default": _reshape,
-    "aten.permute.default aten.permute_copy.default prims.transpose.default": _permute,
-    "aten.transpose.int aten.transpose_copy.int": _transpose,
-    "aten.t.default aten.t_copy.default": _t,
     "aten.expand.default aten.expand_copy.default aten.broadcast_to.default": _expand,
     "prims.broadcast_in_dim.default": _broadcast_in_dim,
     "aten.squeeze.default aten.squeeze.dim aten.squeeze.dims aten.squeeze_copy.default aten.squeeze_copy.dim "
@@ -237,6 +242,13 @@ _REWRITES: dict[str, Rewrite] = {
     "aten.unfold.default aten.unfold_copy.default": _unfold,
     "aten.alias.default aten.detach.default": _same,
 }
+_ORDERS: dict[str, Order] = {
+    "aten.permute.default aten.permute_copy.default prims.transpose.default": _permute,
+    "aten.transpose.int aten.transpose_copy.int": _transpose,
+    "aten.t.default aten.t_copy.default": _t,
+}
+_VIEWS: dict[Rewrite, View] = {_reshape: View.RESHAPE, _squeeze: View.RESHAPE, _unsqueeze: View.RESHAPE, _same: View.RESHAPE,
+          _expand: View.EXPAND}
 
 
 @functools.cache
@@ -257,7 +269,11 @@ def _kind(target: torch._ops.OpOverload) -> Kind:
 
 for _names, _rule in _REWRITES.items():
     for _target in overloads(_names):
-        register(rewrite(_target, _kind(_target), lowered(_rule)))
+        register(replace(rewrite(_target, _kind(_target), lowered(_rule)), view=_VIEWS.get(_rule)))
+for _names, _order in _ORDERS.items():
+    for _target in overloads(_names):
+        _row = rewrite(_target, _kind(_target), lowered(_permuted(_order)))
+        register(replace(_row, view=View.PERMUTE, order=_order))
 
 for _target in overloads("aten.select.int aten.select_copy.int"):
     register(rewrite(_target, _kind(_target), lowered(_select), accepts=_accepts_select))
@@ -267,8 +283,6 @@ _SPLITS = ("aten.split.Tensor aten.split_with_sizes.default aten.unbind.int aten
 
 _EAGER = {
     _SPLITS: "returns a list: its pieces are taken as slices",
-    "aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default":
-        "as_strided: strides over the storage",
     "aten.view_as_real.default aten.view_as_complex.default aten.real.default aten.imag.default prims.real.default "
     "prims.imag.default aten.view_as_real_copy.default aten.view_as_complex_copy.default aten._neg_view.default":
         "complex stays whole",
@@ -278,3 +292,5 @@ _EAGER = {
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))
+for _target in overloads("aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default"):
+    register(by_strides(_target))

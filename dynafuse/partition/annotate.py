@@ -191,7 +191,7 @@ def _scalar_values(node: Node) -> Sequence[Any]:
 
 def _reduced_count(shape: tuple[Size, ...], call: Call) -> Size | None:
     count: Size = 1
-    for dim in reduced_dims(call.target, call.args, len(shape)):
+    for dim in reduced_dims(call.args, len(shape)):
         count = count * shape[dim]
     return count
 

@@ -30,11 +30,10 @@ from torch.fx.traceback import GRADIENT_ACC_SPECIAL_STACK
 
 from dynafuse.config import FORCE_MARK
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
-from dynafuse.fx import module_path, module_stack, user_line
+from dynafuse.fx import module_path, module_stack, user_line, user_place
 from dynafuse.ir import Facts, Role
 from dynafuse.lowering.registry import executor
-from dynafuse.ops import Kind, lookup
-from dynafuse.ops.library import LIBRARY
+from dynafuse.ops import Kind, is_library, is_unfilled, lookup
 
 Mark = tuple[str, bool, str]  # executor, strict, name of the decorated class if it was one
 Path_ = tuple[str, ...]  # a module's dotted path, in parts
@@ -44,8 +43,6 @@ ONE_ELEMENT = "reduces no more than one element"
 NOTHING_TO_RUN = frozenset({EMPTY, ONE_ELEMENT})
 """Reasons for running eager that no executor could do better about: the contract is not about them."""
 
-aten = torch.ops.aten
-UNINITIALISED = frozenset({aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default})
 
 _settled: set[str] = set()  # patterns that have matched, or that the user has been told of
 
@@ -312,7 +309,7 @@ def _is_exempt(node: Node, facts: Facts) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target is torch.ops.higher_order.invoke_subgraph or not isinstance(target, torch._ops.HigherOrderOperator)
-    if target in LIBRARY or target in UNINITIALISED or target.is_view or node.meta.get("val") is None:
+    if is_library(target) or is_unfilled(target) or target.is_view or node.meta.get("val") is None:
         return True
     if facts.row is not None and facts.row.kind is Kind.VIEW:
         return True
@@ -349,5 +346,5 @@ def index_lines(nodes: Iterable[Node]) -> dict[str, str]:
     for node in nodes:
         row = lookup(node.target)
         if row is not None and row.kind is Kind.GATHER:
-            lines.setdefault(str(node.target), {})[user_line(node).partition(", in ")[0]] = None
+            lines.setdefault(str(node.target), {})[user_place(node)] = None
     return {op: "; ".join(filter(None, places)) for op, places in lines.items()}

@@ -12,24 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch.fx import Node
 
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
-from dynafuse.ops import Kind
+from dynafuse.ops import Kind, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import AxisDims, Unifier, fresh
 
-aten = torch.ops.aten
-
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
-RESHAPES = frozenset({
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.alias.default, aten.detach.default,
-})
 
 
 @dataclass(frozen=True)
@@ -180,7 +173,7 @@ class Spaces:
 
     def _plain(self, node: Node) -> bool:
         row = self.facts[node].row
-        return row is not None and row.reduction in ("sum", "mean", "prod", "max", "min", "any", "all")
+        return row is not None and row.states == 1
 
     def is_reduction(self, node: Node) -> bool:
         """Whether ``node`` is a reduction that its kernel must loop or combine for."""
@@ -198,7 +191,7 @@ class Spaces:
     def _reduced(self, node: Node) -> tuple[int, ...]:
         call = self.facts[node].call
         assert call is not None
-        return reduced_dims(call.target, call.args, len(self._operand_shape(node)))
+        return reduced_dims(call.args, len(self._operand_shape(node)))
 
     def _operand_shape(self, node: Node) -> tuple[Size, ...]:
         return self.tensor(node.all_input_nodes[0]).shape
@@ -219,7 +212,7 @@ class Spaces:
         reduced = set(self._reduced(node))
         call = self.facts[node].call
         assert call is not None
-        if keepdim(call.target, call.args):
+        if keepdim(call.args):
             return tuple(() if d in reduced else axes for d, axes in enumerate(dims))
         return tuple(axes for d, axes in enumerate(dims) if d not in reduced)
 
@@ -257,9 +250,9 @@ class Spaces:
         return tuple(() if size == 1 else axes for axes, size in zip(kept, shape, strict=True))
 
     def _resolve(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
-        role = self.facts[node].role
+        role, row = self.facts[node].role, self.facts[node].row
         if role is Role.VIEW:
-            if node.target is aten.expand.default:  # what is repeated is loaded once
+            if row is not None and row.view is View.EXPAND:  # what is repeated is loaded once
                 elements = min(elements, self.tensor(node).hint)
             yield from self._resolve(node.all_input_nodes[0], self._through_view(node, dims), elements)
         elif role is Role.FUSED and node in self.cheap:
@@ -272,25 +265,13 @@ class Spaces:
         if dims is None:
             return None
         shape = self.tensor(node.all_input_nodes[0]).shape
-        call = self.facts[node].call
-        assert call is not None
-        if node.target in RESHAPES:
+        row, call = self.facts[node].row, self.facts[node].call
+        assert row is not None and call is not None
+        if row.view is View.RESHAPE:
             return self.unifier.regroup(dims, shape)
-        if node.target is aten.expand.default:
+        if row.view is View.EXPAND:
             return self._broadcast(dims, shape)
-        if node.target is aten.permute.default:
-            return self._permuted(dims, call.args["dims"])
-        if node.target is aten.transpose.int:
-            order = list(range(len(dims)))
-            a, b = call.args["dim0"], call.args["dim1"]
-            order[a], order[b] = order[b], order[a]
-            return self._permuted(dims, order)
-        if node.target is aten.t.default:
-            return dims[::-1]
+        if row.order is not None:
+            order = row.order(call.args, len(dims))
+            return tuple(dims[order.index(d)] for d in range(len(dims)))
         return None
-
-    def _permuted(self, dims: AxisDims, order: list[int]) -> AxisDims:
-        source: list[tuple] = [()] * len(dims)  # type: ignore[type-arg]
-        for axes, d in zip(dims, order, strict=True):
-            source[d % len(dims)] = axes
-        return tuple(source)

@@ -19,8 +19,6 @@ from dynafuse.ir import Refusal, RefusalKind, Role
 from dynafuse.partition.axes import Axis, leaves
 from dynafuse.partition.iteration_space import Spaces
 
-SEVERAL_STATES = frozenset({"var", "var_mean", "argmax", "argmin"})  # no column reductions beside row reductions
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -132,7 +130,7 @@ def _rowcol(
         return Refusal(RefusalKind.INCOMPLETE, early[0].name, early[1].name)
     for member in found:
         table_row = spaces.facts[member.node].row
-        if member.reduced == column and table_row is not None and table_row.reduction in SEVERAL_STATES:
+        if member.reduced == column and table_row is not None and table_row.states > 1:
             return _refuse(RefusalKind.SEVERAL_STATES, member, found[-1])
         if member.reduced and len(member.axes) != len(full):
             return _refuse(RefusalKind.FEWER_ROWS, member, found[-1])

@@ -20,17 +20,13 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from dynafuse.fx import is_view, makes_memory
-from dynafuse.ops.overloads import overloads
+from dynafuse.ops import lookup
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
 """Positions of the arguments that a convolution reads in its layout."""
 CHANNELS_LAST = [0, 2, 3, 1]
 """The dimensions of a batch of images from the outermost in memory to the innermost."""
-STORAGE = frozenset(overloads(
-    "aten.as_strided.default aten.as_strided_copy.default prims.as_strided.default aten.as_strided_scatter.default "
-    "prims.as_strided_scatter.default"))
-"""Ops that place elements in their operand's memory, whatever its strides."""
 Strides = tuple[Any, ...]
 """Integers, or expressions over size symbols."""
 
@@ -157,7 +153,8 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
     assert mode is not None
     restored = Restored(before, lambda node: False)
     for node in module.graph.nodes:
-        if node.target in STORAGE:
+        row = lookup(node.target)
+        if row is not None and row.by_strides:
             with mode:
                 node.update_arg(0, restored.at(node.args[0], node.prev))
         if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes) or node in changed:

@@ -25,12 +25,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from dynafuse.ops import is_unfilled
+
 OWN = ("aten", "prims")
 PURE_MODULES = ("_operator", "math", "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.functions", "torch")
-UNFILLED = {
-    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.empty_permuted,
-    torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided,
-}
 
 
 def merge_duplicates(graph: Graph) -> None:
@@ -54,7 +52,7 @@ def is_settled(node: Node) -> bool:
         return False
     if isinstance(target, torch._ops.OpOverload):
         is_random = torch.Tag.nondeterministic_seeded in target.tags
-        makes_nothing = not target._schema.returns or target.overloadpacket in UNFILLED
+        makes_nothing = not target._schema.returns or is_unfilled(target)
         return target.namespace in OWN and not is_random and not makes_nothing
     return getattr(target, "__module__", None) in PURE_MODULES  # arithmetic of sizes
 

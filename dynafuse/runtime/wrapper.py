@@ -34,7 +34,7 @@ from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import COUNT, Facts, Plan, Region, Role, Size
 from dynafuse.lowering import base
 from dynafuse.lowering.triton.launch import Kernel, Places, stream_of
-from dynafuse.ops.library import LIBRARY
+from dynafuse.ops import is_library
 from dynafuse.ops.overloads import COPIES_INTO, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
@@ -421,7 +421,7 @@ def _called(target: Any) -> Any:
     if target in random.EAGER:
         return random.EAGER[target]
     known = getattr(torch._C._VariableFunctions, target.overloadpacket.__name__, None)
-    return known if known and target in LIBRARY and target._overloadname == "default" else target._op
+    return known if known and is_library(target) and target._overloadname == "default" else target._op
 
 
 def _described(region: Region) -> Sequence[str]:

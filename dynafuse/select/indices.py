@@ -21,16 +21,7 @@ from dynafuse.ops import Kind, lookup
 from dynafuse.ops.overloads import overload
 from dynafuse.select.evaluate import Evaluation, inputs_of, number, numbers, operands_of
 
-ALONG = {  # the index, what it indexes
-    "aten.gather.default": ("index", "self"),
-    "aten.index_select.default": ("index", "self"),
-    "aten.scatter.src": ("index", "self"),
-    "aten.scatter.value": ("index", "self"),
-    "aten.scatter_add.default": ("index", "self"),
-}
-BY_LIST = frozenset({"aten.index.Tensor", "aten._unsafe_index.Tensor", "aten._unsafe_masked_index.default"})
 KEPT_BY_CAST = frozenset({torch.int16, torch.int32, torch.int64})
-CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default"})
 
 
 @dataclass(frozen=True)
@@ -57,8 +48,7 @@ def rules(spec: Spec, hints: Mapping[str, int]) -> Rules:
     checks: list[Use] = []
     for position, op in enumerate(spec.ops):
         found = list(uses(spec, position, hints))
-        target = overload(op.target)
-        row = lookup(target)
+        row = lookup(overload(op.target))
         if row is not None and row.kind is Kind.GATHER and not found:
             return Rules({}, reason=f"{op.target}: what its indices may be is not known")
         for use in found:
@@ -76,16 +66,12 @@ def rules(spec: Spec, hints: Mapping[str, int]) -> Rules:
 def uses(spec: Spec, position: int, hints: Mapping[str, int]) -> Iterator[Use]:
     """The indices that an op takes."""
     op = spec.ops[position]
-    args = dict(op.args)
-    if op.target == "aten.embedding.default":
-        yield Use(args["indices"], _sizes(spec, args["weight"], hints)[0])
-    elif op.target in ALONG:
-        index, operand = (args[name] for name in ALONG[op.target])
+    row = lookup(overload(op.target))
+    if row is None or row.indices is None:
+        return
+    for index, operand, dim in row.indices(dict(op.args)):
         sizes = _sizes(spec, operand, hints) or (1,)
-        yield Use(index, sizes[number(args["dim"], hints)])
-    elif op.target in BY_LIST:
-        sizes = _sizes(spec, args["self"], hints)
-        yield from (Use(at, size) for at, size in zip(args["indices"], sizes, strict=False) if at is not None)
+        yield Use(index, sizes[number(dim, hints)])
 
 
 def _sizes(spec: Spec, ref: Ref, hints: Mapping[str, int]) -> tuple[int, ...]:
@@ -116,8 +102,7 @@ def _direct(spec: Spec, ref: Ref) -> bool:
     while ref.kind == "op":
         op = spec.ops[ref.position]
         row = lookup(overload(op.target))
-        moved = row is not None and row.kind is Kind.VIEW
-        if not (moved or (op.target in CASTS and op.dtype in KEPT_BY_CAST)):
+        if row is None or not (row.kind is Kind.VIEW or (row.casts and op.dtype in KEPT_BY_CAST)):
             return False
         operand = op.args[0][1]
         if not isinstance(operand, Ref) or _narrows(spec, operand, op.dtype):

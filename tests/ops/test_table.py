@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
 import torch
 
 import dynafuse.ops as ops
-from dynafuse.ops import Call, Kind, Row
+from dynafuse.lowering.triton.reductions import recurrence
+from dynafuse.ops import Call, Kind, Row, View
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import correction, keepdim, reduced_dims
 
@@ -42,23 +44,54 @@ def test_templates_and_raw_positions_name_arguments(row: Row) -> None:
     assert all(position < count for position in row.raw)
 
 
+@every_row
+def test_what_a_row_says_of_its_kind(row: Row) -> None:
+    assert (row.indices is not None) == (row.kind is Kind.GATHER)
+    assert row.view is None or row.kind in (Kind.VIEW, Kind.INDEX)
+    assert (row.order is not None) == (row.view is View.PERMUTE)
+    assert row.kind is Kind.OPAQUE or not (row.library or row.unfilled or row.by_strides)
+
+
+@pytest.mark.parametrize("row", [row for row in ops.rows() if row.reduction not in (None, "var_mean")],
+                         ids=lambda row: str(row.target))
+def test_rows_count_the_states_of_their_recurrences(row: Row) -> None:
+    assert row.reduction is not None
+    assert row.states == len(recurrence(row.reduction, torch.float32, torch.float32).states)
+
+
+@pytest.mark.parametrize(("name", "args"), [
+    ("aten.permute.default", {"dims": [2, -3, 1]}), ("aten.transpose.int", {"dim0": 0, "dim1": -1}),
+    ("prims.transpose.default", {"permutation": [1, 2, 0]}),
+])
+def test_the_order_of_a_permutation(name: str, args: dict[str, Any]) -> None:
+    target, x = overload(name), torch.arange(24).view(2, 3, 4)
+    row = ops.lookup(target)
+    assert target is not None and row is not None and row.order is not None
+    assert torch.equal(target(x, *args.values()), x.permute(row.order(args, 3)))
+
+
+@pytest.mark.parametrize("name", ["aten.mm.default", "aten.convolution.default", "aten._fft_c2c.default",
+                                  "aten._scaled_dot_product_flash_attention.default", "aten.linear.default"])
+def test_calls_of_libraries(name: str) -> None:
+    assert ops.is_library(overload(name))
+    assert not ops.is_library(torch.ops.aten.add.Tensor) and not ops.is_library(torch.ops.aten.sort.default)
+
+
 @pytest.mark.parametrize(
-    ("name", "args", "rank", "dims", "kept"),
+    ("args", "rank", "dims", "kept"),
     [
-        ("aten.sum.default", {"self": None}, 3, (0, 1, 2), False),
-        ("aten.sum.dim_IntList", {"self": None, "dim": [-1, 0], "keepdim": True}, 3, (0, 2), True),
-        ("aten.amax.default", {"self": None, "dim": [], "keepdim": False}, 2, (0, 1), False),
-        ("aten.argmax.default", {"self": None, "dim": None, "keepdim": False}, 2, (0, 1), False),
-        ("aten.argmax.default", {"self": None, "dim": -2, "keepdim": False}, 2, (0,), False),
-        ("aten.sum.dim_IntList", {"self": None, "dim": [-1], "keepdim": False}, 0, (), False),
-        ("prims.sum.default", {"inp": None, "dims": [1]}, 2, (1,), False),
+        ({"self": None}, 3, (0, 1, 2), False),
+        ({"self": None, "dim": [-1, 0], "keepdim": True}, 3, (0, 2), True),
+        ({"self": None, "dim": [], "keepdim": False}, 2, (0, 1), False),
+        ({"self": None, "dim": None, "keepdim": False}, 2, (0, 1), False),
+        ({"self": None, "dim": -2, "keepdim": False}, 2, (0,), False),
+        ({"self": None, "dim": [-1], "keepdim": False}, 0, (), False),
+        ({"inp": None, "dims": [1]}, 2, (1,), False),
     ],
 )
-def test_reduced_dims(name: str, args: dict[str, object], rank: int, dims: tuple[int, ...], kept: bool) -> None:
-    target = overload(name)
-    assert target is not None
-    assert reduced_dims(target, args, rank) == dims
-    assert keepdim(target, args) is kept
+def test_reduced_dims(args: dict[str, object], rank: int, dims: tuple[int, ...], kept: bool) -> None:
+    assert reduced_dims(args, rank) == dims
+    assert keepdim(args) is kept
 
 
 def test_correction() -> None:

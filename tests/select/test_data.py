@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import Layout, Spec
+from dynafuse.ops import lookup, table
 from dynafuse.select import data, eager, indices
 from dynafuse.select.evaluate import Evaluation
 from dynafuse.select.runners import runner
@@ -207,7 +208,9 @@ def test_an_index_that_is_overwritten_is_not_trusted() -> None:
 
 def test_a_gather_that_is_not_known_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = region(gather, TABLE, ints(50, COLUMNS)).spec
-    monkeypatch.delitem(indices.ALONG, "aten.gather.default")
+    row = lookup(torch.ops.aten.gather.default)
+    assert row is not None
+    monkeypatch.setitem(table._TABLE, row.target, replace(row, indices=None))
     assert "is not known" in indices.rules(spec, {}).reason
 
 

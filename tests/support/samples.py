@@ -435,6 +435,6 @@ def reduced_count(row: Row, sample: Sample) -> int:
     """How many elements a reduction adds up per result."""
     named = dict(zip((a.name for a in row.target._schema.arguments), sample.args, strict=False)) | sample.kwargs
     operand, count = sample.args[0], 1
-    for dim in reduced_dims(row.target, named, operand.dim()):
+    for dim in reduced_dims(named, operand.dim()):
         count *= operand.shape[dim]
     return count

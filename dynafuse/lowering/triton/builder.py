@@ -203,7 +203,7 @@ def element(parts: Parts, emit: Emitter, op: int, rule: Recurrence) -> tuple[Val
         return value, None
     call = emit.calls[op][1]
     shape = emit.shape(operand)
-    gone = reduced_dims(call.target, call.args, len(shape))
+    gone = reduced_dims(call.args, len(shape))
     return value, emit.index_value(flatten([index[d] for d in gone], [shape[d] for d in gone]))
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynafuse.ir import Ref, Spec, references
-from dynafuse.ops.algebra import CAST, DIFFERENCE, EXPONENTIAL, MAXIMUM, PRODUCT, SUM
+from dynafuse.ops import lookup
+from dynafuse.ops.algebra import DIFFERENCE, EXPONENTIAL, MAXIMUM, PRODUCT, SUM
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import reduced_dims
 
@@ -66,7 +67,8 @@ class _Search:
             if target in EXPONENTIAL:
                 return self._difference(self._argument(ref.position, 0), tuple(rest))
             inner = [a for a in (self._argument(ref.position, k) for k in (0, 1)) if isinstance(a, Ref)]
-            if target in CAST and self.spec.ops[ref.position].dtype.is_floating_point:
+            row = lookup(target)
+            if row is not None and row.casts and not row.rounds and self.spec.ops[ref.position].dtype.is_floating_point:
                 ref = inner[0]
             elif target in PRODUCT and len(inner) == 2:
                 ref, other = sorted(inner, key=lambda r: not self._reduces(r))
@@ -104,7 +106,7 @@ class _Search:
         target = overload(self.spec.ops[op].target)
         operand = self._argument(op, 0)
         assert target is not None and isinstance(operand, Ref)
-        return tuple(sorted(reduced_dims(target, dict(self.spec.ops[op].args), len(self._shape(operand)))))
+        return tuple(sorted(reduced_dims(dict(self.spec.ops[op].args), len(self._shape(operand)))))
 
     def _reduces(self, ref: Ref) -> bool:
         """Whether a value needs a reduction of the row."""

@@ -253,7 +253,7 @@ def _and(call: Call, of: Operands) -> Range:
 def _position(call: Call, of: Operands) -> Range:
     """The position of an element in what is reduced."""
     shape = of.shape(call["self"])
-    gone = reduced_dims(call.target, call.args, len(shape))
+    gone = reduced_dims(call.args, len(shape))
     return Range(sympy.S.Zero, product(shape[dim] for dim in gone) - 1)
 
 

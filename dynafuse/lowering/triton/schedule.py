@@ -106,7 +106,7 @@ def _surviving(spec: Spec, op: int, dims: tuple[tuple[int, ...], ...]) -> list[i
 
     target = overload(spec.ops[op].target)
     assert target is not None, spec.ops[op]
-    gone = reduced_dims(target, dict(spec.ops[op].args), len(dims))
+    gone = reduced_dims(dict(spec.ops[op].args), len(dims))
     return [axis for d, dim in enumerate(dims) if d not in gone for axis in dim]
 
 

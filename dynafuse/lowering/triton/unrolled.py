@@ -31,11 +31,11 @@ def unrolled(emitter: Emitter, op: int, index: Index) -> Value:
     assert row is not None and row.reduction is not None
     operand = next(iter(call.args.values()))
     shape = emitter.shape(operand)
-    reduced = reduced_dims(call.target, call.args, len(shape))
+    reduced = reduced_dims(call.args, len(shape))
     dtype = torch.bool if row.reduction in ("any", "all") else opmath(call.dtype)
     total: Value | None = None
     for point in itertools.product(*(range(int(shape[d])) for d in reduced)):
-        at = _at(index, len(shape), dict(zip(reduced, point, strict=True)), keepdim(call.target, call.args))
+        at = _at(index, len(shape), dict(zip(reduced, point, strict=True)), keepdim(call.args))
         value = emitter.element(op, at, dtype)
         total = value if total is None else emitter.expression(STEPS[row.reduction], dtype, total, value)
     assert total is not None, "an empty reduction"

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynafuse.fallback import attempted
-from dynafuse.ops.library import LIBRARY
+from dynafuse.ops import is_library
 from dynafuse.passes.layers.repeats import Run
 
 GRAD_MODE = torch._C._set_grad_enabled
@@ -200,7 +200,7 @@ class _Seen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in LIBRARY:
+        if is_library(func):
             self.calls.append(LibraryCall(func, args, kwargs or {}, result))
         return result
 
