@@ -41,3 +41,10 @@ def symbol_of(name: str) -> sympy.Symbol:
 def place_of(symbol: sympy.Symbol | str) -> int:
     """The place of a symbol, or of one of that name, among those of its spec."""
     return int(str(symbol)[1:])
+
+
+def with_symbols_at(size: int | sympy.Expr, value: int) -> int:
+    """Return a size with ``value`` in the place of every symbol: where sizes that nobody knows yet have to be compared."""
+    if not isinstance(size, sympy.Expr):
+        return size
+    return int(size.xreplace({symbol: sympy.Integer(value) for symbol in size.free_symbols}))

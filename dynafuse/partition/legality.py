@@ -10,6 +10,7 @@ same kernel would need that sum before it is complete, so the refusal ``used bef
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from torch.fx import Node
 from dynafuse.ir import Refusal, RefusalKind, Role
 from dynafuse.partition.axes import Axis, leaves
 from dynafuse.partition.iteration_space import Spaces
+
+DYNAMIC_AXIS = 1024
+"""Elements that a dynamic axis counts as where regions are priced."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,8 @@ class Shape:
 
 
 def product(axes: Iterable[Axis]) -> int:
-    """The number of points of some axes; a dynamic axis counts as its hint."""
-    total = 1
-    for axis in axes:
-        total *= axis.size if isinstance(axis.size, int) else 1024
-    return total
+    """The number of points of some axes; a dynamic axis counts as ``DYNAMIC_AXIS``."""
+    return math.prod(axis.size if isinstance(axis.size, int) else DYNAMIC_AXIS for axis in axes)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from dynafuse.fx import makes_memory
 from dynafuse.runtime import random
 from dynafuse.runtime.promised import as_planned
 
@@ -70,7 +71,7 @@ def _makes_memory(node: Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return _makes_memory(node.all_input_nodes[0])
-    return isinstance(target, torch._ops.OpOverload) and not target.is_view and not target._schema.is_mutable
+    return makes_memory(node)
 
 
 def eager(module: GraphModule) -> Callable[[list[Any]], Any]:

@@ -1,6 +1,6 @@
 """Measuring where the cost model is unsure: which executor is the fastest for a region, found out by running it."""
 
-from dynafuse.select.evaluate import eager
+from dynafuse.lowering.interpret import eager
 from dynafuse.select.measurement import Measured, Verdict, VerdictStore, verdict_key
 from dynafuse.select.tuner import VERDICTS, Tuner, contenders, needs
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dynafuse.ir import Layout, Spec
+from dynafuse.lowering.interpret import operands_of, sizes_at
 from dynafuse.select import indices
-from dynafuse.select.evaluate import numbers, operands_of
 
 LARGEST = 128  # integers that do not index are below it: it fits every dtype
 SEED = 0x5EED
@@ -26,10 +26,10 @@ class NoData(Exception):
 
 def extent(layout: Layout, hints: Mapping[str, int]) -> int:
     """Elements of memory that a layout spans."""
-    shape, stride = numbers(layout.shape, hints), numbers(layout.stride, hints)
+    shape, stride = sizes_at(layout.shape, hints), sizes_at(layout.stride, hints)
     if 0 in shape:
         return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return 1 + sum(int(size - 1) * int(step) for size, step in zip(shape, stride, strict=True))
 
 
 def needed_bytes(spec: Spec, hints: Mapping[str, int]) -> int:
@@ -39,7 +39,7 @@ def needed_bytes(spec: Spec, hints: Mapping[str, int]) -> int:
     checks = indices.rules(spec, hints).checks
     for op in (spec.ops[i] for i in {i for use in checks for i in operands_of(spec, use.index)}):
         elements = 1
-        for size in numbers(op.shape, hints):
+        for size in sizes_at(op.shape, hints):
             elements *= size
         found += elements * max(op.dtype.itemsize, 8)
     return found
@@ -88,7 +88,7 @@ def _seen(flat: torch.Tensor, layout: Layout, hints: Mapping[str, int]) -> torch
     if not layout.aligned:
         flat = torch.cat([flat[:1], flat])
     offset = 0 if layout.aligned else min(1, flat.numel() - 1)
-    return flat.as_strided(numbers(layout.shape, hints), numbers(layout.stride, hints), max(offset, 0))
+    return flat.as_strided(sizes_at(layout.shape, hints), sizes_at(layout.stride, hints), max(offset, 0))
 
 
 def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

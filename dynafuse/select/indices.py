@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from dynafuse.ir import Ref, Spec
+from dynafuse.lowering.interpret import Interpreter, inputs_of, operands_of, size_at, sizes_at
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.overloads import overload
-from dynafuse.select.evaluate import Evaluation, inputs_of, number, numbers, operands_of
 
 KEPT_BY_CAST = frozenset({torch.int16, torch.int32, torch.int64})
 
@@ -71,11 +71,11 @@ def uses(spec: Spec, position: int, hints: Mapping[str, int]) -> Iterator[Use]:
         return
     for index, operand, dim in row.indices(dict(op.args)):
         sizes = _sizes(spec, operand, hints) or (1,)
-        yield Use(index, sizes[number(dim, hints)])
+        yield Use(index, sizes[size_at(dim, hints)])
 
 
 def _sizes(spec: Spec, ref: Ref, hints: Mapping[str, int]) -> tuple[int, ...]:
-    return numbers(_tensor(spec, ref).shape, hints)
+    return sizes_at(_tensor(spec, ref).shape, hints)
 
 
 def _tensor(spec: Spec, ref: Ref) -> Any:
@@ -120,7 +120,7 @@ def _narrows(spec: Spec, operand: Ref, dtype: torch.dtype) -> bool:
 def broken(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: Sequence[torch.Tensor],
            device: torch.device) -> str:
     """The first check that data does not pass, or "". What is evaluated is evaluated in order, so safely itself."""
-    values = Evaluation(spec, hints, inputs, device)
+    values = Interpreter(spec, hints, inputs, device)
     for use in checks:
         try:
             index = values.value(use.index)

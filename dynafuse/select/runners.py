@@ -14,8 +14,8 @@ import torch
 from dynafuse.cache.canonical import code_of
 from dynafuse.cache.fold_families import Member
 from dynafuse.ir import Launch, Spec
+from dynafuse.lowering.interpret import size_at, sizes_at
 from dynafuse.lowering.triton.launch import Kernel, Launcher, stream_of
-from dynafuse.select.evaluate import number, numbers
 
 Runner = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Allocate = Callable[[], torch.Tensor]
@@ -40,9 +40,9 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
             member: Member | None, classes: bool) -> Runner:
     code = code_of(spec, classes, member)
     hints = {**hints, **dict(zip(code.spec.symbols[len(spec.symbols):], code.sizes, strict=True))}
-    made = [_allocation(s.layout.dtype, numbers(s.layout.shape, hints), numbers(s.layout.stride, hints), device)
+    made = [_allocation(s.layout.dtype, sizes_at(s.layout.shape, hints), sizes_at(s.layout.stride, hints), device)
             for s in spec.stores if s.into is None]
-    spaces = [_allocation(w.dtype, (number(w.size, hints),), (1,), device) for w in kernel.workspaces]
+    spaces = [_allocation(w.dtype, (size_at(w.size, hints),), (1,), device) for w in kernel.workspaces]
     pick = _picker(member.inputs) if member else tuple
     places = _places(kernel, code.spec)
     calls = [_call(launcher, launch, places, hints)
@@ -77,7 +77,7 @@ def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
 
 def _call(launcher: Launcher, launch: Launch, places: Mapping[str, int], hints: Mapping[str, int]) -> Any:
     """A launch as ``(stream, all that there is)``; None for one without programs."""
-    grid = numbers(launch.grid, hints)
+    grid = sizes_at(launch.grid, hints)
     if 0 in grid:
         return None
     pick = _picker([places[name] for name, _ in launch.signature])

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import Ref, Spec
+from dynafuse.lowering.interpret import Interpreter
 from dynafuse.select.data import NoData, inputs_for
-from dynafuse.select.evaluate import Evaluation
 from dynafuse.select.runners import Runner, runner
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def validate(kernel: Any, region: CanonicalRegion) -> None:
 def check(run: Runner, spec: Spec, hints: Mapping[str, int], device: torch.device) -> None:
     """Run a kernel once on made-up data. Raises RuntimeError if a result is wrong, NoData if no data can be made up."""
     inputs = inputs_for(spec, hints, device)
-    evaluation = Evaluation(spec, hints, [tensor.clone() for tensor in inputs], device)
+    evaluation = Interpreter(spec, hints, [tensor.clone() for tensor in inputs], device)
     expected = [evaluation.value(Ref("op", store.op)) for store in spec.stores]
     for number, (found, wanted) in enumerate(zip(run(inputs), expected, strict=True)):
         if differs(found, wanted):

@@ -19,11 +19,11 @@ from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cache.hoisted import lifted
 from dynafuse.config import resolve
 from dynafuse.ir import Classed, Layout, Spec
+from dynafuse.lowering.interpret import eager
 from dynafuse.lowering.triton.compiler import load
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.select.data import inputs_for
-from dynafuse.select.evaluate import eager
 from dynafuse.select.runners import runner
 from tests.support import graphs
 from tests.support.cases_of_sizes import CASES, Case, traced

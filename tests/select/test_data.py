@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import Layout, Spec
+from dynafuse.lowering.interpret import Interpreter
 from dynafuse.ops import lookup, table
 from dynafuse.select import data, eager, indices
-from dynafuse.select.evaluate import Evaluation
 from dynafuse.select.runners import runner
 from tests.support import graphs
 from tests.support.tuning_bounds import bounds, native_kernel, softmax
@@ -172,7 +172,7 @@ SOUND: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = [
 def check_indices(spec: Spec, hints: dict[str, int]) -> None:
     """Every index of every op is within what it indexes, and torch, which checks, evaluates all of it."""
     inputs = data.inputs_for(spec, hints, CPU)
-    values = Evaluation(spec, hints, inputs)
+    values = Interpreter(spec, hints, inputs)
     for position in range(len(spec.ops)):
         for use in indices.uses(spec, position, hints):
             at = values.value(use.index).to(I64)

@@ -28,7 +28,8 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, Shap
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse.forks import Lock, in_child
-from dynafuse.lowering.inductor.lower import Program, size_at
+from dynafuse.lowering.inductor.lower import Program
+from dynafuse.lowering.interpret import size_at
 
 _one_at_a_time = Lock()
 

@@ -10,27 +10,23 @@ Worked example: the program of ``relu(x) + 1`` is the spec itself; called with f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Layout, OpSpec, Ref, Size, Spec, among, references
+from dynafuse.ir import Layout, OpSpec, Ref, Spec, among, references
 from dynafuse.lowering.calls import row_and_call
+from dynafuse.lowering.interpret import Interpreter, Sizes, size_at
 from dynafuse.lowering.nvfuser.layout import in_memory
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.ops import Kind, Row, inductor_rows
 from dynafuse.ops.literals import rounded
 from dynafuse.ops.promotion import comparands
 from dynafuse.ops.torch_calls import torch_call
-
-Sizes = Mapping[str, Any]
-"""The values of size symbols: ints, or torch's symbolic ones while a program is traced."""
 
 VALUES = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.CREATION, Kind.RANDOM})
 """Kinds of ops whose numbers make values, not places."""
@@ -64,15 +60,38 @@ class Program:
     def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
         """The tensors that are stored; inputs that are overwritten are so at the end, when all has been read."""
         known = dict(zip(self.symbols, sizes, strict=True))
-        values: list[torch.Tensor] = []
-        rounding = Rounding(self.spec)
-        for position, op in enumerate(self.spec.ops):
-            made = _of_one(op, _checked(op, _call(position, rounding, inputs, values, known, device), known))
-            values.append(_rounded(made, made.dtype) if rounding.result(position) else made)
-        for store in self.spec.stores:
-            if store.into is not None:
-                inputs[store.into].copy_(values[store.op])
-        return tuple(_laid_out(values[s.op], s.layout, known) for s in self.spec.stores if s.into is None)
+        values = _Traced(self.spec, known, inputs, device).stored()
+        made = ((value, store.layout) for value, store in zip(values, self.spec.stores, strict=True) if store.into is None)
+        return tuple(_laid_out(value, layout, known) for value, layout in made)
+
+
+class _Traced(Interpreter):
+    """Rounds where kernels do, and gives Inductor what it computes as eager does."""
+
+    def __init__(self, spec: Spec, sizes: Sizes, inputs: Sequence[torch.Tensor], device: torch.device) -> None:
+        super().__init__(spec, sizes, inputs, device)
+        self.rounding = Rounding(spec)
+
+    def computed(self, position: int) -> torch.Tensor:
+        """Return what an op computes, in the dtype and the sizes that the spec says."""
+        op = self.spec.ops[position]
+        made = _of_one(op, _checked(op, self._call(position), self.sizes))
+        return _rounded(made, made.dtype) if self.rounding.result(position) else made
+
+    def _call(self, position: int) -> torch.Tensor:
+        row, call = self.rounding.calls[position]
+        operands = [self.rounding.dtype(ref) for ref in references(tuple(call.args.values()))]
+        args = comparands(row, call.args, operands)
+        given = {name: self._taken(position, at, value) for at, (name, value) in enumerate(args.items())}
+        if row.kind is Kind.CREATION and call.dtype.is_floating_point:  # Inductor hands the number as it is to what reads it
+            given |= {name: rounded(given[name], call.dtype) for name in FILLS if isinstance(given.get(name), float)}
+        instead = inductor_rows.replacement(call)
+        return instead(given) if instead else torch_call(call.target, given, self.device)
+
+    def _taken(self, position: int, at: int, value: Any) -> Any:
+        """Return an argument of an op, rounded where the op asks for it."""
+        narrow = self.rounding.operand(position, at, value) if isinstance(value, Ref) else None
+        return self.argument(value) if narrow is None else _rounded(self.argument(value), narrow)
 
 
 def lower(spec: Spec) -> Program:
@@ -110,39 +129,6 @@ def _refused_position(row: Row, op: OpSpec) -> str:
 
 FILLS = ("fill_value", "s", "scalar")
 """The arguments of ops of creation that are the elements' value."""
-
-
-def size_at(size: Size, known: Sizes) -> Any:
-    """A size, given those of the symbols in it."""
-    if not isinstance(size, sympy.Expr):
-        return size
-    if size.is_Integer:
-        return int(size)
-    return sympy_interp(PythonReferenceAnalysis, {s: known[str(s)] for s in size.free_symbols}, size)
-
-
-def _call(position: int, rounding: Rounding, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor], known: Sizes,
-          device: torch.device) -> torch.Tensor:
-    row, call = rounding.calls[position]
-
-    def argument(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return (inputs if value.kind == "in" else values)[value.position]
-        if isinstance(value, tuple):
-            return list(map(argument, value))
-        return size_at(value, known) if isinstance(value, sympy.Expr) else value
-
-    def taken(at: int, value: Any) -> Any:
-        narrow = rounding.operand(position, at, value) if isinstance(value, Ref) else None
-        return argument(value) if narrow is None else _rounded(argument(value), narrow)
-
-    operands = [rounding.dtype(ref) for ref in references(tuple(call.args.values()))]
-    args = comparands(row, call.args, operands)
-    given = {name: taken(at, args[name]) for at, name in enumerate(args)}
-    if row.kind is Kind.CREATION and call.dtype.is_floating_point:  # Inductor hands the number as it is to what reads it
-        given |= {name: rounded(given[name], call.dtype) for name in FILLS if isinstance(given.get(name), float)}
-    instead = inductor_rows.replacement(call)
-    return instead(given) if instead else torch_call(call.target, given, device)
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

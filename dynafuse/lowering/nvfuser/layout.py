@@ -13,6 +13,7 @@ from torch.utils._sympy.functions import Max
 
 from dynafuse.ir import Layout, Size
 from dynafuse.lowering.nvfuser.recipe import Input
+from dynafuse.ops.symbols import with_symbols_at
 
 _EXAMPLE = 1009  # what stands in for a size symbol where strides are ordered
 
@@ -33,7 +34,7 @@ def described(layout: Layout) -> Input:
 
 def in_memory(layout: Layout) -> list[int]:
     """The dimensions from the outermost in memory to the innermost."""
-    keys = [_example(stride) for stride in layout.stride]
+    keys = [with_symbols_at(stride, _EXAMPLE) for stride in layout.stride]
     for dim in reversed(range(len(keys) - 1)):
         keys[dim] = keys[dim] or keys[dim + 1]  # an expanded dimension stays where it is
     return sorted(range(len(keys)), key=lambda dim: -keys[dim])
@@ -62,9 +63,3 @@ def _without_empty(stride: Size) -> Size:
 
 def _spread(layout: Layout, dim: int) -> bool:
     return layout.shape[dim] == 1 or layout.stride[dim] == 0
-
-
-def _example(stride: Size) -> int:
-    if isinstance(stride, int):
-        return stride
-    return int(stride.xreplace({symbol: sympy.Integer(_EXAMPLE) for symbol in stride.free_symbols}))

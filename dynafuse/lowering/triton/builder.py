@@ -23,6 +23,7 @@ from dynafuse.ops.indexing_math import flatten
 from dynafuse.ops.literals import triton_type
 from dynafuse.ops.overloads import overload
 from dynafuse.ops.reductions import correction, reduced_dims
+from dynafuse.ops.symbols import with_symbols_at
 
 POINTER_TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.bool: "*i1",
@@ -120,7 +121,7 @@ def blocks(total: Size, block: int) -> Size:
 def fits_grid(parts: Parts, size: Size) -> bool:
     """Whether a grid certainly may have so many programs along its second or third dimension."""
     if isinstance(size, sympy.Expr) and isinstance(parts.spec, Classed):
-        size = int(size.xreplace({s: sympy.Integer(parts.spec.most) for s in size.free_symbols}))
+        size = with_symbols_at(size, parts.spec.most)
     return isinstance(size, int) and size <= MOST_PROGRAMS
 
 

@@ -20,6 +20,7 @@ from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find
 from dynafuse.lowering.triton.reduction_passes import levels, passes, runs_along
 from dynafuse.ops import Value
+from dynafuse.ops.symbols import with_symbols_at
 
 UNKNOWN = 4096  # stands for a size that is only known at run time
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
@@ -54,9 +55,7 @@ class Tiles:
 
 def estimate(size: Size) -> int:
     """A size, or what stands for it."""
-    if isinstance(size, int):
-        return size
-    return max(1, int(sympy.sympify(size).xreplace({s: sympy.Integer(UNKNOWN) for s in size.free_symbols})))
+    return size if isinstance(size, int) else max(1, with_symbols_at(size, UNKNOWN))
 
 
 def power_of_two(value: int) -> int:
@@ -134,13 +133,8 @@ def strides(probed: Emitter, access: Access) -> list[int | None]:
     for axis in probed.axes:
         factor = access.offset.coeff(axis)
         rest = access.offset - factor * axis
-        found.append(None if rest.has(axis) else estimate_factor(factor))
+        found.append(None if rest.has(axis) else with_symbols_at(factor, UNKNOWN))
     return found
-
-
-def estimate_factor(factor: sympy.Expr) -> int:
-    """A stride as a number."""
-    return int(factor.xreplace({s: sympy.Integer(UNKNOWN) for s in factor.free_symbols}))
 
 
 def _ordered(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:
