@@ -28,11 +28,11 @@ from dynafuse.cache.canonical import CanonicalRegion, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.launch import located
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.ops import Row
+from dynafuse.ops import Row, rows
 from dynafuse.passes.decompositions import decompositions
-from tests.lowering.triton.test_rows import ROWS, eager, tensors, write
 from tests.support import graphs, numbered, representative
 from tests.support.cases_of_integers import ARITHMETIC, CALLS, CHAINS, COMPUTED, INDEXING, PIECES, X
+from tests.support.row_calls import eager, tensors, write
 from tests.support.samples import Sample, samples
 
 CAPABILITY = 90
@@ -91,7 +91,7 @@ def total(build: graphs.Builder, x: Node, *rest: Node) -> Node:
 
 def doubles() -> Iterator[CanonicalRegion]:
     """What rows make at an index, in float64: the interpreter does not mind a literal that Triton takes for float32."""
-    calls = [(row, sample) for row in ROWS if row.lower for sample in samples(row)]
+    calls = [(row, sample) for row in rows() if row.fusible and row.lower for sample in samples(row)]
     for row, sample in calls:
         inputs = tensors(sample)
         if not sample.dynamic and any(t.dtype is torch.float64 for t in inputs) and eager(row, sample) is not None:

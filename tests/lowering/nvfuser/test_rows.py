@@ -14,9 +14,9 @@ import torch
 
 import dynafuse.ops as ops
 from dynafuse.ops import Kind, Row
-from tests.lowering.triton.test_rows import compare, copied, eager, reference, tensors, write
 from tests.support import graphs
 from tests.support.planned import Planned
+from tests.support.row_calls import compare, copied, eager, reference, tensors, write
 from tests.support.samples import Sample, samples
 
 ROWS = [row for row in ops.rows() if row.fusible and row.kind is not Kind.RANDOM]
