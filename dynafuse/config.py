@@ -64,6 +64,7 @@ class Option:
     doc: str
     in_key: bool = False
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
+    formerly: str = ""  # an older name, which is still taken, in the environment too
 
     @property
     def expected(self) -> str:
@@ -343,11 +344,12 @@ OPTIONS: tuple[Option, ...] = (
         "let one Triton kernel serve a class of sizes of an outermost dimension, such as the batch, instead of one size",
     ),
     Option(
-        "stand_ins",
+        "interim_plan",
         False,
         BOOL,
-        "DYNAFUSE_STAND_INS",
+        "DYNAFUSE_INTERIM_PLAN",
         "while a kernel is compiled, run its region on kernels that are there and the few ops that they lack eager",
+        formerly="stand_ins",
     ),
     Option(
         "cache",
@@ -371,8 +373,11 @@ OPTIONS: tuple[Option, ...] = (
         "override constants of the cost model, one variable or dict entry each",
     ),
 )
-_BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
-_BY_ENV: Mapping[str, Option] = {option.env: option for option in OPTIONS if option.name != "cost"}
+_BY_NAME: Mapping[str, Option] = {
+    **{option.formerly: option for option in OPTIONS if option.formerly}, **{option.name: option for option in OPTIONS}}
+_BY_ENV: Mapping[str, Option] = {
+    **{PREFIX + option.formerly.upper(): option for option in OPTIONS if option.formerly},
+    **{option.env: option for option in OPTIONS if option.name != "cost"}}
 
 
 @dataclass(frozen=True)
@@ -398,7 +403,7 @@ class Config:
     tune_budget_s: float
     near_match: bool
     size_classes: bool
-    stand_ins: bool
+    interim_plan: bool
     cache: bool
     cache_size_mb: int
     cost: Mapping[str, float] = field(hash=False)
@@ -464,7 +469,7 @@ def _values_of_options(options: Mapping[str, object]) -> dict[str, Any]:
     for name in options:
         if name not in _BY_NAME:
             raise OptionError.unknown("option", name, _BY_NAME)
-    return {name: _BY_NAME[name].from_value(value) for name, value in options.items()}
+    return {_BY_NAME[name].name: _BY_NAME[name].from_value(value) for name, value in options.items()}
 
 
 def _values_of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -472,8 +477,8 @@ def _values_of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for name in ours:
         if name not in _BY_ENV and name not in RESERVED:
             raise OptionError.unknown("environment variable", name, [*_BY_ENV, *RESERVED, "DYNAFUSE_COST_<NAME>"])
-    set_here = [_BY_ENV[name] for name in ours if name in _BY_ENV and environ[name]]
-    return {option.name: option.from_text(environ[option.env]) for option in set_here}
+    set_here = [name for name in ours if name in _BY_ENV and environ[name]]
+    return {_BY_ENV[name].name: _BY_ENV[name].from_text(environ[name]) for name in set_here}
 
 
 def _values_of_costs(environ: Mapping[str, str]) -> dict[str, float]:

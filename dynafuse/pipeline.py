@@ -214,7 +214,7 @@ def _call(setting: Setting, plan: CanonicalPlan, demoted: Demoted, requests: Req
 
 def _meanwhile(setting: Setting, plan: CanonicalPlan, requests: Requests) -> Callable[..., Any] | None:
     """Return the function of an interim plan, to run while the graph's own kernels are compiled; None without one."""
-    if not setting.config.stand_ins or setting.config.cudagraphs:
+    if not setting.config.interim_plan or setting.config.cudagraphs:
         return None
     missing = [name for name, future in requests.items() if not future.done()]
     interim = interim_plan(plan, missing, setting.module, setting.device, setting.compilation)

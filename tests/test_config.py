@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_defaults() -> None:
         check_indices=True,
         workers=None,
         repro_dir=None,
+        trace=None,
         recompute=True,
         rematerialize="min_cut",
         max_region_ops=200,
@@ -57,7 +59,7 @@ def test_defaults() -> None:
         tune_budget_s=20.0,
         near_match=True,
         size_classes=False,
-        stand_ins=False,
+        interim_plan=False,
         cache=True,
         cache_size_mb=1024,
         cost={},
@@ -278,3 +280,8 @@ def test_every_option_is_in_the_table(option: Option) -> None:
     table = config.describe()
     assert f"| `{option.name}` | `{option.env}` |" in table
     assert option.doc in table
+
+
+@pytest.mark.parametrize("given", [{"options": {"stand_ins": True}}, {"environ": {"DYNAFUSE_STAND_INS": "1"}}], ids=str)
+def test_older_names_are_taken(given: dict[str, Any]) -> None:
+    assert config.resolve(**{"environ": {}, **given}).interim_plan is True

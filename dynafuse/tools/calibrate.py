@@ -36,6 +36,8 @@ from dynafuse.cost.device import CLASSES, REFERENCE_LENGTH, Device
 from dynafuse.cost.model import efficiency_to_match
 from dynafuse.errors import DynafuseError
 from dynafuse.lowering.nvfuser import availability
+from dynafuse.lowering.registry import EAGER
+from dynafuse.lowering.registry import executor as executor_of
 from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.pipeline import compile_graph
@@ -93,7 +95,7 @@ class Calibrator:
 
     def steps(self) -> list[tuple[str, Callable[[], float]]]:
         """What is measured, by name, what later steps rest on first."""
-        fused = [executor for executor in self.builds if executor != "eager"]
+        fused = [name for name in self.builds if executor_of(name).fuses]
         found: list[tuple[str, Callable[[], float]]] = [("allocation_us", self.allocation)]
         for executor in self.builds:
             found.append((f"launch_us_{executor}", partial(self.launch, executor)))
@@ -104,7 +106,7 @@ class Calibrator:
                 found.append((f"efficiency_{executor}_{kind}", partial(self.efficiency, executor, kind)))
         for kind, length in (("row", 1024), ("row", 16384), ("rowcol", 1024), ("row", 65536), ("rowcol", 16384),
                              ("row", 256)):
-            for executor in (*fused, "eager") if kind == "row" else fused:
+            for executor in (*fused, EAGER) if kind == "row" else fused:
                 found.append((f"length_{executor}_{kind}_{length}", partial(self.length, executor, kind, length)))
         return found + [(f"width_{executor}_4", partial(self.width, executor, 4)) for executor in self.builds]
 
@@ -112,7 +114,7 @@ class Calibrator:
 
     def allocation(self) -> float:
         """Host time of an allocation."""
-        return self._settled(lambda: self.timer.host(self.builds["eager"](ALLOCATION), CHAIN_CALLS * CHAIN))
+        return self._settled(lambda: self.timer.host(self.builds[EAGER](ALLOCATION), CHAIN_CALLS * CHAIN))
 
     def launch(self, executor: str) -> float:
         """Device time of a kernel of next to no work."""
@@ -124,7 +126,7 @@ class Calibrator:
         long, short = (self._built(chain(executor, count)) for count in (CHAIN, 1))
         each = [self._settled(lambda run=run: self.timer.host(run, CHAIN_CALLS)) for run in (long, short)]  # type: ignore[misc]
         slope = (each[0] - each[1]) / (CHAIN - 1)
-        return slope - (self.device.allocation_us if executor == "triton" else 0.0)
+        return slope - (0.0 if executor_of(executor).allocates else self.device.allocation_us)
 
     def replay(self) -> float:
         """Device time of a node of a captured graph, of next to no work."""

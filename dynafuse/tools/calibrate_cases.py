@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dynafuse.cost.model import Work
+from dynafuse.lowering.registry import executor as executor_of
 
 BF16 = torch.bfloat16
 TINY = 256  # elements of a tensor that takes no time
@@ -112,7 +113,7 @@ def copied(moved: int) -> Case:
 def chain(executor: str, count: int) -> Case:
     """``count`` kernels of next to no work that have nothing to do with each other: their sizes differ."""
     def every(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple((_add(x, x) if executor == "eager" else _gate(x, x))[0] for x in inputs)
+        return tuple((_gate(x, x) if executor_of(executor).fuses else _add(x, x))[0] for x in inputs)
 
     return Case(f"{count} tiny", executor, every, tuple((TINY * (i + 1),) for i in range(count)), BF16)
 
@@ -126,7 +127,7 @@ def bandwidth_cases(executor: str, kind: str, length: int, dtype: torch.dtype, m
     return [
         Case(f"{kind} {function.__name__.strip('_')}", executor, function, shapes, dtype,
              Work(units, 0.0, programs, kind, launches, width, length if kind in ("row", "rowcol") else 0))
-        for function, shapes, units, programs, launches in make(executor == "eager", elements, length, width)
+        for function, shapes, units, programs, launches in make(not executor_of(executor).fuses, elements, length, width)
     ]
 
 

@@ -259,7 +259,7 @@ def test_an_interim_plan_that_fails_is_none(monkeypatch: pytest.MonkeyPatch, tmp
         return made
 
     monkeypatch.setattr(pool, "submit", later)
-    fault = Fault("interim plan", pipeline, "interim_plan", {"stand_ins": True})
+    fault = Fault("interim plan", pipeline, "interim_plan", {"interim_plan": True})
     failed = inject(monkeypatch, fault, 1)
     with pytest.warns(DynafuseWarning, match="interim plan failed: Injected"):
         check(compiled(fault, tmp_path, dynamic=False), False, (6,))

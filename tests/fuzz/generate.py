@@ -17,7 +17,7 @@ TRIES = 6
 
 TOGGLES: tuple[dict[str, Any], ...] = (
     {"reuse_layers": "always"}, {"max_region_ops": 2}, {"max_region_ops": 5}, {"rematerialize": "cost"}, {"recompute": False},
-    {"round_like_eager": True}, {"size_classes": True}, {"near_match": False}, {"tune": "never"}, {"stand_ins": True},
+    {"round_like_eager": True}, {"size_classes": True}, {"near_match": False}, {"tune": "never"}, {"interim_plan": True},
 )
 
 

@@ -80,7 +80,7 @@ def held(compiler: Compiler, function: Function, *known: Function, arguments: An
     for one in known or (layer,):
         run(compiled(one, dynamic=dynamic), copies(arguments))
     compiler.held = True
-    return compiled(function, dynamic=dynamic, **{"stand_ins": True, **options})
+    return compiled(function, dynamic=dynamic, **{"interim_plan": True, **options})
 
 
 def check(compiler: Compiler, function: Function, *known: Function, arguments: Any = ARGUMENTS,
@@ -237,7 +237,7 @@ def forgotten(compiler: Compiler, function: Function) -> Function:
     torch._dynamo.reset()
     backend.reset()
     compiler.held = True
-    return compiled(function, stand_ins=True)
+    return compiled(function, interim_plan=True)
 
 
 def test_kernels_on_disk(compiler: Compiler, on_disk: Path) -> None:
@@ -303,7 +303,7 @@ def other(x: Tensor) -> Tensor:
 
 
 NOTHING: dict[str, tuple[Function, dict[str, Any]]] = {
-    "the option is off": (ENDS["relu"], {"stand_ins": False}),
+    "the option is off": (ENDS["relu"], {"interim_plan": False}),
     "a second kernel has none": (lambda x, w: other(torch.relu(layer(x, w)) @ SQUARE), {}),
     "nothing is alike": (lambda x, w: other(x), {}),
     "compiling takes no time": (ENDS["relu"], {"cost": {"compile_s_triton": 0.0}}),
@@ -342,7 +342,7 @@ def test_a_graph_that_lacks_many_kernels_is_not_looked_through(compiler: Compile
 def test_captured_graphs_wait(compiler: Compiler) -> None:
     compiler.held = True
     module = graphs.built(lambda b, x: b.op("aten.relu.default", x), X)
-    call = pipeline.compile_graph("inference", resolve(options={"stand_ins": True, "cudagraphs": True}), module, [X])
+    call = pipeline.compile_graph("inference", resolve(options={"interim_plan": True, "cudagraphs": True}), module, [X])
     with pytest.raises(Waited):
         call([X])
 
