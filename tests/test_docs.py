@@ -1,10 +1,11 @@
-"""The pages of docs: the tables of options are what the code declares, the architecture is that of the tree.
+"""The pages of docs: tables and lists are what the code declares, the architecture is that of the tree.
 
-``REWRITE_GOLDENS=1`` writes the tables anew.
+``REWRITE_GOLDENS=1`` writes the tables and lists anew.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from dynafuse import config, force_backend
 from dynafuse.cost import device as devices
 from dynafuse.errors import OptionError
+from dynafuse.lowering import registry
+from tests.test_structure import ORDER, SOURCES
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 
@@ -35,12 +38,42 @@ def between(text: str, marker: str) -> tuple[str, str, str]:
     return before + f"<!-- {marker} -->\n", inside, f"<!-- /{marker} -->" + after
 
 
-@pytest.mark.parametrize("marker", ["options", "costs"])
+def order() -> str:
+    """The rooms, each of which may import those before it."""
+    return " → ".join(f"`{part}`" for part in ORDER)
+
+
+def files() -> str:
+    """Every file of the package with the first sentence of its docstring, by folder."""
+    sections = []
+    for folder in sorted({source.parent for source in SOURCES}):
+        inside = [source for source in SOURCES if source.parent == folder]
+        rows = [f"| `{source.name}` | {summary(source)} |" for source in inside if summary(source)]
+        name = f"`dynafuse/{folder.as_posix()}/`".replace("/./", "/")
+        sections.append("\n".join([f"### {name}", "", "| file | what |", "|---|---|", *rows]))
+    return "\n\n".join(sections)
+
+
+def summary(source: Path) -> str:
+    """The first sentence of a file's docstring, as Markdown; "" for a file without one."""
+    docstring = ast.get_docstring(ast.parse((ROOT / "dynafuse" / source).read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(docstring.split("\n\n")[0].split()).removesuffix("::").removesuffix(":")
+    sentence = re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0]
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", sentence).replace("``", "`").replace("|", "\\|").rstrip(".")
+
+
+ROOT = PAGE.parents[1]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+MADE = {"options": (PAGE, config.describe), "costs": (PAGE, costs), "order": (ARCHITECTURE, order), "files": (ARCHITECTURE, files)}
+
+
+@pytest.mark.parametrize("marker", MADE)
 def test_tables_are_fresh(marker: str) -> None:
-    made = {"options": config.describe, "costs": costs}[marker]() + "\n"
-    before, inside, after = between(PAGE.read_text(encoding="utf-8"), marker)
+    page, describe = MADE[marker]
+    made = describe() + "\n"
+    before, inside, after = between(page.read_text(encoding="utf-8"), marker)
     if os.environ.get("REWRITE_GOLDENS") == "1":
-        PAGE.write_text(before + made + after, encoding="utf-8")
+        page.write_text(before + made + after, encoding="utf-8")
         return
     assert inside == made, "write the tables anew with REWRITE_GOLDENS=1"
 
@@ -56,14 +89,10 @@ def test_variables_that_the_page_sets_are_valid() -> None:
 
 def test_every_executor_is_named() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for name in config.FORCIBLE:
+    for name in registry.names():
         assert f'`"{name}"`' in text and force_backend(name)
     with pytest.raises(OptionError, match="valid: eager, inductor, nvfuser, triton"):
         force_backend("cuda")
-
-
-ROOT = PAGE.parents[1]
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
 def named_paths() -> set[str]:
@@ -78,18 +107,13 @@ def test_files_that_the_architecture_names_exist() -> None:
     assert sorted(path for path in found if not (ROOT / path).exists()) == []
 
 
-def test_no_part_of_the_package_is_left_out_of_the_architecture() -> None:
-    found = named_paths()
-    parts = {path.name for path in (ROOT / "dynafuse").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    missing = sorted(name for name in parts - {"__init__.py"} if not any(path.split("/")[1] == name for path in found))
-    assert missing == [], "say in docs/architecture.md what they are for"
-
-
-def test_steps_of_the_pipeline_are_in_the_architecture() -> None:
-    """Every module of ours that the pipeline imports is named."""
-    modules = re.findall(r"^from (dynafuse(?:\.\w+)+) import", (ROOT / "dynafuse" / "backend.py").read_text(encoding="utf-8"),
-                         flags=re.MULTILINE)
-    paths = {module.replace(".", "/") for module in modules}
+def test_stages_of_the_architecture_are_those_of_the_pipeline() -> None:
+    """Every module that the pipeline or the backend imports is named, and the values of the trace are, in their order."""
+    texts = {name: (ROOT / "dynafuse" / f"{name}.py").read_text(encoding="utf-8") for name in ("backend", "pipeline")}
+    modules = {module for text in texts.values() for module in re.findall(r"^from dynafuse\.([\w.]+) import", text, re.MULTILINE)}
     named = {path.removesuffix(".py") for path in named_paths()}
-    missing = sorted(path for path in paths if path not in named and not any(n.startswith(f"{path}/") for n in named))
-    assert missing == [], "say in docs/architecture.md which step they are"
+    paths = {f"dynafuse/{module.replace('.', '/')}" for module in modules}
+    assert sorted(path for path in paths if not any(f"{name}/".startswith(f"{path}/") for name in named)) == []
+    stages = between(ARCHITECTURE.read_text(encoding="utf-8"), "stages")[1]
+    noted = re.findall(r'trace\.note\("(\w+)"', texts["pipeline"])
+    assert noted == re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)`:", stages, re.MULTILINE)
