@@ -271,9 +271,9 @@ for _names, _rule in _REWRITES.items():
     for _target in overloads(_names):
         register(replace(rewrite(_target, _kind(_target), lowered(_rule)), view=_VIEWS.get(_rule)))
 for _names, _order in _ORDERS.items():
+    _rule = _permuted(_order)
     for _target in overloads(_names):
-        _row = rewrite(_target, _kind(_target), lowered(_permuted(_order)))
-        register(replace(_row, view=View.PERMUTE, order=_order))
+        register(replace(rewrite(_target, _kind(_target), lowered(_rule)), view=View.PERMUTE, order=_order))
 
 for _target in overloads("aten.select.int aten.select_copy.int"):
     register(rewrite(_target, _kind(_target), lowered(_select), accepts=_accepts_select))
