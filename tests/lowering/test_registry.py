@@ -21,9 +21,9 @@ from dynafuse.futures import finished
 from dynafuse.ir import Ref, Spec
 from dynafuse.lowering import registry
 from dynafuse.lowering.base import Availability, Compilation, Executor, Use
+from dynafuse.lowering.interpret import Interpreter, sizes_at
 from dynafuse.select import Measured, Tuner, Verdict
 from dynafuse.select.data import inputs_for
-from dynafuse.select.evaluate import Evaluation, numbers
 from dynafuse.select.runners import runner
 
 X, W = torch.randn(6, 8), torch.randn(8, 8)
@@ -48,13 +48,13 @@ class CallKernel:
         self.log.append("run")
         count = len(self.spec.inputs)
         tensors, sizes = inputs[:count], dict(zip(self.spec.symbols, inputs[count:], strict=True))
-        evaluation = Evaluation(self.spec, sizes, tensors, torch.device("cpu"))
+        interpreter = Interpreter(self.spec, sizes, tensors, torch.device("cpu"))
         stored = []
         for store in self.spec.stores:
-            value = evaluation.value(Ref("op", store.op))
+            value = interpreter.value(Ref("op", store.op))
             layout = store.layout
             made = tensors[store.into] if store.into is not None else torch.empty_strided(
-                numbers(layout.shape, sizes), numbers(layout.stride, sizes), dtype=layout.dtype)
+                sizes_at(layout.shape, sizes), sizes_at(layout.stride, sizes), dtype=layout.dtype)
             stored.append((made, value.clone()))
         return [made.copy_(value) for made, value in stored]
 
