@@ -27,7 +27,22 @@ from dynafuse.cache.hoisted import lifted
 from dynafuse.cache.integers import Integers
 from dynafuse.cache.size_classes import SIZES, any_size, classed
 from dynafuse.fx import UNKNOWN_SIZE
-from dynafuse.ir import Annotated, Axis, Dims, Layout, OpSpec, Plan, Ref, Refusal, Region, Role, Size, Spec, Store, among
+from dynafuse.ir import (
+    Annotated,
+    Axis,
+    Dims,
+    Layout,
+    OpSpec,
+    Plan,
+    Ref,
+    Refusal,
+    Region,
+    Role,
+    Size,
+    Spec,
+    Store,
+    iter_instances,
+)
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
@@ -316,7 +331,7 @@ class _Canonical:
                 stack.extend((a, False) for a in reversed(self._operands(node)))
 
     def _operands(self, node: Node) -> Sequence[Node]:
-        operands = dict.fromkeys(among(tuple(self.calls[node].values()), Node))
+        operands = dict.fromkeys(iter_instances(tuple(self.calls[node].values()), Node))
         return [a for a in operands if self.facts[a].role is not Role.HOST]
 
     def _number(self, node: Node) -> None:

@@ -47,12 +47,12 @@ from dynafuse.ir.spec import (
     Ref,
     Spec,
     Store,
-    among,
+    iter_instances,
     references,
 )
 
 __all__ = [
     "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision", "Dims",
     "Facts", "Fitted", "Launch", "Layout", "Lowered", "Near", "OpSpec", "Option", "Override", "Plan", "Ref", "Refusal",
-    "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace", "among", "references",
+    "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace", "iter_instances", "references",
 ]

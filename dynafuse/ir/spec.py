@@ -40,16 +40,16 @@ class Ref:
 
 def references(value: Any) -> Iterator[Ref]:
     """The tensors among an op's arguments, in order, those in lists included."""
-    return among(value, Ref)
+    return iter_instances(value, Ref)
 
 
-def among(value: Any, kind: type[T]) -> Iterator[T]:
+def iter_instances(value: Any, kind: type[T]) -> Iterator[T]:
     """What of a type is among a call's arguments, in order, those in lists included."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, (tuple, list)):
         for one in value:
-            yield from among(one, kind)
+            yield from iter_instances(one, kind)
 
 
 @dataclass(frozen=True)

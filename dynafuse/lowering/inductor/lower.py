@@ -18,7 +18,7 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Layout, OpSpec, Ref, Spec, among, references
+from dynafuse.ir import Layout, OpSpec, Ref, Spec, iter_instances, references
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.interpret import Interpreter, Sizes, size_at
 from dynafuse.lowering.nvfuser.layout import in_memory
@@ -121,7 +121,7 @@ def refusal(spec: Spec) -> str:
 def _refused_position(row: Row, op: OpSpec) -> str:
     """Inductor takes what is added to an index for positive: it drops multiples of a divisor and divides as C does."""
     placed = () if row.kind in VALUES else tuple(value for _, value in op.args)
-    for size in among((op.shape, placed), sympy.Expr):
+    for size in iter_instances((op.shape, placed), sympy.Expr):
         if not all(symbol.is_nonnegative for symbol in size.free_symbols):
             return f"Inductor indexes wrongly by {size}, which may be negative"
     return ""

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from dynafuse.cache.entry import Entry
 from dynafuse.futures import finished
-from dynafuse.ir import Facts, Role, Spec, among
+from dynafuse.ir import Facts, Role, Spec, iter_instances
 from dynafuse.lowering.base import AVAILABLE, Availability, Compilation, Executor, Use
 from dynafuse.lowering.nvfuser import availability, recipe, replay
 from dynafuse.lowering.nvfuser.kernel import FusionKernel
@@ -48,7 +48,7 @@ class NvFuser(Executor):
         own = facts[node]
         if own.role not in (Role.FUSED, Role.VIEW) or own.row is None or own.call is None:
             return own.reason
-        operands = (facts[operand].tensor for operand in among(tuple(own.call.args.values()), Node))
+        operands = (facts[operand].tensor for operand in iter_instances(tuple(own.call.args.values()), Node))
         return nvfuser_rows.refusal(own.row, own.call, [tensor for tensor in operands if tensor is not None])
 
     def refuses_group(self, nodes: Sequence[Node], facts: Mapping[Node, Facts]) -> str:
