@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
@@ -76,7 +76,7 @@ class _Growth:
         self.spaces = spaces
         self.device = device
         self.max_ops = max_ops
-        self.refusals: dict[tuple[Node, Node], Refusal] = {}
+        self.refusals: dict[Candidate, Refusal] = {}
         self.reads = {unit: spaces.reads(unit) for unit in spaces.dims}
         self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
         self.dependencies = Dependencies(spaces, self.group)
@@ -100,8 +100,7 @@ class _Growth:
             self._price(group)
         regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
         steps = schedule(self.spaces, regions)
-        standing = [r for (a, b), r in self.refusals.items() if self.group[a] is not self.group[b]]
-        return Plan(annotated, steps, tuple(standing))
+        return Plan(annotated, steps, self._standing())
 
     # ------------------------------------------------------------------ what to try
 
@@ -140,9 +139,8 @@ class _Growth:
         merged = self._merged(candidate, first, second)
         if isinstance(merged, Refusal):
             self.spaces.unifier.undo(mark)
-            self.refusals[candidate.first, candidate.second] = merged
+            self.refusals[candidate] = merged
             return False
-        self.refusals.pop((candidate.first, candidate.second), None)
         self.dependencies.merged(first, second, merged)
         self.pricing.replace(first.prediction + second.prediction, merged.prediction)
         for node in merged.nodes:
@@ -174,7 +172,7 @@ class _Growth:
         apart = first.prediction + second.prediction
         priced = self.pricing.price(nodes, reads, inlined, instead_of=apart)
         if isinstance(priced, Refusal):
-            return priced
+            return _between(a, b, priced)
         us = self.pricing.adds(apart, self.pricing.total.less(apart))
         if priced.us >= us and first.priced and second.priced:
             return Refusal(RefusalKind.DOES_NOT_PAY, a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
@@ -251,6 +249,14 @@ class _Growth:
             return False
         return [leaves(d) for d in read.dims] == [leaves(d) for d in self.spaces.out_dims(read.source)]
 
+    def _standing(self) -> tuple[Refusal, ...]:
+        """Why pairs are apart that could share memory traffic: of each, the refusal of what would have saved the most."""
+        pairs: dict[tuple[Node, Node], Refusal] = {}
+        for candidate, refusal in self.refusals.items():  # by falling saving
+            if self.group[candidate.first] is not self.group[candidate.second]:
+                pairs.setdefault((candidate.first, candidate.second), refusal)
+        return tuple(pairs.values())
+
     # ------------------------------------------------------------------ what it costs
 
     def _no_price(self, group: Group) -> str:
@@ -285,16 +291,21 @@ class _Growth:
         inside = set(group.nodes)
         closure = self.dependencies.closure(group.nodes)
         inputs = sorted({r.source for r in group.reads} - inside, key=self.dependencies.position)
-        bytes_ = sum(self.spaces.tensor(n).bytes for n in (*inputs, *outputs))
         axes = tuple(Axis(axis.size, axis in shape.reduced) for axis in shape.axes)
         reductions = frozenset(n for n in own if self.spaces.is_reduction(n))
         chosen = priced.choice.executor
         return Region(name, chosen, closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
-                      bytes_, priced.predictions[chosen].device_us, (), _decided(priced, self.device),
+                      priced.work.bytes, priced.predictions[chosen].device_us, (), _decided(priced, self.device),
                       tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))), tuple(group.merges))
 
     def _numbered(self, dims: AxisDims, order: dict) -> Dims:  # type: ignore[type-arg]
         return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)
+
+
+def _between(a: str, b: str, refusal: Refusal) -> Refusal:
+    """Say the refusal of a set of nodes of the pair that would have brought them together, with its own pair as a detail."""
+    pair = "" if {refusal.first, refusal.second} <= {a, b} else f"{refusal.first} and {refusal.second}"
+    return replace(refusal, first=a, second=b, detail=", ".join(filter(None, (refusal.detail, pair))))
 
 
 def _decided(priced: Priced, device: Device) -> Decision:

@@ -1,0 +1,289 @@
+"""Plans of small graphs: which nodes share a region, what a region is made of, and why others stay apart."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from dynafuse.cost.device import describe
+from dynafuse.ir import Annotated, Plan, Region
+from dynafuse.partition.executors import Executors
+from dynafuse.partition.grow import partition
+from tests.support import graphs
+
+H200 = describe("h200")
+X, SQUARE = torch.empty(4096, 512), torch.empty(512, 512)
+
+
+def planned(module: GraphModule, executors: tuple[str, ...] = ("triton",), **options: Any) -> Plan:
+    annotated = graphs.annotated(module)
+    return partition(annotated, H200, Executors(annotated.facts, executors), **options)
+
+
+def plan_of(write: Any, *inputs: torch.Tensor, **options: Any) -> Plan:
+    return planned(graphs.built(write, *inputs), **options)
+
+
+def steps(plan: Plan) -> list[list[str] | str]:
+    """The names of each region's nodes, and of the other steps."""
+    return [[n.name for n in step.nodes] if isinstance(step, Region) else step.name for step in plan.steps]
+
+
+def names(nodes: Any) -> list[str]:
+    return [node.name for node in nodes]
+
+
+def refusals(plan: Plan) -> list[str]:
+    return [str(refusal) for refusal in plan.refusals]
+
+
+def waves(count: int) -> Any:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        for _ in range(count):
+            x = g.op("aten.sin.default", x)
+        return x
+
+    return write
+
+
+# What shares a region -------------------------------------------------------------------------------------------------
+
+
+def test_softmax_and_what_follows_is_one_region() -> None:
+    def write(g: graphs.Builder, x: Node, mask: Node) -> Node:
+        wave = g.op("aten.exp.default", g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True)))
+        return g.op("aten.mul.Tensor", g.op("aten.div.Tensor", wave, g.op("aten.sum.dim_IntList", wave, [1], True)), mask)
+
+    plan = plan_of(write, X, X)
+    (region,) = plan.regions
+    assert steps(plan) == [["amax_default", "sub_tensor", "exp_default", "sum_dim_int_list", "div_tensor", "mul_tensor"]]
+    assert (names(region.inputs), names(region.outputs)) == (["arg0", "arg1"], ["mul_tensor"])
+    assert [(axis.size, axis.reduced) for axis in region.axes] == [(4096, False), (512, True)]
+    assert names(sorted(region.reductions, key=lambda n: n.name)) == ["amax_default", "sum_dim_int_list"]
+    assert region.dims[region.nodes[0]] == ((0,), (1,)) and dict(region.out_dims) == {region.outputs[0]: ((0,), (1,))}
+    assert region.bytes == 3 * X.numel() * 4 and refusals(plan) == []
+
+
+def test_products_part_regions() -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.mm.default", g.op("aten.relu.default", g.op("aten.mm.default", x, x)), x)
+
+    assert steps(plan_of(write, SQUARE)) == ["mm_default", ["relu_default"], "mm_default_1"]
+
+
+def test_what_both_halves_scale_is_scaled_in_both() -> None:
+    """A cheap node belongs to every region that reads it, and is stored by none."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        scaled = g.op("aten.mul.Tensor", x, 0.5)
+        wave = g.op("aten.sin.default", scaled)
+        return g.op("aten.add.Tensor", g.op("aten.mm.default", wave, wave), scaled)
+
+    plan = plan_of(write, SQUARE)
+    assert steps(plan) == [["mul_tensor", "sin_default"], "mm_default", ["mul_tensor", "add_tensor"]]
+    assert [names(region.outputs) for region in plan.regions] == [["sin_default"], ["add_tensor"]]
+    assert [names(region.inputs) for region in plan.regions] == [["arg0"], ["arg0", "mm_default"]]
+
+
+def test_a_producer_is_computed_where_its_reader_looks() -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.flip.default", g.op("aten.sin.default", x), [1])
+
+    (region,) = plan_of(write, X).regions
+    assert names(region.nodes) == ["sin_default", "flip_default"]
+    assert names(region.dims) == ["flip_default"]  # the other has no place of its own
+    assert region.bytes == 2 * X.numel() * 4
+
+
+def test_a_reshape_splits_axes() -> None:
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        return [g.op("aten.sin.default", x), g.op("aten.cos.default", g.op("aten.view.default", x, [512, 4096]))]
+
+    (region,) = plan_of(write, X).regions
+    assert [axis.size for axis in region.axes] == [512, 8, 512]
+    assert [dims for _, dims in region.dims.items()] == [((0, 1), (2,)), ((0,), (1, 2))]
+
+
+def test_an_input_that_is_overwritten_is_an_output() -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        wave = g.op("aten.sin.default", x)
+        g.op("aten.copy_.default", x, wave)
+        return wave
+
+    (region,) = plan_of(write, X).regions
+    assert names(region.outputs) == ["sin_default", "copy__default"]
+    assert {k.name: v.name for k, v in region.copies.items()} == {"copy__default": "arg0"}
+    assert region.bytes == 3 * X.numel() * 4
+
+
+# What stays apart -----------------------------------------------------------------------------------------------------
+
+
+def beside(first: Any, second: Any) -> Any:
+    return lambda g, x: [first(g, x), second(g, x)]
+
+
+def flipped(g: graphs.Builder, x: Node) -> Node:
+    return g.op("aten.flip.default", x, [1])
+
+
+def stored_and_flipped(g: graphs.Builder, x: Node) -> list[Node]:
+    wave = g.op("aten.sin.default", x)
+    return [wave, flipped(g, wave)]
+
+
+def centred(g: graphs.Builder, x: Node) -> Node:
+    return g.op("aten.sub.Tensor", x, g.op("aten.sum.dim_IntList", x, [1], True))
+
+
+def symmetric(g: graphs.Builder, x: Node) -> Node:
+    wave = g.op("aten.sin.default", g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True)))
+    return g.op("aten.add.Tensor", wave, g.op("aten.permute.default", wave, [1, 0]))
+
+
+def around_a_product(g: graphs.Builder, x: Node) -> Node:
+    wave = g.op("aten.sin.default", x)
+    return g.op("aten.add.Tensor", wave, g.op("aten.mm.default", wave, wave))
+
+
+def overwritten_by_its_mirror(g: graphs.Builder, x: Node) -> Node:
+    mirrored = flipped(g, g.op("aten.sin.default", x))
+    g.op("aten.copy_.default", x, mirrored)
+    return mirrored
+
+
+def viewed(*shape: int) -> Any:
+    return lambda g, x: g.op("aten.cos.default", g.op("aten.view.default", x, list(shape)))
+
+
+def sums(g: graphs.Builder, x: Node) -> list[Node]:
+    return [g.op("aten.sum.dim_IntList", x, [1]), g.op("aten.sum.dim_IntList", x, [0])]
+
+
+APART: dict[str, tuple[Any, torch.Tensor, str]] = {
+    "places": (beside(lambda g, x: g.op("aten.sin.default", x), flipped), X,
+               "sin_default | flip_default: reads at different places"),
+    "sizes": (beside(viewed(1536, 1024), viewed(1024, 1536)), torch.empty(1536 * 1024),
+              "cos_default | cos_default_1: dimensions do not line up"),
+    "stored": (stored_and_flipped, X, "sin_default | flip_default: stored, and read at another index (sin_default)"),
+    "reduced": (lambda g, x: flipped(g, g.op("aten.amax.default", x, [1], True)), X,
+                "amax_default | flip_default: cannot be computed at another index (amax_default)"),
+    "elsewhere": (symmetric, SQUARE, "amax_default | sub_tensor: known at one place, read at another (sin_default)"),
+    "overwritten": (overwritten_by_its_mirror, X, "flip_default | copy__default: reads what the other overwrites (arg0)"),
+    "path": (around_a_product, SQUARE, "sin_default | add_tensor: a path outside runs from one to the other"),
+    "held": (sums, torch.empty(64, 1 << 15),
+             "sum_dim_int_list | sum_dim_int_list_1: rows too long for one pass (256 KiB to hold, at most 208)"),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_refusals(name: str) -> None:
+    """The pair is in two regions, and the plan says why with names and numbers."""
+    write, value, expected = APART[name]
+    plan = plan_of(write, value)
+    assert refusals(plan) == [expected]
+    first, second = (next(r for r in plan.regions if n in names(r.nodes)) for n in expected.split(":")[0].split(" | "))
+    assert first is not second
+
+
+def test_few_rows_are_summed_by_many_programs_first() -> None:
+    """The refusal is that of the merge that would have saved the most, with what it costs."""
+    plan = plan_of(centred, torch.empty(4, 1 << 20))
+    assert steps(plan) == [["sum_dim_int_list"], ["sub_tensor"]]
+    (refusal,) = plan.refusals
+    assert str(refusal).startswith("sum_dim_int_list | sub_tensor: does not pay (")
+    together, apart = (float(words.split()[0]) for words in refusal.detail.split(", "))
+    assert together > 10 * apart
+    assert steps(plan_of(centred, torch.empty(4096, 1024))) == [["sum_dim_int_list", "sub_tensor"]]
+
+
+def test_regions_have_a_largest_size() -> None:
+    plan = plan_of(waves(5), X, max_ops=2)
+    assert [len(region.nodes) for region in plan.regions] == [2, 2, 1]
+    assert refusals(plan) == ["sin_default_1 | sin_default_2: region too large (2 + 2 ops)",
+                              "sin_default_3 | sin_default_4: region too large (2 + 1 ops)"]
+
+
+def test_what_is_forced_apart_stays_apart() -> None:
+    annotated = graphs.annotated(graphs.built(waves(2), X))
+    first, second = (node for node in annotated.graph.nodes if node.op == "call_function")
+    facts = dict(annotated.facts)
+    for node, executor in ((first, "triton"), (second, "inductor")):
+        facts[node] = replace(facts[node], forced=executor)
+    plan = partition(Annotated(annotated.graph, facts), H200, Executors(facts, ("triton", "inductor")))
+    assert [region.executor for region in plan.regions] == ["triton", "inductor"]
+    assert refusals(plan) == ["sin_default | sin_default_1: forced to different executors (inductor, triton)"]
+
+
+def test_tensors_on_two_devices_share_no_kernel() -> None:
+    annotated = graphs.annotated(graphs.built(lambda g, x: [g.op("aten.sin.default", x), g.op("aten.cos.default", x)], X))
+    facts = dict(annotated.facts)
+    moved = next(node for node in facts if node.name == "cos_default")
+    tensor = facts[moved].tensor
+    assert tensor is not None
+    facts[moved] = replace(facts[moved], tensor=replace(tensor, device=torch.device("cuda", 1)))
+    plan = partition(Annotated(annotated.graph, facts), H200)
+    assert refusals(plan) == ["sin_default | cos_default: different devices"]
+
+
+def test_without_an_executor_there_are_no_steps() -> None:
+    plan = plan_of(lambda g, x: flipped(g, g.op("aten.sin.default", x)), X, executors=("nvfuser",))
+    assert plan.steps == () and {n.name: why for n, why in plan.unplaced.items()} == {
+        "flip_default": "no executor takes it (nvfuser: nvFuser has no flip)"}
+
+
+# Random graphs --------------------------------------------------------------------------------------------------------
+
+
+def random_graph(seed: int) -> GraphModule:
+    """A dozen ops over large square matrices: waves, sums of two, transposes, mirrors, row sums, here and there a product."""
+    pick = random.Random(seed)
+
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        values = [x, y]
+        for _ in range(12):
+            a, b = pick.choice(values[-5:]), pick.choice(values)
+            values.append(pick.choice([
+                lambda a=a: g.op("aten.sin.default", a),
+                lambda a=a, b=b: g.op("aten.add.Tensor", a, b),
+                lambda a=a, b=b: g.op("aten.mul.Tensor", a, g.op("aten.permute.default", b, [1, 0])),
+                lambda a=a: g.op("aten.flip.default", a, [0]),
+                lambda a=a, b=b: g.op("aten.sub.Tensor", a, g.op("aten.sum.dim_IntList", b, [pick.randrange(2)], True)),
+                lambda a=a, b=b: g.op("aten.mm.default", a, b),
+            ])())
+        return [value for value in values if not value.users and value.op != "placeholder"]
+
+    return graphs.built(write, torch.empty(4096, 4096), torch.empty(4096, 4096))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merging_costs_nothing(seed: int) -> None:
+    """Regions that the device bounds take no longer than their nodes one by one, however they were merged."""
+    together, alone = (planned(random_graph(seed), max_ops=most) for most in (200, 1))
+    assert sum(r.predicted_us for r in together.regions) <= sum(r.predicted_us for r in alone.regions) * (1 + 1e-9)
+    assert len(together.regions) <= len(alone.regions)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_regions_store_what_others_read(seed: int) -> None:
+    """Every value is stored once at most, and refusals are about pairs that are apart."""
+    plan = planned(random_graph(seed))
+    stored = [node for region in plan.regions for node in region.outputs]
+    assert len(stored) == len(set(stored))
+    eager = {step for step in plan.steps if isinstance(step, Node)}
+    for region in plan.regions:
+        assert set(region.outputs) <= set(region.nodes) and not set(region.inputs) & set(region.nodes)
+        assert set(region.inputs) <= {*stored, *eager, *(n for n in plan.annotated.graph.nodes if n.op == "placeholder")}
+    place = {node.name: region.name for region in plan.regions for node in region.dims}
+    assert all(place.get(refusal.first) != place.get(refusal.second) for refusal in plan.refusals
+               if refusal.first in place and refusal.second in place)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_are_the_same_every_time(seed: int) -> None:
+    first, second = (planned(random_graph(seed)) for _ in range(2))
+    assert str(first) == str(second) and refusals(first) == refusals(second)

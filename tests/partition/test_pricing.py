@@ -1,0 +1,198 @@
+"""What regions move and cost, on which executor, and which are not priced at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Node
+
+from dynafuse.cost.device import describe
+from dynafuse.cost.model import Prediction
+from dynafuse.ir import MAX_TENSORS, Plan, Region
+from dynafuse.partition.executors import Executors
+from dynafuse.partition.grow import partition
+from dynafuse.partition.iteration_space import Spaces
+from dynafuse.partition.order import Dependencies
+from dynafuse.partition.pricing import Priced, Pricing
+from tests.support import graphs
+
+H200 = describe("h200")
+BF16 = torch.bfloat16
+X, ROW = torch.empty(64, 512), torch.empty(512)
+
+
+def plan_of(write: Any, *inputs: torch.Tensor, executors: tuple[str, ...] = ("triton",), **options: Any) -> Plan:
+    annotated = graphs.annotated(graphs.built(write, *inputs))
+    return partition(annotated, H200, Executors(annotated.facts, executors), **options)
+
+
+def region_of(write: Any, *inputs: torch.Tensor, **options: Any) -> Region:
+    (region,) = plan_of(write, *inputs, **options).regions
+    return region
+
+
+def softmax(g: graphs.Builder, x: Node) -> Node:
+    wave = g.op("aten.exp.default", g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True)))
+    return g.op("aten.div.Tensor", wave, g.op("aten.sum.dim_IntList", wave, [1], True))
+
+
+def between_products(g: graphs.Builder, x: Node) -> Node:
+    return g.op("aten.mm.default", softmax(g, g.op("aten.mm.default", x, x)), x)
+
+
+# Bytes ----------------------------------------------------------------------------------------------------------------
+
+TABLE, PLACES = torch.empty(50000, 64), torch.zeros(10, dtype=torch.int64)
+FULL = 64 * 512 * 4
+
+MOVED: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
+    "in and out": (lambda g, x: g.op("aten.sin.default", x), (X,), 2 * FULL),
+    "read twice": (lambda g, x: g.op("aten.mul.Tensor", x, g.op("aten.sin.default", x)), (X,), 2 * FULL),
+    "in two bytes": (lambda g, x: g.op("aten.sin.default", x), (X.to(BF16),), FULL),
+    "a row for all": (lambda g, x, w: g.op("aten.add.Tensor", x, w), (X, ROW), 2 * FULL + 512 * 4),
+    "an expanded row": (lambda g, x, w: g.op("aten.add.Tensor", x, w), (X, ROW.expand(64, 512)), 2 * FULL + 512 * 4),
+    "two results": (lambda g, x: [g.op("aten.sin.default", x), g.op("aten.cos.default", x)], (X,), 3 * FULL),
+    "a sum": (lambda g, x: g.op("aten.sum.dim_IntList", x, [1]), (X,), FULL + 64 * 4),
+    "a part": (lambda g, x: g.op("aten.sin.default", g.op("aten.slice.Tensor", x, 0, 1, 4)), (X,), 2 * 3 * 512 * 4),
+    "rows of a table": (
+        lambda g, w, i: g.op("aten.embedding.default", w, i), (TABLE, PLACES), 10 * 8 + 2 * 10 * 64 * 4),
+    "more rows than there are": (
+        lambda g, w, i: g.op("aten.embedding.default", w, i), (ROW[:128].reshape(2, 64), PLACES),
+        10 * 8 + 2 * 64 * 4 + 10 * 64 * 4),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_each_byte_is_moved_once(name: str) -> None:
+    write, inputs, expected = MOVED[name]
+    assert region_of(write, *inputs).bytes == expected
+
+
+# Classes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "dims", "expected"), [
+    ((8192, 512), [1], "row"),
+    ((64, 1024), [1], "row"),
+    ((64, 1025), [1], "split"),  # few rows, and each long enough for several programs
+    ((4, 1 << 20), [1], "split"),
+    ((1024, 2048), [1], "row"),  # as long, but enough of them
+    ((64, 512), [0], "column"),
+    ((8192, 8192), [0], "split"),
+    ((100,), [0], "row"),
+])
+def test_reductions_by_shape(shape: tuple[int, ...], dims: list[int], expected: str) -> None:
+    region = region_of(lambda g, x: g.op("aten.sum.dim_IntList", x, dims), torch.empty(shape))
+    assert region.decision.kernel_class == expected
+
+
+def test_rows_are_not_split_where_all_of_a_row_is_needed() -> None:
+    """A softmax is one kernel however few its rows are; its sum alone would be two."""
+    assert region_of(softmax, torch.empty(4, 1 << 14)).decision.kernel_class == "row"
+
+
+def test_sums_of_rows_and_columns_are_a_class_of_their_own() -> None:
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        return [g.op("aten.sum.dim_IntList", x, [1]), g.op("aten.sum.dim_IntList", x, [0])]
+
+    assert region_of(write, torch.empty(8192, 1024)).decision.kernel_class == "rowcol"
+
+
+# Time -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1 << n for n in range(0, 15, 2)])
+def test_no_region_is_faster_than_the_memory(rows: int) -> None:
+    region = region_of(softmax, torch.empty(rows, 4096, dtype=BF16))
+    assert region.predicted_us >= region.bytes / (H200.bandwidth_tbs * 1e6)
+
+
+def test_more_rows_take_longer() -> None:
+    times = [region_of(softmax, torch.empty(1 << n, 4096, dtype=BF16)).predicted_us for n in range(4, 16)]
+    assert times == sorted(times) and times[-1] > 20 * times[0]
+
+
+def test_what_bounds_the_graph_decides_between_executors() -> None:
+    """nvFuser's kernel is the faster one, its launch the dearer one: by itself that shows, beside products it does not."""
+    executors = ("nvfuser", "triton")
+    alone = region_of(softmax, torch.empty(8, 64, dtype=BF16), executors=executors)
+    among = region_of(between_products, torch.empty(8192, 8192, dtype=BF16), executors=executors)
+    assert (alone.executor, among.executor) == ("triton", "nvfuser")
+    hosts = {option.executor: option.host_us for option in alone.decision.options}
+    devices = {option.executor: option.device_us for option in among.decision.options}
+    assert hosts["triton"] < hosts["nvfuser"] and devices["nvfuser"] < devices["triton"]
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (1024, 1024), (8192, 4096)])
+def test_a_decision_has_the_winner_first_and_says_what_would_change_it(shape: tuple[int, ...]) -> None:
+    region = region_of(softmax, torch.empty(shape, dtype=BF16), executors=("nvfuser", "triton", "inductor"))
+    winner, *losers = region.decision.options
+    assert (winner.executor, winner.device_us) == (region.executor, region.predicted_us)
+    assert {option.executor for option in losers} == {"nvfuser", "triton", "inductor"} - {region.executor}
+    assert (region.decision.margin >= 0 and not region.decision.unsure) or region.executor in region.decision.unsure
+
+
+def pricing_of(write: Any, *inputs: torch.Tensor, captured: bool = False) -> Pricing:
+    annotated = graphs.annotated(graphs.built(write, *inputs))
+    spaces = Spaces(annotated, recompute=True)
+    return Pricing(spaces, Dependencies(spaces, {}), H200, Executors(annotated.facts, ("triton",)), captured,
+                   lambda nodes: spaces.needed.intersection(nodes))
+
+
+def test_a_captured_graph_has_no_host_time() -> None:
+    plain, captured = (pricing_of(softmax, X, captured=captured) for captured in (False, True))
+    launch = Prediction(device_us=2.0, host_us=100.0, captured_us=3.0)
+    assert plain.adds(launch, plain.total) > 99 and captured.adds(launch, captured.total) < 6
+
+
+def test_prices_are_beside_what_else_there_is() -> None:
+    """Beside work that keeps the device busy, host time counts for little; in place of a part, only the rest counts."""
+    pricing = pricing_of(softmax, torch.empty(8, 64))
+    own, busy = Prediction(device_us=2.0, host_us=6.0), Prediction(device_us=1000.0, host_us=10.0)
+    idle_cost, busy_cost = pricing.adds(own, pricing.total), pricing.adds(own, pricing.total + busy)
+    assert idle_cost > 5.9 and 2.0 <= busy_cost < idle_cost
+    pricing.replace(Prediction(), busy)
+    assert pricing.adds(own, pricing.total) == pytest.approx(busy_cost)
+    pricing.replace(busy, Prediction())
+    assert pricing.adds(own, pricing.total) == pytest.approx(idle_cost)
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_has_a_largest_number_of_tensors() -> None:
+    def write(g: graphs.Builder, *inputs: Node) -> Node:
+        total = inputs[0]
+        for x in inputs[1:]:
+            total = g.op("aten.add.Tensor", total, x)
+        return total
+
+    assert len(plan_of(write, *(torch.empty(8) for _ in range(MAX_TENSORS - 1))).regions) == 1
+    plan = plan_of(write, *(torch.empty(8) for _ in range(MAX_TENSORS)))
+    (refusal,) = plan.refusals
+    assert "too many tensors (101, at most 100" in str(refusal) and len(plan.regions) == 2
+    plan = plan_of(write, *(torch.empty(8) for _ in range(2 * MAX_TENSORS)))
+    assert all(len(region.inputs) + len(region.outputs) <= MAX_TENSORS for region in plan.regions) and len(plan.regions) > 1
+
+
+def test_rows_that_one_pass_would_have_to_hold_have_a_largest_length() -> None:
+    """Of float32, with a running sum for every column: eight bytes a place, and the length rounded up to a power of two."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        return [g.op("aten.sum.dim_IntList", x, [1]), g.op("aten.sum.dim_IntList", x, [0])]
+
+    assert len(plan_of(write, torch.empty(512, 1 << 14)).regions) == 1
+    plan = plan_of(write, torch.empty(512, (1 << 14) + 1))
+    assert len(plan.regions) == 2
+    assert [refusal.detail for refusal in plan.refusals] == ["256 KiB to hold, at most 208"]
+
+
+def test_units_that_do_not_fit_together_have_no_price() -> None:
+    """Asked without lining up their axes first: as far as prices know, nothing is common to them."""
+    pricing = pricing_of(lambda g, x, w: [g.op("aten.sin.default", x), g.op("aten.sin.default", w)], X, ROW)
+    units = list(pricing.spaces.dims)
+    alone = pricing.price(units[:1], pricing.spaces.reads(units[0]), frozenset())
+    assert isinstance(alone, Priced) and alone.work.bytes == 2 * FULL
+    together = pricing.price(units, [read for unit in units for read in pricing.spaces.reads(unit)], frozenset())
+    assert str(together) == f"sin_default | sin_default_1: sizes differ ({64 * 512} against {64 * 512 * 512})"
