@@ -111,8 +111,8 @@ class Builder(Protocol):
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
         """``body()`` where ``condition`` holds, else ``other``; loads inside ``body`` are masked by ``condition``."""
 
-    def choose(self, condition: Value, over: Callable[[], Value], under: Callable[[], Value]) -> Value:
-        """``over()`` where ``condition`` holds, else ``under()``; each is loaded only where it is needed."""
+    def choose(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[], Value]) -> Value:
+        """Return ``if_true()`` where ``condition`` holds, else ``if_false()``; each loads only where it is needed."""
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
         """A new value from a Triton expression; ``{0}``, ``{1}`` … are the operands."""

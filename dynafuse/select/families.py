@@ -17,7 +17,7 @@ from dynafuse.config import Config
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import family_gain_us, family_loss_us
 from dynafuse.ir import Near
-from dynafuse.lowering.triton.schedule import schedule
+from dynafuse.lowering.triton.schedule import choose_schedule
 
 LENGTHS: dict[str, set[int]] = {}
 """How long the folds of a family were, in this process, by the key of its kernel."""
@@ -70,7 +70,7 @@ def _alike(regions: Mapping[str, CanonicalRegion], families: Mapping[str, Canoni
 
 def _sums_alike(region: CanonicalRegion, shared: CanonicalRegion) -> bool:
     """Return whether rows are summed up in the same order by a region's own kernel and by its family's."""
-    return not region.spec.reductions or schedule(shared.code) == schedule(region.code)
+    return not region.spec.reductions or choose_schedule(shared.code) == choose_schedule(region.code)
 
 
 def _terms(shared: CanonicalRegion) -> int:

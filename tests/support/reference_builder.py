@@ -87,8 +87,8 @@ class ReferenceBuilder:
         return self._new(value.dtype, lambda env: self.values[(value if self.values[condition.name](env) else
                                                                self.constant(other, value.dtype)).name](env))
 
-    def choose(self, condition: Value, over: Callable[[], Value], under: Callable[[], Value]) -> Value:
-        left, right = over(), under()
+    def choose(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[], Value]) -> Value:
+        left, right = if_true(), if_false()
         return self._new(left.dtype, lambda env: self.values[(left if self.values[condition.name](env) else right).name](env))
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:

@@ -1,7 +1,7 @@
-"""What the kernel classes share: the spec with its schedule, tiles, stores, launches, elements and results of reductions.
+"""What the kernel classes share to build kernels: tile dimensions, reductions, stores, launches.
 
-Worked example: ``tile(parts, "r", "0", "[None, :]", 4096, axes, emit)`` defines ``r = 0 + tl.arange(0, RBLOCK)[None, :]``
-and ``r_mask = r < 4096``, of which :mod:`source` writes what the kernel uses.
+Worked example: ``tile_dimension(builder, "r", "0", "[None, :]", 4096, axes, emitter)`` defines
+``r = 0 + tl.arange(0, RBLOCK)[None, :]`` and ``r_mask = r < 4096``, of which :mod:`source` writes what the kernel uses.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
-from dynafuse.lowering.triton.schedule import Tiles, reduced_axes
-from dynafuse.lowering.triton.source import Tile, render
-from dynafuse.lowering.triton.text import size_text
+from dynafuse.lowering.triton.schedule import Schedule, reduced_axes
+from dynafuse.lowering.triton.source import TileDimension, render
+from dynafuse.lowering.triton.text import escape, size_text
 from dynafuse.ops import Value, lookup
 from dynafuse.ops.indexing_math import flatten
 from dynafuse.ops.literals import triton_type
@@ -30,16 +31,19 @@ POINTER_TYPES = {
     torch.int8: "*i8", torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
 }
 
+MOST_PROGRAMS = 65535
+"""Programs along the second or third dimension of CUDA's grids; along the first there may be 2**31 - 1."""
 
-MOST_PROGRAMS = 65535  # along the second and third dimension of CUDA's grids; along the first there may be 2**31 - 1
+ROW_TILES = frozenset("xr")
+"""The tile dimensions of kernels with reductions: ``x`` walks the rows, ``r`` the elements of a row."""
 
 
 @dataclass
-class Parts:
-    """What the kernels of one spec share while they are written."""
+class KernelBuilder:
+    """The kernels of one spec while they are built."""
 
     spec: Spec
-    tiles: Tiles
+    schedule: Schedule
     name: str
     round_like_eager: bool
     launches: list[Launch] = field(default_factory=list)
@@ -47,32 +51,36 @@ class Parts:
     workspaces: list[Workspace] = field(default_factory=list)
 
     def numel(self, tile: str) -> Size:
-        """How many points a tile dimension walks."""
-        total: Size = 1
-        for axis in self.tiles.order.get(tile, ()):
-            total = total * self.spec.axes[axis].size
-        return total
+        """Return how many points a tile dimension walks."""
+        return numel(self.spec, self.schedule.order.get(tile, ()))
 
-    def loop(self, variable: str, begin: str, end: str, step: str) -> str:
-        """The header of a loop; with several stages, it loads ahead. Its variable is wide enough for offsets."""
-        if self.spec.wide and begin.isdigit() and end.isdigit():  # a bare number has 32 bits for Triton, or is unsigned
+    def loop_header(self, variable: str, begin: str, end: str, step: str) -> str:
+        """Return the header of a loop, which loads ahead if the schedule has several stages.
+
+        The loop's variable is wide enough for offsets: Triton takes a bare number for 32 bits, or for unsigned.
+        """
+        if self.spec.wide and begin.isdigit() and end.isdigit():
             begin = f"tl.full([], {begin}, tl.int64)"
         bounds = f"{begin}, {end}, {step}"
-        if self.tiles.stages == 1:
+        if self.schedule.stages == 1:
             return f"for {variable} in range({bounds}):"
-        return f"for {variable} in tl.range({bounds}, num_stages={self.tiles.stages}):"
+        return f"for {variable} in tl.range({bounds}, num_stages={self.schedule.stages}):"
 
-    def exact(self, tile: str, block: int) -> bool:
-        """Whether blocks of a tile dimension never reach beyond its end."""
+    def is_exact(self, tile: str, block: int) -> bool:
+        """Return whether blocks of a tile dimension never reach beyond its end."""
         total = self.numel(tile)
         if isinstance(self.spec, Classed) and not isinstance(total, int):
-            total = int(total.as_coeff_Mul()[0])  # divides the number of points of every size
+            total = int(total.as_coeff_Mul()[0])  # a divisor of the number of points, whatever the size
         return isinstance(total, int) and total % block == 0
 
-    def grains(self) -> Iterator[tuple[int, int]]:
-        """Axes of which every block has as many values, whole rows of what lies inside of them, with that number."""
-        for tile, axes in self.tiles.order.items():
-            inner, block = 1, self.tiles.block[tile]
+    def mask(self, tile: str) -> str | None:
+        """Return the name of a tile dimension's mask; None if its blocks never reach beyond its end."""
+        return None if self.is_exact(tile, self.schedule.block[tile]) else f"{tile}_mask"
+
+    def values_per_tile(self) -> Iterator[tuple[int, int]]:
+        """Yield axes of which every block holds equally many values, with whole rows of what lies inside; and how many."""
+        for tile, axes in self.schedule.order.items():
+            inner, block = 1, self.schedule.block[tile]
             for axis in reversed(axes):
                 size = self.spec.axes[axis].size
                 if inner % block == 0:
@@ -83,185 +91,252 @@ class Parts:
                     break
                 inner *= size
 
+    def deferred_reductions(self) -> list[int]:
+        """Return the reductions that a second kernel completes, in order."""
+        return [op for op, _ in self.spec.reductions if op in self.schedule.deferred]
 
-def emitter(parts: Parts, loop: str | None = None, tile_of: list[str] | None = None) -> Emitter:
-    """A fresh emitter for one kernel of the spec."""
-    made = Emitter(parts.spec, tile_of or parts.tiles.tile_of(len(parts.spec.axes)), loop, parts.round_like_eager)
-    made.rereads = parts.tiles.rereads
+
+def numel(spec: Spec, axes: Sequence[int]) -> Size:
+    """Return the number of points of some axes."""
+    total: Size = 1
+    for axis in axes:
+        total = total * spec.axes[axis].size
+    return total
+
+
+def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[str] | None = None) -> Emitter:
+    """Return a new emitter for one kernel of the spec.
+
+    Args:
+        builder: The kernels of the spec.
+        loop: The tile dimension that the kernel's loop walks, if it has one.
+        tile_of: The tile dimension of each axis, if not the schedule's.
+    """
+    schedule = builder.schedule
+    emitter = Emitter(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
+    emitter.hoist_invariants = schedule.hoist_invariants
     if tile_of is None:
-        made.exact = frozenset(t for t, block in parts.tiles.block.items() if parts.exact(t, block))
-    if made.loop is None and not parts.spec.reductions:
-        made.grain = {made.axes[k]: grain for k, grain in parts.grains()}
-    return made
+        emitter.exact_tiles = frozenset(tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))
+    if loop is None and not builder.spec.reductions:
+        emitter.values_per_tile = {emitter.axes[axis]: count for axis, count in builder.values_per_tile()}
+    return emitter
 
 
-def tile(parts: Parts, name: str, start: str, spread: str, total: Size, axes: tuple[int, ...], emit: Emitter,
-         in_loop: bool = False) -> Tile:
-    """A tile dimension that begins at ``start``."""
-    wide = ".to(tl.int64)" if parts.spec.wide else ""
-    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){wide}{spread}", f"{name}_first = {start}"]
+def tile_dimension(builder: KernelBuilder, name: str, start: str, spread: str, total: Size, axes: tuple[int, ...],
+                   emitter: Emitter, in_loop: bool = False) -> TileDimension:
+    """Return a tile dimension of a kernel.
+
+    Args:
+        builder: The kernels of the spec.
+        name: ``x``, ``y`` or ``r``.
+        start: The text of its first point.
+        spread: The text of the index that lays its points along a dimension of the tile, such as ``[None, :]``.
+        total: How many points it walks.
+        axes: The axes that it walks, outermost first.
+        emitter: The kernel's emitter.
+        in_loop: Whether it begins anew in every step of the loop.
+    """
+    cast = ".to(tl.int64)" if builder.spec.wide else ""
+    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){cast}{spread}", f"{name}_first = {start}"]
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
-    return Tile(name, tuple(define), [emit.axes[k] for k in axes], in_loop)
+    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop)
 
 
-def program(parts: Parts, dimension: int) -> str:
-    """The program's number along a grid dimension, wide enough for offsets."""
-    return f"tl.program_id({dimension})" + (".to(tl.int64)" if parts.spec.wide else "")
+def program_id(builder: KernelBuilder, dimension: int) -> str:
+    """Return the text of the program's number along a grid dimension, wide enough for offsets."""
+    return f"tl.program_id({dimension})" + (".to(tl.int64)" if builder.spec.wide else "")
 
 
-def blocks(total: Size, block: int) -> Size:
-    """How many blocks cover ``total``."""
-    if isinstance(total, int):
-        return -(-total // block)
-    from torch.utils._sympy.functions import FloorDiv
-
-    return FloorDiv(total + block - 1, block)
+def block_count(total: Size, block: int) -> Size:
+    """Return how many blocks cover ``total`` points."""
+    return -(-total // block) if isinstance(total, int) else FloorDiv(total + block - 1, block)
 
 
-def fits_grid(parts: Parts, size: Size) -> bool:
-    """Whether a grid certainly may have so many programs along its second or third dimension."""
-    if isinstance(size, sympy.Expr) and isinstance(parts.spec, Classed):
-        size = with_symbols_at(size, parts.spec.most)
+def fits_grid(builder: KernelBuilder, size: Size) -> bool:
+    """Return whether a grid may have ``size`` programs along its second or third dimension, whatever the size symbols."""
+    if isinstance(size, sympy.Expr) and isinstance(builder.spec, Classed):
+        size = with_symbols_at(size, builder.spec.most)
     return isinstance(size, int) and size <= MOST_PROGRAMS
 
 
-def emit_stores(parts: Parts, emit: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
-    """Compute and store outputs; if one overwrites an input, all are computed before any is stored."""
+def emit_stores(builder: KernelBuilder, emitter: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
+    """Compute and store outputs, given with their numbers; if one overwrites an input, all are computed first."""
     if any(store.into is not None for _, store in stores):
         for _, store in stores:
-            _output(parts, emit, store)
+            _stored_value(builder, emitter, store)
     for number, store in stores:
-        value = _output(parts, emit, store)
+        value = _stored_value(builder, emitter, store)
         name = f"out{number}" if store.into is None else f"in{store.into}"
-        emit.store(name, store.layout, emit.index(store.dims), value, frozenset(), barrier=name in overwritten(emit))
+        emitter.store(name, store.layout, emitter.index(store.dims), value, barrier=name in _loaded_tensors(emitter))
 
 
-def _output(parts: Parts, emit: Emitter, store: Store) -> Value:
-    index = emit.index(store.dims)
-    rank = len(parts.spec.ops[store.op].shape)
-    return emit.value(store.op, index[len(index) - rank:])
+def _stored_value(builder: KernelBuilder, emitter: Emitter, store: Store) -> Value:
+    index = emitter.index(store.dims)
+    rank = len(builder.spec.ops[store.op].shape)
+    return emitter.value(store.op, index[len(index) - rank:])
 
 
-def overwritten(emit: Emitter) -> set[str]:
-    """Inputs that have been loaded and may be overwritten."""
-    return {a.tensor for a in emit.accesses if not a.store}
+def _loaded_tensors(emitter: Emitter) -> set[str]:
+    return {access.tensor for access in emitter.accesses if not access.is_store}
 
 
-def add_launch(parts: Parts, emit: Emitter, tiles: list[Tile], grid: tuple[Size, Size, Size], suffix: str = "",
-               block: dict[str, int] | None = None, warps: int | None = None) -> None:
-    """Render one kernel and say how it is launched."""
-    block = block or parts.tiles.block
-    name = parts.name + suffix
-    assert all(fits_grid(parts, size) for size in grid[1:]), grid
-    pointers = _pointers(parts, emit)
-    numbers = [number for number in parts.spec.numbers if number in emit.numbers]
-    counts = [count for count in parts.spec.counts if count in emit.numbers]
-    parameters = [*(n for n, _ in pointers), *parts.spec.symbols, *numbers, *counts]
-    constants = {f"{t.upper()}BLOCK": size for t, size in block.items()}
-    source = render(emit, tiles, name, parameters, list(constants), _docstring(parts, suffix))
-    parts.sources.append(source)
-    signature = (*pointers, *((s, _size_type(parts.spec)) for s in parts.spec.symbols), *((n, "fp32") for n in numbers),
-                 *((n, "i32") for n in counts))
-    parts.launches.append(
-        Launch(name, signature, grid, tuple(constants.items()), warps or parts.tiles.warps, asserts=emit.asserts))
+# ---------------------------------------------------------------------- launches
+
+
+def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimension], grid: tuple[Size, Size, Size],
+               suffix: str = "", block: dict[str, int] | None = None, warps: int | None = None) -> None:
+    """Write one kernel and its launch.
+
+    Args:
+        builder: The kernels of the spec, to which it is added.
+        emitter: What the kernel computes.
+        tiles: Its tile dimensions.
+        grid: The number of programs along each dimension of the grid.
+        suffix: What its name has after the spec's: ``_combine`` for a second kernel.
+        block: The size of a tile along each dimension, if not the schedule's.
+        warps: Warps per program, if not the schedule's.
+    """
+    assert all(fits_grid(builder, size) for size in grid[1:]), grid
+    spec, name = builder.spec, builder.name + suffix
+    pointers = _pointer_parameters(builder, emitter)
+    sizes = [(symbol, _size_type(spec)) for symbol in spec.symbols]
+    floats = [(number, "fp32") for number in spec.numbers if number in emitter.used_scalars]
+    counts = [(count, "i32") for count in spec.counts if count in emitter.used_scalars]
+    signature = (*pointers, *sizes, *floats, *counts)
+    constants = {f"{tile.upper()}BLOCK": size for tile, size in (block or builder.schedule.block).items()}
+    parameters = [parameter for parameter, _ in signature]
+    builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix)))
+    builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps or builder.schedule.warps,
+                                   asserts=emitter.has_asserts))
 
 
 def _size_type(spec: Spec) -> str:
-    """The type of size symbols: as wide as the offsets that are compared with them."""
+    """Return the type of size symbols: as wide as the offsets that are compared with them."""
     return "i32" if isinstance(spec, Classed) and not spec.wide else "i64"
 
 
-def _docstring(parts: Parts, suffix: str) -> str:
-    what = {"": parts.tiles.kernel_class, "_combine": "combines the partial states of the kernel above"}[suffix]
-    return f"{what}: {' '.join(op.target.split('.')[1] for op in parts.spec.ops)}"[:110]
+def _docstring(builder: KernelBuilder, suffix: str) -> str:
+    """Return a kernel's docstring: its class, or what it is for, and the ops of the region."""
+    purpose = {"": builder.schedule.kernel_class, "_combine": "combines the partial states of the kernel above"}[suffix]
+    return f"{purpose}: {' '.join(op.target.split('.')[1] for op in builder.spec.ops)}"[:110]
 
 
-def _pointers(parts: Parts, emit: Emitter) -> list[tuple[str, str]]:
-    """The tensors that a kernel touches, in a fixed order, with their Triton types."""
-    used = {a.tensor: a.layout.dtype for a in emit.accesses}
-    names = [f"in{i}" for i in range(len(parts.spec.inputs))] + [f"out{i}" for i in range(len(parts.spec.stores))]
-    names += [w.name for w in parts.workspaces]
-    return [(n, POINTER_TYPES[used[n]]) for n in names if n in used]
+def _pointer_parameters(builder: KernelBuilder, emitter: Emitter) -> list[tuple[str, str]]:
+    """Return the tensors that a kernel touches, in a fixed order, with their Triton types."""
+    dtypes = {access.tensor: access.layout.dtype for access in emitter.accesses}
+    names = [f"in{i}" for i in range(len(builder.spec.inputs))] + [f"out{i}" for i in range(len(builder.spec.stores))]
+    names += [workspace.name for workspace in builder.workspaces]
+    return [(name, POINTER_TYPES[dtypes[name]]) for name in names if name in dtypes]
+
+
+# ---------------------------------------------------------------------- reductions
 
 
 def recurrence_of(spec: Spec, op: int) -> Recurrence:
-    """The recurrence of a reduction of the spec."""
-    made = spec.ops[op]
-    row = lookup(overload(made.target))
+    """Return the recurrence of a reduction of the spec."""
+    reduction = spec.ops[op]
+    row = lookup(overload(reduction.target))
     assert row is not None and row.reduction is not None
-    operand = dict(made.args)[next(name for name, _ in made.args)]
-    source = (spec.inputs if operand.kind == "in" else spec.ops)[operand.position].dtype
-    return recurrence(row.reduction, source, made.dtype, correction(dict(made.args)))
+    args = dict(reduction.args)
+    operand = next(iter(args.values()))
+    operand_dtype = (spec.inputs if operand.kind == "in" else spec.ops)[operand.position].dtype
+    return recurrence(row.reduction, operand_dtype, reduction.dtype, correction(args))
 
 
-def element(parts: Parts, emit: Emitter, op: int, rule: Recurrence) -> tuple[Value, Value | None]:
-    """The element that a reduction takes in, and its position in the row if it asks for that."""
-    dims = dict(parts.spec.reductions)[op]
-    index = emit.index(dims)
-    operand = next(iter(emit.calls[op][1].args.values()))
-    value = emit.element(op, index, rule.element)
-    if not rule.indexed:
-        return value, None
-    call = emit.calls[op][1]
-    shape = emit.shape(operand)
-    gone = reduced_dims(call.args, len(shape))
-    return value, emit.index_value(flatten([index[d] for d in gone], [shape[d] for d in gone]))
+def element_and_position(
+    builder: KernelBuilder, emitter: Emitter, op: int, rule: Recurrence
+) -> tuple[Value, Value | None]:
+    """Return the element that a reduction takes in, and its position in the row if the recurrence needs that."""
+    index = emitter.index(dict(builder.spec.reductions)[op])
+    element = emitter.reduction_element(op, index, rule.element_dtype)
+    if not rule.needs_position:
+        return element, None
+    call = emitter.calls[op][1]
+    shape = emitter.shape(next(iter(call.args.values())))
+    dims = reduced_dims(call.args, len(shape))
+    return element, emitter.index_value(flatten([index[d] for d in dims], [shape[d] for d in dims]))
 
 
-def element_count(parts: Parts, op: int) -> str:
-    """The number of elements of a row, as text."""
-    total: Size = 1
-    for axis in reduced_axes(parts.spec, op):
-        total = total * parts.spec.axes[axis].size
+def element_count(builder: KernelBuilder, op: int) -> str:
+    """Return the text of the number of elements in a row of a reduction, as a float."""
+    total = numel(builder.spec, sorted(reduced_axes(builder.spec, op)))
     return str(float(total)) if isinstance(total, int) else f"({size_text(total)}).to(tl.float32)"
 
 
-def states_of_element(emit: Emitter, rule: Recurrence, value: Value, position: Value | None, full: frozenset[str],
+def states_of_element(emitter: Emitter, rule: Recurrence, element: Value, position: Value | None,
                       mask: str | None) -> list[str]:
-    """One element's states, spread over the whole tile, with the identity where the mask is off."""
+    """Return the names of one element's states, spread over the whole tile; the identity where ``mask`` is off."""
     states = []
-    texts = rule.start(value.name, position.name if position else "")
+    texts = rule.start(element.name, position.name if position else "")
     for (dtype, identity), text in zip(rule.states, texts, strict=True):
-        # A position varies along the row alone, whatever its value does.
-        tiles = position.tiles if position is not None and text == position.name else value.tiles
-        text = text if mask is None and tiles >= full else _spread(text, dtype, identity, mask, full)
-        states.append(emit.define(text.replace("{", "{{").replace("}", "}}"), dtype, full).name)
+        # A position varies along the row alone, whatever the element varies along.
+        tiles = position.tiles if position is not None and text == position.name else element.tiles
+        if mask is not None or not tiles >= ROW_TILES:
+            text = _spread_over_tile(text, dtype, identity, mask)
+        states.append(emitter.define(escape(text), dtype, ROW_TILES).name)
     return states
 
 
-def _spread(text: str, dtype: torch.dtype, identity: str, mask: str | None, full: frozenset[str]) -> str:
-    """An element over the whole tile: what lies beyond the row is the identity."""
-    condition = mask or " & ".join(f"({t} >= 0)" for t in sorted(full))
-    everywhere = " & ".join(f"({t} >= 0)" for t in sorted(full)) if mask is None or len(full) > 1 else ""
-    condition = condition if not everywhere or condition == everywhere else f"{condition} & {everywhere}"
+def _spread_over_tile(text: str, dtype: torch.dtype, identity: str, mask: str | None) -> str:
+    """Return the text of a state over the whole tile: where the mask is off it is the identity."""
+    everywhere = " & ".join(f"({tile} >= 0)" for tile in sorted(ROW_TILES))
+    condition = everywhere if mask is None else f"{mask} & {everywhere}"
     return f"tl.where({condition}, {text}, {identity_text(dtype, identity)})"
 
 
-def identity_text(dtype: torch.dtype, text: str) -> str:
-    return f"tl.full([], {text}, {triton_type(dtype)})"
+def identity_text(dtype: torch.dtype, identity: str) -> str:
+    """Return the text of a state's initial value, as a scalar."""
+    return f"tl.full([], {identity}, {triton_type(dtype)})"
 
 
-def combined(emit: Emitter, rule: Recurrence, states: list[str], tiles: frozenset[str], count: str, out: torch.dtype,
-             axis: int) -> Value:
-    """Combine states along a tile dimension and finish."""
-    text = rule.combine(states).replace("AXIS", str(axis))
-    names = [emit.name("c") for _ in states]
-    expand = "[:, None]" if axis == 1 else "[None, :]"
-    emit.line(f"{', '.join(names)} = {text}", tiles)
+def start_states(emitter: Emitter, rule: Recurrence) -> list[str]:
+    """Write the running states of a reduction before a loop, one per lane; returns their names."""
+    names = []
+    for dtype, identity in rule.states:
+        names.append(emitter.new_name("acc"))
+        emitter.add_line(f"{names[-1]} = tl.full([XBLOCK, RBLOCK], {identity}, {triton_type(dtype)})", frozenset())
+    return names
+
+
+def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], tiles: frozenset[str], axis: int) -> list[str]:
+    """Combine the states of all lanes along a dimension of the tile; returns the names of the combined states.
+
+    Args:
+        emitter: The kernel's emitter.
+        rule: The recurrence.
+        states: The names of the lanes' states.
+        tiles: The tile dimensions that the combined states vary along.
+        axis: The dimension of the tile: 0 or 1. It stays, with size 1.
+    """
+    names = [emitter.new_name("c") for _ in states]
+    emitter.add_line(f"{', '.join(names)} = {rule.combine(states).replace('AXIS', str(axis))}", tiles)
     for name in names:
-        emit.line(f"{name} = {name}{expand}", tiles)
-    finished = emit.define(rule.finish(names, count), out, tiles)
-    return emit.cast(Value(finished.name, _held(rule, finished, out), tiles), out)
+        emitter.add_line(f"{name} = {name}{'[:, None]' if axis == 1 else '[None, :]'}", tiles)
+    return names
 
 
-def _held(rule: Recurrence, finished: Value, out: torch.dtype) -> torch.dtype:
-    """The dtype in which a finished reduction is held: its state's, unless the result is a position or a truth value."""
-    if rule.indexed:
-        return torch.int64
-    if rule.element is torch.bool:
-        return torch.bool
-    return rule.element
+def finish_reduction(builder: KernelBuilder, emitter: Emitter, op: int, rule: Recurrence, states: list[str]) -> Value:
+    """Combine the states of a row's lanes, finish the reduction and keep its result for whoever asks."""
+    dtype = builder.spec.ops[op].dtype
+    emitter.reduced[op] = finish_row(emitter, rule, states, element_count(builder, op), dtype)
+    return emitter.reduced[op]
 
 
-def mask_of(parts: Parts, name: str) -> str | None:
-    return None if parts.exact(name, parts.tiles.block[name]) else f"{name}_mask"
+def finish_row(emitter: Emitter, rule: Recurrence, states: list[str], count: str, dtype: torch.dtype) -> Value:
+    """Combine the states of a row's lanes and return the finished reduction, one value per row.
+
+    Args:
+        emitter: The kernel's emitter.
+        rule: The recurrence.
+        states: The names of the lanes' states.
+        count: The text of the number of elements in a row.
+        dtype: The dtype of the result.
+    """
+    rows = frozenset("x")
+    finished = emitter.define(rule.finish(combine_lanes(emitter, rule, states, rows, 1), count), dtype, rows)
+    return emitter.cast(Value(finished.name, _result_dtype(rule), rows), dtype)
+
+
+def _result_dtype(rule: Recurrence) -> torch.dtype:
+    """Return the dtype in which a finished reduction is held: its state's, unless the result is a position."""
+    return torch.int64 if rule.needs_position else rule.element_dtype

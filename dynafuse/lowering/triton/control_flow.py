@@ -1,8 +1,8 @@
-"""Values that are one thing or another: masks, and branches where a whole tile takes the same side.
+"""Values that depend on a condition: masks, and branches where a program's whole tile takes the same side.
 
-A choice between two values loads each only where it is needed. If its condition comes out alike all over a program's tile,
-the program branches, and what is not chosen is not computed either; otherwise both are computed under masks, and one is
-selected.
+A choice between two values loads each only where it is needed. If its condition has one outcome all over a program's tile,
+the program branches and computes only the side that is taken. Otherwise both sides are computed under masks, and one is
+selected for every element.
 
 Worked example: in blocks of 1024 elements of ``cat([x, y])`` over ``[2048, 128]`` each, every block lies in ``x`` or in
 ``y``: ``if x1_first < 2048:`` begins the first branch, which loads ``x`` without a mask.
@@ -24,150 +24,156 @@ from dynafuse.ops.literals import literal, opmath, triton_type
 OPPOSITES = {"<": ">=", ">=": "<", "<=": ">", ">": "<="}
 
 
-class Choices(Scopes):
-    """Comparisons of index expressions, and what depends on them."""
+class ControlFlow(Scopes):
+    """Comparisons of index expressions, and the masks and branches that are made from them."""
 
     def __init__(self, loop: str | None = None) -> None:
         super().__init__(loop)
         self.tile_of: dict[sympy.Symbol, frozenset[str]] = {}  # the tile dimensions that an index symbol varies along
-        self.grain: dict[sympy.Symbol, int] = {}  # values of an axis in a tile, where tiles begin at multiples of that many
-        self.masks: tuple[Value, ...] = ()
-        self._comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # of index expressions, by name
-        self._conditions: dict[str, Line] = {}  # bool values that are equal all over a program's tile, by name
+        # How many values of an axis a tile holds, for axes of which every tile begins at a multiple of that many.
+        self.values_per_tile: dict[sympy.Symbol, int] = {}
+        self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
+        self._comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # comparisons of index expressions by name
+        self._uniform_conditions: dict[str, Line] = {}  # bool values with one outcome all over a tile, by name
 
     def tiles(self, expr: sympy.Expr) -> frozenset[str]:
-        """The tile dimensions that an index expression varies along."""
-        found: frozenset[str] = frozenset()
-        for s in expr.free_symbols:
-            found |= self.tile_of.get(s, frozenset())
-        return found
+        """Return the tile dimensions that an index expression varies along."""
+        return frozenset[str]().union(*(self.tile_of.get(symbol, frozenset()) for symbol in expr.free_symbols))
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
-        """A literal."""
+        """Return a literal of a dtype."""
         return Value(literal(value, dtype), dtype)
 
-    def held(self, value: Value) -> Value:
-        """A literal as a tensor: Triton takes a bare number for float32, and a bare number has no methods."""
+    def as_tensor(self, value: Value) -> Value:
+        """Return a value as a Triton tensor: a bare number has no methods, and Triton takes it for float32."""
         if not is_literal(value):
             return value
         return self.define(f"tl.full([], {value}, {triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
 
     def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
-        """A comparison of index expressions."""
+        """Return the outcome of a comparison of index expressions: a literal where their ranges decide it."""
         left, right = sympy.sympify(left), sympy.sympify(right)
-        decided = _decide(left, op, right)
-        if decided is not None:
-            return Value(str(decided), torch.bool)
+        outcome = _decide(left, op, right)
+        if outcome is not None:
+            return Value(str(outcome), torch.bool)
         text = f"{{0}} {op} {{1}}"
-        made = self.define(text, torch.bool, self.tiles(left) | self.tiles(right), left, right)
-        self._comparisons[made.name] = left, op, right
-        if self._uniform(left - right, op):
-            self._conditions[made.name] = Line(text, (left, right))
-        return made
+        condition = self.define(text, torch.bool, self.tiles(left) | self.tiles(right), left, right)
+        self._comparisons[condition.name] = left, op, right
+        if self._is_uniform(left - right, op):
+            self._uniform_conditions[condition.name] = Line(text, (left, right))
+        return condition
 
-    def _uniform(self, difference: sympy.Expr, op: str) -> bool:
-        """Whether a comparison with 0 comes out alike all over a tile: then its first element tells."""
-        grains = [self.grain.get(s, 0) for s in difference.free_symbols]
-        if all(grain == 1 for grain in grains):
+    def _is_uniform(self, difference: sympy.Expr, op: str) -> bool:
+        """Return whether ``difference`` compares with 0 alike all over a tile: then its first element tells."""
+        extents = [self.values_per_tile.get(symbol, 0) for symbol in difference.free_symbols]
+        if all(extent == 1 for extent in extents):
             return True
         axis = next(iter(difference.free_symbols))
-        start = sympy.expand(axis - difference)
-        return bool(len(grains) == 1 and grains[0] and op in ("<", ">=") and start.is_Integer and start % grains[0] == 0)
+        bound = sympy.expand(axis - difference)
+        return bool(len(extents) == 1 and extents[0] and op in ("<", ">=") and bound.is_Integer and bound % extents[0] == 0)
 
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
-        """``body()`` under a mask, ``other`` elsewhere."""
+        """Return ``body()`` where ``condition`` holds, else ``other``; ``body`` loads under the condition as a mask."""
         return self._choose(condition, body, lambda dtype: self.constant(other, dtype))
 
-    def choose(self, condition: Value, over: Callable[[], Value], under: Callable[[], Value]) -> Value:
-        """``over()`` under a mask, ``under()`` under its opposite."""
+    def choose(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[], Value]) -> Value:
+        """Return ``if_true()`` where ``condition`` holds, else ``if_false()``; each loads only where it is needed."""
         if condition.name == "False":
-            return under()
-        return self._choose(condition, over, lambda _: under())
+            return if_false()
+        return self._choose(condition, if_true, lambda _: if_false())
 
-    def _choose(self, condition: Value, over: Callable[[], Value], under: Callable[[torch.dtype], Value]) -> Value:
+    def _choose(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]) -> Value:
+        """Return one of two values; ``if_false`` is given the dtype of the other one."""
         if condition.name == "True":
-            return over()
-        if condition.name in self._conditions:
-            return self._branched(self._conditions[condition.name], over, under)
-        left = self._under(condition, over)
-        right = self._under(self._opposite(condition), lambda: under(left.dtype))
+            return if_true()
+        if condition.name in self._uniform_conditions:
+            return self._branch_on(self._uniform_conditions[condition.name], if_true, if_false)
+        left = self._under_mask(condition, if_true)
+        right = self._under_mask(self._negate(condition), lambda: if_false(left.dtype))
         if left.name == right.name:
             return left
         tiles = condition.tiles | left.tiles | right.tiles
         return self.define(f"tl.where({condition}, {left}, {right})", left.dtype, tiles)
 
-    def _under(self, condition: Value, body: Callable[[], Value]) -> Value:
-        outer, self.masks = self.masks, (*(m for m in self.masks if not self._implies(condition, m)), condition)
-        made = body()
+    def _under_mask(self, condition: Value, body: Callable[[], Value]) -> Value:
+        """Return ``body()``, whose loads are masked by ``condition`` and by the masks that it does not imply."""
+        outer, self.masks = self.masks, (*(mask for mask in self.masks if not self._implies(condition, mask)), condition)
+        value = body()
         self.masks = outer
-        return made
+        return value
 
     def _implies(self, condition: Value, other: Value) -> bool:
-        """Whether a condition says all that another does: a bound of the same expression that is as tight."""
+        """Return whether ``condition`` bounds the same expression as ``other``, at least as tightly."""
         if condition.name not in self._comparisons or other.name not in self._comparisons:
             return False
-        (left, op, bound), (same, operator, looser) = self._comparisons[condition.name], self._comparisons[other.name]
-        return bool((left, op) == (same, operator) and bound.is_Integer and looser.is_Integer
-                    and (bound >= looser if op in (">", ">=") else bound <= looser if op in ("<", "<=") else False))
+        expr, op, bound = self._comparisons[condition.name]
+        other_expr, other_op, other_bound = self._comparisons[other.name]
+        if (expr, op) != (other_expr, other_op) or not (bound.is_Integer and other_bound.is_Integer):
+            return False
+        if op in (">", ">="):
+            return bool(bound >= other_bound)
+        return op in ("<", "<=") and bool(bound <= other_bound)
 
-    def _opposite(self, condition: Value) -> Value:
+    def _negate(self, condition: Value) -> Value:
+        """Return the opposite of a condition, as a comparison where the condition is one."""
         if condition.name in self._comparisons:
             left, op, right = self._comparisons[condition.name]
             if op in OPPOSITES:
                 return self.compare(left, OPPOSITES[op], right)
         return self.expression("{0} == 0", torch.bool, condition)
 
-    def _branched(self, condition: Line, over: Callable[[], Value], under: Callable[[torch.dtype], Value]) -> Value:
-        """A choice that a program makes once for its whole tile: what is not chosen is neither loaded nor computed."""
-        first, left = self._branch(Line(f"if {condition.text}:", condition.exprs), over)
-        second, right = self._branch(Line("else:"), lambda: under(left.dtype))
-        made = Value(self.name(), left.dtype, self._everywhere)
-        for scope, value in ((first, left), (second, right)):
-            scope.lines.append(Line(f"{made.name} = {self._spread(value, left.dtype)}"))
-        self.scope(made.tiles).lines.extend((first, second))
-        return made
+    def _branch_on(self, condition: Line, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]) -> Value:
+        """Return the value of an ``if`` that a program evaluates once for its whole tile; the other side is not computed."""
+        true_scope, left = self._in_branch(Line(f"if {condition.text}:", condition.exprs), if_true)
+        false_scope, right = self._in_branch(Line("else:"), lambda: if_false(left.dtype))
+        chosen = Value(self.new_name(), left.dtype, self._all_tiles)
+        for scope, value in ((true_scope, left), (false_scope, right)):
+            scope.lines.append(Line(f"{chosen.name} = {self._broadcast_text(value, left.dtype)}"))
+        self.scope(chosen.tiles).lines.extend((true_scope, false_scope))
+        return chosen
 
-    def _branch(self, header: Line, body: Callable[[], Value]) -> tuple[Scope, Value]:
-        scope = Scope(header=header, branch=True)
-        self.branches.append(scope)
-        made = body()
-        self.branches.pop()
-        return scope, made
+    def _in_branch(self, header: Line, body: Callable[[], Value]) -> tuple[Scope, Value]:
+        """Return a new branch with ``body()``, which is computed in it."""
+        scope = Scope(header=header, is_branch=True)
+        self.open_branches.append(scope)
+        value = body()
+        self.open_branches.pop()
+        return scope, value
 
     @property
-    def _everywhere(self) -> frozenset[str]:
+    def _all_tiles(self) -> frozenset[str]:
         return frozenset[str]().union(*self.tile_of.values())
 
-    def _spread(self, value: Value, dtype: torch.dtype) -> str:
-        """A value over the whole tile."""
-        shape = "[" + ", ".join(f"{tile.upper()}BLOCK" for tile in sorted(self._everywhere, reverse=True)) + "]"
+    def _broadcast_text(self, value: Value, dtype: torch.dtype) -> str:
+        """Return the text of a value in the shape of the whole tile."""
+        shape = "[" + ", ".join(f"{tile.upper()}BLOCK" for tile in sorted(self._all_tiles, reverse=True)) + "]"
         if is_literal(value):
             return f"tl.full({shape}, {value}, {triton_type(opmath(dtype))})"
-        return value.name if value.tiles == self._everywhere else f"tl.broadcast_to({value}, {shape})"
+        return value.name if value.tiles == self._all_tiles else f"tl.broadcast_to({value}, {shape})"
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
-        """A value from a Triton expression over operands. A literal of float64 is held: Triton takes it for float32."""
-        operands = tuple(self.held(v) if v.dtype is torch.float64 else v for v in operands)
+        """Return the value of a Triton expression over operands, which are ``{0}``, ``{1}`` … in ``text``."""
+        operands = tuple(self.as_tensor(v) if v.dtype is torch.float64 else v for v in operands)  # else it were float32
         tiles = frozenset[str]().union(*(v.tiles for v in operands))
-        made = self.define(escape(text.format(*(wrap(v.name) for v in operands))), dtype, tiles)
-        if dtype is torch.bool and operands and all(v.name in self._conditions for v in operands):
-            self._conditions[made.name] = _combined(text, [self._conditions[v.name] for v in operands])
-        return made
+        result = self.define(escape(text.format(*(wrap(v.name) for v in operands))), dtype, tiles)
+        if dtype is torch.bool and operands and all(v.name in self._uniform_conditions for v in operands):
+            self._uniform_conditions[result.name] = _combine(text, [self._uniform_conditions[v.name] for v in operands])
+        return result
 
 
-def _combined(text: str, conditions: Sequence[Line]) -> Line:
-    """Conditions in one: ``{0} & {1}`` of ``{0} < {1}`` and ``{0} >= {1}`` is ``({0} < {1}) & ({2} >= {3})``."""
-    parts: list[str] = []
+def _combine(text: str, conditions: Sequence[Line]) -> Line:
+    """Return conditions as one: ``{0} & {1}`` of ``{0} < {1}`` and ``{0} >= {1}`` is ``({0} < {1}) & ({2} >= {3})``."""
+    operands: list[str] = []
     exprs: tuple[sympy.Expr, ...] = ()
     for condition in conditions:
         places = (f"{{{k}}}" for k in range(len(exprs), len(exprs) + len(condition.exprs)))
-        parts.append(f"({condition.text.format(*places)})")
+        operands.append(f"({condition.text.format(*places)})")
         exprs += condition.exprs
-    return Line(text.format(*parts), exprs)
+    return Line(text.format(*operands), exprs)
 
 
 def _decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
-    """The outcome of a comparison that the ranges of the index symbols decide."""
+    """Return the outcome of a comparison if the ranges of the index symbols decide it, else None."""
     low, high = limits(sympy.expand(left - right))
     if op == "==" and (left - right).is_number:
         return bool(left == right)

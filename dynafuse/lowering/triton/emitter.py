@@ -1,10 +1,10 @@
-"""Emits the body of one kernel: values on demand, each once, in the scope where what it depends on is known.
+"""Emits the body of one kernel: each value once, when it is asked for, in the scope where its operands are known.
 
-Index expressions stay symbolic until the text is printed: only then is it known which axes every access treats as one,
-and such axes are merged, so that a kernel over contiguous tensors has no division in it.
+Index expressions stay symbolic until the text is printed. Only then is it known which axes every access treats as one;
+these are merged, so that a kernel over contiguous tensors has no division in it.
 
-Worked example, ``x + y.t()`` over ``[i, j]``: the value of ``add`` at ``(i, j)`` asks ``x`` at ``(i, j)`` and ``y`` at
-``(j, i)``; the lines are ``v0 = tl.load(in0 + (8*i + j))``, ``v1 = tl.load(in1 + (8*j + i))``, ``v2 = v0 + v1``.
+Worked example, ``x + y.t()`` over ``[i, j]``: the value of ``add`` at ``(i, j)`` asks for ``x`` at ``(i, j)`` and for ``y``
+at ``(j, i)``; the lines are ``v0 = tl.load(in0 + (8*i + j))``, ``v1 = tl.load(in1 + (8*j + i))``, ``v2 = v0 + v1``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from dynafuse.errors import LoweringError
 from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec
 from dynafuse.lowering.rounding import Rounding
-from dynafuse.lowering.triton.control_flow import Choices
-from dynafuse.lowering.triton.guards import guarded_inputs
+from dynafuse.lowering.triton.control_flow import ControlFlow
+from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
@@ -33,49 +33,53 @@ from dynafuse.ops.promotion import comparand
 
 @dataclass(frozen=True)
 class Access:
-    """A load or store: which tensor, its layout, the offset in elements, the name of its line."""
+    """A load or store: the tensor, its layout, and the offset in elements."""
 
     tensor: str
     layout: Layout
     offset: sympy.Expr
-    store: bool
+    is_store: bool
 
 
-class Emitter(Choices):
-    """Builds values for one kernel of a spec (implements :class:`dynafuse.ops.table.Builder`).
+class Emitter(ControlFlow):
+    """Builds the values of one kernel of a spec (implements :class:`dynafuse.ops.table.Builder`).
 
-    ``tile_of`` maps every axis to the tile dimension that walks it (``x``, ``y`` or ``r``); ``loop`` is the tile
-    dimension that a loop walks, if any: a value that varies along it lives in the loop, any other outside.
+    Args:
+        spec: The region.
+        tile_of: For each axis of the spec, the tile dimension that walks it: ``x``, ``y`` or ``r``.
+        loop: The tile dimension that the kernel's loop walks, if it has one. A value that varies along it is computed in
+            the loop, any other outside.
+        round_like_eager: Whether every op's result is rounded to its dtype, as in eager.
     """
 
     def __init__(self, spec: Spec, tile_of: Sequence[str], loop: str | None = None, round_like_eager: bool = False):
         super().__init__(loop)
         self.spec = spec
         self.rounding = Rounding(spec, round_like_eager)
-        self.narrow: dict[tuple[str, torch.dtype], str] = {}  # what rounded values were before they were widened again
+        self.calls = self.rounding.calls
+        self.input_guards = input_guards(spec)
+        self.ranges = Ranges(spec, self.calls)
+        self.check_indices = bool(dict(spec.options).get("check_indices", True))
         self.axes = [symbol(f"i{k}", axis.size) for k, axis in enumerate(spec.axes)]
         self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
+        self.unit_tiles = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: a single point
+        self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.accesses: list[Access] = []
-        self.numbers: set[str] = set()  # arguments of the kernel that it uses
-        self.reduced: dict[int, Value] = {}  # reductions whose result is known
-        self.replaced: dict[int, Value] = {}  # ops that stand for something else, at any index
-        self.on_reduction: Callable[[int], Value] | None = None
-        self.single = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: one point
-        self.exact: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
-        self.calls = self.rounding.calls
-        self.guards = guarded_inputs(spec)
-        self.position: int | None = None  # the op that is being lowered
-        self.checks = bool(dict(spec.options).get("check_indices", True))
-        self.asserts = False  # whether something is checked on the device
-        self.ranges = Ranges(spec, self.calls)
+        self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
+        self.has_asserts = False  # whether the kernel checks something on the device
+        self.reduced: dict[int, Value] = {}  # the results of reductions, by op
+        self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
+        self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
+        self._rounded_texts: dict[tuple[str, torch.dtype], str] = {}  # rounded values before they were widened again
+        self._current_op: int | None = None  # the op that is being lowered
 
     # ------------------------------------------------------------------ indices
 
     def index(self, dims: Dims) -> Index:
-        """The index of a tensor whose dimensions run over ``dims``."""
-        return tuple(self._flat(axes) for axes in dims)
+        """Return the index of a tensor whose dimensions run over ``dims``."""
+        return tuple(self._flat_index(axes) for axes in dims)
 
-    def _flat(self, axes: Iterable[int]) -> sympy.Expr:
+    def _flat_index(self, axes: Iterable[int]) -> sympy.Expr:
         flat: sympy.Expr = sympy.S.Zero
         for k in axes:
             flat = flat * self.spec.axes[k].size + self.axes[k]
@@ -84,80 +88,82 @@ class Emitter(Choices):
     # ------------------------------------------------------------------ values (the Builder protocol)
 
     def operand(self, arg: Any, index: Index) -> Value:
-        """The value of an input or op at an index."""
+        """Return the value of an input or op at an index."""
         assert isinstance(arg, Ref), arg
         if arg.kind == "in":
-            return self._input(arg.position, index)
+            return self._load_input(arg.position, index)
         return self.value(arg.position, index)
 
-    def _input(self, position: int, index: Index) -> Value:
-        """An input, where it belongs to a term of a fold only if the fold has that term."""
-        outer, guard = self.masks, self.guards.get(position)
-        self.masks = outer if guard is None else (*outer, self._counted(guard))
-        made = self.load(f"in{position}", self.spec.inputs[position], index)
+    def _load_input(self, position: int, index: Index) -> Value:
+        """Load an input; one that belongs to a term of a fold is loaded only if the fold has that term."""
+        outer, guard = self.masks, self.input_guards.get(position)
+        if guard is not None:
+            self.masks = (*outer, self._fold_has_term(guard))
+        value = self.load(f"in{position}", self.spec.inputs[position], index)
         self.masks = outer
-        return made
+        return value
 
-    def _counted(self, guard: int) -> Value:
-        """Whether the fold has a term, alike everywhere."""
-        self.numbers.add(COUNT)
+    def _fold_has_term(self, guard: int) -> Value:
+        """Return the condition that the fold has more than ``guard`` terms; it has one outcome for the whole launch."""
+        self.used_scalars.add(COUNT)
         return self.define(f"{COUNT} > {guard}", torch.bool, frozenset())
 
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
-        """The sizes of a tensor argument."""
+        """Return the sizes of a tensor argument."""
         assert isinstance(arg, Ref), arg
         sizes = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].shape
-        return tuple(sympy.sympify(s) for s in sizes)
+        return tuple(sympy.sympify(size) for size in sizes)
 
     def dtype(self, arg: Any) -> torch.dtype:
-        """The dtype of a tensor argument."""
-        found: torch.dtype = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].dtype
-        return found
+        """Return the dtype of a tensor argument."""
+        dtype: torch.dtype = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].dtype
+        return dtype
 
     def index_value(self, expr: sympy.Expr) -> Value:
-        """An index expression as an int64 value."""
+        """Return an index expression as an int64 value."""
         expr = sympy.sympify(expr)
         if expr.is_Integer:
             return Value(str(expr), torch.int64)
-        text = "{0}" if self._holds_tensor(expr) else "{0} + 0"
+        text = "{0}" if self._is_tensor(expr) else "{0} + 0"
         return self.define(f"({text}).to(tl.int64)", torch.int64, self.tiles(expr), expr)
 
-    def _holds_tensor(self, expr: sympy.Expr) -> bool:
+    def _is_tensor(self, expr: sympy.Expr) -> bool:
+        """Return whether the text of an index expression is a Triton tensor rather than a Python number."""
         return bool(self.tiles(expr)) or any(str(s) in self.spec.symbols for s in expr.free_symbols)
 
     def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
-        """An integer that is in range as an index."""
+        """Return an integer that is in ``[0, size)`` as an index expression."""
         index = symbol(value.name, size)
         self.tile_of[index] = value.tiles
         return index
 
     def picked(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False, trusted: bool = False) -> Value:
-        """A loaded integer that is in range: what is not proven to be is checked where it is used."""
-        value = self.held(self.cast(self.operand(arg, index), torch.int64))
-        found = self.ranges.of(arg)
-        if wraps and not found.at_least(sympy.S.Zero):
+        """Return the integer that ``arg`` holds at an index, in range; what is not proven to be is checked in the kernel."""
+        value = self.as_tensor(self.cast(self.operand(arg, index), torch.int64))
+        value_range = self.ranges.of(arg)
+        if wraps and not value_range.at_least(sympy.S.Zero):
             value = self.define(f"tl.where({value} < 0, {value} + {{0}}, {value})", torch.int64, value.tiles, size)
-        if self.checks and not trusted:
-            self._check(value, size, wraps, found)
+        if self.check_indices and not trusted:
+            self._assert_in_range(value, size, wraps, value_range)
         return value
 
-    def _check(self, value: Value, size: sympy.Expr, wraps: bool, found: Range) -> None:
-        """Have a kernel stop where an index is out of range, but for what is masked off."""
-        above = [] if found.at_least(-size if wraps else sympy.S.Zero) else [f"({value} >= 0)"]
-        below = [] if found.below(size) else [f"({value} < {{0}})"]
-        if not above + below:
+    def _assert_in_range(self, value: Value, size: sympy.Expr, wraps: bool, value_range: Range) -> None:
+        """Let the kernel stop where an index is out of range, unless the element is masked off."""
+        checks = [] if value_range.at_least(-size if wraps else sympy.S.Zero) else [f"({value} >= 0)"]
+        checks += [] if value_range.below(size) else [f"({value} < {{0}})"]
+        if not checks:
             return
-        assert self.position is not None
+        assert self._current_op is not None
         tiles = value.tiles.union(*(mask.tiles for mask in self.masks))
-        names = [mask.name for mask in self.masks] + [f"{tile}_mask" for tile in sorted(tiles - self.exact)]
-        masked = f" | ~({' & '.join(names)})" if names else ""
-        least, most = size_text(-size) if wraps else "0", size_text(size)
-        told = f"{self.calls[self.position][1].target}: {least} <= index < {most}"
-        self.once(f'lm.device_assert(({" & ".join(above + below)}){masked}, "index out of range: {told}")', tiles, size)
-        self.asserts = True
+        masks = [mask.name for mask in self.masks] + [f"{tile}_mask" for tile in sorted(tiles - self.exact_tiles)]
+        masked_off = f" | ~({' & '.join(masks)})" if masks else ""
+        lowest, end = size_text(-size) if wraps else "0", size_text(size)
+        message = f"index out of range: {self.calls[self._current_op][1].target}: {lowest} <= index < {end}"
+        self.add_line_once(f'lm.device_assert(({" & ".join(checks)}){masked_off}, "{message}")', tiles, size)
+        self.has_asserts = True
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
-        """A value in another dtype."""
+        """Return a value converted to a dtype, held in that dtype's opmath type."""
         if opmath(value.dtype) is opmath(dtype):
             return Value(value.name, dtype, value.tiles)
         if is_literal(value):
@@ -167,53 +173,51 @@ class Emitter(Choices):
     # ------------------------------------------------------------------ ops
 
     def value(self, position: int, index: Index) -> Value:
-        """The value of op ``position`` at ``index``."""
-        if position in self.replaced:
-            return self.replaced[position]
+        """Return the value of op ``position`` at ``index``, computed unless it is visible already."""
+        if position in self.substitutes:
+            return self.substitutes[position]
         key = (position, index, self.masks)
-        for scope in self.visible():
-            if key in scope.known:
-                return scope.known[key]
-        made = self._compute(position, index)
-        self.scope(made.tiles).known[key] = made
-        return made
+        for scope in self.visible_scopes():
+            if key in scope.values:
+                return scope.values[key]
+        outer, self._current_op = self._current_op, position
+        value = self._compute(position, index)
+        self._current_op = outer
+        self.scope(value.tiles).values[key] = value
+        return value
 
     def _compute(self, position: int, index: Index) -> Value:
-        outer, self.position = self.position, position
-        made = self._lowered(position, index)
-        self.position = outer
-        return made
-
-    def _lowered(self, position: int, index: Index) -> Value:
+        """Return a new value of op ``position`` at ``index``, as its row says."""
         row, call = self.calls[position]
         if row.kind is Kind.POINTWISE:
-            return self._result(position, self._pointwise(position, row, call, index))
+            return self._round_result(position, self._pointwise(position, row, call, index))
         if row.kind is Kind.REDUCTION:
             return self._reduction(position, index)
         assert row.lower is not None, row
-        self.numbers |= {arg.name for arg in call.args.values() if isinstance(arg, Number)}
-        made = row.lower(self, call, index)
-        return made if row.kind is Kind.VIEW else self._result(position, Value(made.name, call.dtype, made.tiles))
+        self.used_scalars |= {arg.name for arg in call.args.values() if isinstance(arg, Number)}
+        value = row.lower(self, call, index)
+        return value if row.kind is Kind.VIEW else self._round_result(position, Value(value.name, call.dtype, value.tiles))
 
-    def _result(self, position: int, value: Value) -> Value:
-        return self._rounded(value, value.dtype) if self.rounding.result(position) else value
+    def _round_result(self, position: int, value: Value) -> Value:
+        return self._round(value, value.dtype) if self.rounding.result(position) else value
 
-    def element(self, op: int, index: Index, dtype: torch.dtype) -> Value:
-        """What a reduction takes in of its operand, in a dtype."""
+    def reduction_element(self, op: int, index: Index, dtype: torch.dtype) -> Value:
+        """Return the element of its operand that a reduction takes in at ``index``, in a dtype."""
         arg = next(iter(self.calls[op][1].args.values()))
-        value = self._rounded(self.operand(arg, index), self.rounding.operand(op, 0, arg))
+        value = self._round(self.operand(arg, index), self.rounding.operand(op, 0, arg))
         return self.cast(value, dtype)
 
-    def _rounded(self, value: Value, dtype: torch.dtype | None) -> Value:
-        """A value as a dtype has it, if one is given; a literal is rounded already."""
+    def _round(self, value: Value, dtype: torch.dtype | None) -> Value:
+        """Return a value rounded to a 16-bit float, if one is given; literals are rounded already."""
         if dtype is None or is_literal(value):
             return value
-        narrow = f"{value}.to({triton_type(dtype)})"
-        made = self.define(f"{narrow}.to({triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
-        self.narrow[made.name, dtype] = narrow
-        return made
+        rounded_text = f"{value}.to({triton_type(dtype)})"
+        rounded = self.define(f"{rounded_text}.to({triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
+        self._rounded_texts[rounded.name, dtype] = rounded_text
+        return rounded
 
     def _pointwise(self, position: int, row: Row, call: Call, index: Index) -> Value:
+        """Return the value of a row's expression, over operands that are cast and rounded as the row says."""
         dtype = compute_dtype(row, call, self)
         operands: list[Any] = []
         tiles: frozenset[str] = frozenset()
@@ -228,48 +232,56 @@ class Emitter(Choices):
                 tiles |= value.tiles
                 operands.append(value.name)
             else:
-                self.numbers |= {arg.name} if isinstance(arg, Number) else set()
+                self.used_scalars |= {arg.name} if isinstance(arg, Number) else set()
                 operands.append(comparand(row, arg, dtype))
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
-        text = _format(row, context, operands)
-        made = self.define(escape(text), call.dtype, tiles, comment=f"%{position} {call.target}")
+        text = escape(_expression_text(row, context, operands))
+        result = self.define(text, call.dtype, tiles, comment=f"%{position} {call.target}")
         guard = self.spec.ops[position].guard
         if not guard:
-            return made
-        return self.define(f"tl.where({self._counted(guard)}, {made}, {operands[0]})", call.dtype, tiles)
+            return result
+        return self.define(f"tl.where({self._fold_has_term(guard)}, {result}, {operands[0]})", call.dtype, tiles)
 
     def broadcast(self, arg: Ref, index: Index, dtype: torch.dtype | None, narrow: torch.dtype | None = None) -> Value:
-        """The value of an operand, rounded to ``narrow``, at an index of a shape that it broadcasts to."""
+        """Return the value of an operand at an index of a shape that it broadcasts to.
+
+        Args:
+            arg: The operand.
+            index: The index, of a rank not below the operand's.
+            dtype: The dtype to which it is cast; None leaves it as it is.
+            narrow: The 16-bit float to which it is rounded first, if any.
+        """
         shape = self.shape(arg)
-        kept = index[len(index) - len(shape):]
-        at = tuple(sympy.S.Zero if size == 1 else i for i, size in zip(kept, shape, strict=True))
-        value = self._rounded(self.operand(arg, at), narrow)
-        return self.held(value if dtype is None else self.cast(value, dtype))
+        own_index = index[len(index) - len(shape):]
+        own_index = tuple(sympy.S.Zero if size == 1 else i for i, size in zip(own_index, shape, strict=True))
+        value = self._round(self.operand(arg, own_index), narrow)
+        return self.as_tensor(value if dtype is None else self.cast(value, dtype))
 
     def _reduction(self, position: int, index: Index) -> Value:
+        """Return the result of a reduction: of a whole row, or written out where its row is short."""
         if position in self.reduced:
             return self.reduced[position]
         if any(op == position for op, _ in self.spec.reductions):
             if self.on_reduction is None:
                 raise LoweringError(self.spec.ops[position].target, "its result is needed before it is complete")
-            outer, self.masks = self.masks, ()  # it takes in its whole row, whatever of its result is wanted
-            made = self.on_reduction(position)
+            outer, self.masks = self.masks, ()  # it takes in its whole row, whichever results are asked for
+            value = self.on_reduction(position)
             self.masks = outer
-            return made
+            return value
         return unrolled(self, position, index)
 
     # ------------------------------------------------------------------ memory
 
     def load(self, tensor: str, layout: Layout, index: Index) -> Value:
-        """Load an element of a tensor; a value of a 16-bit float arrives in float32."""
-        offset = sympy.expand(sum((i * s for i, s in zip(index, layout.stride, strict=True)), sympy.S.Zero))
+        """Load an element of a tensor; a 16-bit float arrives in float32."""
+        offset = _offset(layout, index)
         tiles = self.tiles(offset)
-        pointer, mask, tiles = self._pointer(tensor, offset, tiles)
-        if not any(a.tensor == tensor and a.offset == offset for a in self.accesses):
+        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles)
+        if not any(access.tensor == tensor and access.offset == offset for access in self.accesses):
             self.accesses.append(Access(tensor, layout, offset, False))
-        # What every row reads again stays in the cache longest.
-        hint = ', eviction_policy="evict_last"' if tiles == {"r"} and "x" not in self.single else ""
+        # What every row reads again is to stay in the cache longest.
+        hint = ', eviction_policy="evict_last"' if tiles == {"r"} and "x" not in self.unit_tiles else ""
         text = f"tl.load({pointer}{mask}{hint})"
         if layout.dtype is torch.bool:
             text += ".to(tl.int1)"
@@ -277,46 +289,57 @@ class Emitter(Choices):
             text += ".to(tl.float32)"
         return self.define(text, layout.dtype, tiles, offset)
 
-    def _pointer(
+    def _pointer_and_mask(
         self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset()
     ) -> tuple[str, str, frozenset[str]]:
-        """Pointer text with ``{0}`` for the offset, mask argument text, the tile dimensions of the access.
+        """Return the pointer's text with ``{0}`` for the offset, the text of the mask argument, and the access's tiles.
 
-        A mask must not vary along more dimensions than the pointer, so a pointer is widened to its masks.
+        A mask must not vary along more tile dimensions than the pointer, so the pointer is widened to those of its masks,
+        and to ``along``.
         """
-        masks = [m.name for m in self.masks]
-        wide = tiles.union(along, *(m.tiles for m in self.masks))
-        widen = "".join(f" + {tile}_zero" for tile in sorted(wide - tiles))
-        masks += [f"{tile}_mask" for tile in sorted(wide - self.exact)]
-        mask = f", {' & '.join(masks)}" if masks else ""
-        return f"{tensor} + ({{0}}{widen})", mask, wide
+        masks = [mask.name for mask in self.masks]
+        all_tiles = tiles.union(along, *(mask.tiles for mask in self.masks))
+        widening = "".join(f" + {tile}_zero" for tile in sorted(all_tiles - tiles))
+        masks += [f"{tile}_mask" for tile in sorted(all_tiles - self.exact_tiles)]
+        mask_argument = f", {' & '.join(masks)}" if masks else ""
+        return f"{tensor} + ({{0}}{widening})", mask_argument, all_tiles
 
-    def store(self, tensor: str, layout: Layout, index: Index, value: Value, every: frozenset[str], barrier: bool) -> None:
-        """Store a value, converted to the tensor's dtype, at an index."""
-        offset = sympy.expand(sum((i * s for i, s in zip(index, layout.stride, strict=True)), sympy.S.Zero))
-        tiles = self.tiles(offset)
-        tiles |= value.tiles & self.single
+    def store(self, tensor: str, layout: Layout, index: Index, value: Value, barrier: bool = False) -> None:
+        """Store a value, converted to the tensor's dtype, at an index.
+
+        ``barrier`` makes the program's threads wait for each other first: others may still have to read what is
+        overwritten. Raises LoweringError if the value varies along a tile dimension that the index does not walk.
+        """
+        offset = _offset(layout, index)
+        unit_tiles = value.tiles & self.unit_tiles
+        tiles = self.tiles(offset) | unit_tiles
         if not value.tiles <= tiles:
             detail = f"stored along {sorted(tiles)}, varies along {sorted(value.tiles)}"
             raise LoweringError(f"the store of {tensor}", detail)
-        widen = value.tiles & self.single
-        pointer, mask, tiles = self._pointer(tensor, offset, tiles - widen, widen)
+        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles - unit_tiles, unit_tiles)
         self.accesses.append(Access(tensor, layout, offset, True))
-        text = self._stored(value, layout.dtype)
-        if barrier:  # other threads may still have to read what is overwritten
-            self.line("tl.debug_barrier()", tiles)
-        self.line(f"tl.store({pointer}, {escape(text)}{mask})", tiles, offset)
+        text = self._stored_text(value, layout.dtype)
+        if barrier:
+            self.add_line("tl.debug_barrier()", tiles)
+        self.add_line(f"tl.store({pointer}, {escape(text)}{mask})", tiles, offset)
 
-    def _stored(self, value: Value, dtype: torch.dtype) -> str:
+    def _stored_text(self, value: Value, dtype: torch.dtype) -> str:
+        """Return the text of a value as a tensor of ``dtype`` stores it."""
         converted = self.cast(value, dtype)
         if is_literal(converted):
-            return self.held(converted).name if dtype is torch.float64 else converted.name
+            return self.as_tensor(converted).name if dtype is torch.float64 else converted.name
         if opmath(dtype) is dtype:
             return converted.name
-        return self.narrow.get((converted.name, dtype)) or f"{converted}.to({triton_type(dtype)})"
+        return self._rounded_texts.get((converted.name, dtype)) or f"{converted}.to({triton_type(dtype)})"
 
 
-def _format(row: Row, context: Context, operands: list[Any]) -> str:
+def _offset(layout: Layout, index: Index) -> sympy.Expr:
+    """Return the offset of an index in elements."""
+    return sympy.expand(sum((i * stride for i, stride in zip(index, layout.stride, strict=True)), sympy.S.Zero))
+
+
+def _expression_text(row: Row, context: Context, operands: list[Any]) -> str:
+    """Return the text of a pointwise row's expression over operands."""
     if isinstance(row.emit, str):
         return row.emit.format(*(literal(o, context.dtype) if isinstance(o, Scalar) else o for o in operands))
     assert row.emit is not None

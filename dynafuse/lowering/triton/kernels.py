@@ -13,55 +13,67 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dynafuse.ir import Lowered, Size, Spec
-from dynafuse.lowering.triton.builder import Parts, add_launch, blocks, emit_stores, emitter, fits_grid, program, tile
+from dynafuse.lowering.triton.builder import (
+    KernelBuilder,
+    add_launch,
+    block_count,
+    emit_stores,
+    fits_grid,
+    make_emitter,
+    program_id,
+    tile_dimension,
+)
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
-from dynafuse.lowering.triton.schedule import Tiles
-from dynafuse.lowering.triton.source import HEADER, Tile
+from dynafuse.lowering.triton.schedule import Schedule
+from dynafuse.lowering.triton.source import HEADER
 from dynafuse.lowering.triton.split import split
 from dynafuse.lowering.triton.text import size_text
 
 
-def pointwise(parts: Parts) -> None:
-    """One program per tile, one or two tile dimensions."""
-    emit = emitter(parts)
-    emit_stores(parts, emit, list(enumerate(parts.spec.stores)))
-    order, block = parts.tiles.order, parts.tiles.block
-    tiles: list[Tile] = []
+def pointwise(builder: KernelBuilder) -> None:
+    """Add a kernel with one program per tile, of one or two tile dimensions."""
+    order, block = builder.schedule.order, builder.schedule.block
+    emitter = make_emitter(builder)
+    emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
     spreads = {"x": ""} if len(order) == 1 else {"y": "[:, None]", "x": "[None, :]"}
     names = [name for name in ("x", "y") if name in order]
-    grid = [blocks(parts.numel(name), block[name]) for name in names]
-    for name, number in zip(names, programs(parts, grid), strict=True):
-        start = f"{number} * {name.upper()}BLOCK"
-        tiles.append(tile(parts, name, start, spreads[name], parts.numel(name), order[name], emit))
+    grid = [block_count(builder.numel(name), block[name]) for name in names]
+    tiles = [tile_dimension(builder, name, f"{program} * {name.upper()}BLOCK", spreads[name], builder.numel(name),
+                            order[name], emitter)
+             for name, program in zip(names, _program_ids(builder, grid), strict=True)]
     x, y = grid if len(grid) == 2 else (grid[0], 1)
-    add_launch(parts, emit, tiles, (x, y, 1) if fits_grid(parts, y) else (x * y, 1, 1))
+    add_launch(builder, emitter, tiles, (x, y, 1) if fits_grid(builder, y) else (x * y, 1, 1))
 
 
-def programs(parts: Parts, grid: Sequence[Size]) -> list[str]:
-    """The program's number along each tile dimension; both in the grid's first where the second might not fit."""
-    if all(fits_grid(parts, size) for size in grid[1:]):
-        return [program(parts, k) for k in range(len(grid))]
-    along = size_text(grid[0]) if isinstance(grid[0], int) else f"({size_text(grid[0])})"
-    return [f"({program(parts, 0)} {sign} {along})" for sign in ("%", "//")]
+def _program_ids(builder: KernelBuilder, grid: Sequence[Size]) -> list[str]:
+    """Return the program's number along each tile dimension; both from the grid's first if the second might not fit."""
+    if all(fits_grid(builder, size) for size in grid[1:]):
+        return [program_id(builder, dimension) for dimension in range(len(grid))]
+    width = size_text(grid[0]) if isinstance(grid[0], int) else f"({size_text(grid[0])})"
+    return [f"({program_id(builder, 0)} {operator} {width})" for operator in ("%", "//")]
 
 
-CLASSES: dict[str, Callable[[Parts], None]] = {
+CLASSES: dict[str, Callable[[KernelBuilder], None]] = {
     "flat": pointwise, "tiled": pointwise, "persistent": persistent, "looped": looped, "split": split, "rowcol": rowcol,
 }
+"""The function that adds the kernels of each class."""
+
+UNNAMED_OPS = frozenset({
+    "view", "permute", "expand", "convert_element_type", "_to_copy", "unsqueeze", "squeeze", "_unsafe_view", "full"})
+"""Ops that a kernel is not named after, unless it has no others."""
 
 
-def lowered(spec: Spec, tiles: Tiles, round_like_eager: bool) -> Lowered:
-    """The kernels of a spec under a schedule."""
-    parts = Parts(spec, tiles, _name(spec, tiles), round_like_eager)
-    CLASSES[tiles.kernel_class](parts)
-    source = HEADER + "".join(f"\n\n{text}" for text in parts.sources)
-    return Lowered(source, tuple(parts.launches), tuple(parts.workspaces), tiles.kernel_class)
+def write_kernels(spec: Spec, schedule: Schedule, round_like_eager: bool) -> Lowered:
+    """Return the kernels of a spec under a schedule."""
+    builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule), round_like_eager)
+    CLASSES[schedule.kernel_class](builder)
+    source = HEADER + "".join(f"\n\n{text}" for text in builder.sources)
+    return Lowered(source, tuple(builder.launches), tuple(builder.workspaces), schedule.kernel_class)
 
 
-def _name(spec: Spec, tiles: Tiles) -> str:
-    """A kernel's name: its class and its telling ops."""
-    quiet = {"view", "permute", "expand", "convert_element_type", "_to_copy", "unsqueeze", "squeeze", "_unsafe_view", "full"}
+def _kernel_name(spec: Spec, schedule: Schedule) -> str:
+    """Return a kernel's name, of its class and its ops."""
     ops = [op.target.split(".")[1] for op in spec.ops]
-    told = list(dict.fromkeys(op for op in ops if op not in quiet)) or ops
-    return f"dynafuse_{tiles.kernel_class}_{'_'.join(told)}"[:60].rstrip("_")
+    named_ops = list(dict.fromkeys(op for op in ops if op not in UNNAMED_OPS)) or ops
+    return f"dynafuse_{schedule.kernel_class}_{'_'.join(named_ops)}"[:60].rstrip("_")

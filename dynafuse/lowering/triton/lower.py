@@ -1,4 +1,4 @@
-"""From a spec to Triton source: schedule, then the kernels of the chosen class.
+"""Lowers a spec to Triton source: a schedule, then the kernels of its class.
 
 Worked example: ``lower(spec)`` of a row softmax returns one launch whose source is a kernel named
 ``dynafuse_persistent_amax_sub_exp_sum_div``.
@@ -12,34 +12,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dynafuse.ir import Lowered, Spec
-from dynafuse.lowering.triton.kernels import lowered
-from dynafuse.lowering.triton.schedule import schedule
+from dynafuse.lowering.triton.kernels import write_kernels
+from dynafuse.lowering.triton.schedule import choose_schedule
 
 FRAMES_PER_OP = 40
-"""More calls than a value takes to ask for the one that it is computed from."""
+"""More frames of Python than it takes one value to ask for the value that it is computed from."""
+
 _lock = threading.Lock()
-_deep: list[int] = []  # the limits that lowerings under way need, after the one that was set before them
+_recursion_limits: list[int] = []  # the limit as it was before, then the limits that the running lowerings need
 
 
 def lower(spec: Spec) -> Lowered:
-    """Source and launches of a spec's kernels. Raises LoweringError if an op's row promises too much."""
-    with _recursion(FRAMES_PER_OP * len(spec.ops)):
-        return lowered(spec, schedule(spec), bool(dict(spec.options).get("round_like_eager")))
+    """Return source and launches of a spec's kernels. Raises LoweringError if an op's row promises too much."""
+    with _recursion_room(FRAMES_PER_OP * len(spec.ops)):
+        return write_kernels(spec, choose_schedule(spec), bool(dict(spec.options).get("round_like_eager")))
 
 
 @contextmanager
-def _recursion(frames: int) -> Iterator[None]:
-    """Let values ask for values as deep as a chain of ops goes; the limit is one for all threads."""
+def _recursion_room(frames: int) -> Iterator[None]:
+    """Let values ask for values as deep as a chain of ops goes. All threads share one limit, the highest that one needs."""
     with _lock:
-        if not _deep:
-            _deep.append(sys.getrecursionlimit())
-        needed = _deep[0] + frames
-        _deep.append(needed)
-        sys.setrecursionlimit(max(_deep))
+        if not _recursion_limits:
+            _recursion_limits.append(sys.getrecursionlimit())
+        limit = _recursion_limits[0] + frames
+        _recursion_limits.append(limit)
+        sys.setrecursionlimit(max(_recursion_limits))
     try:
         yield
     finally:
         with _lock:
-            _deep.remove(needed)
-            if len(_deep) == 1:
-                sys.setrecursionlimit(_deep.pop())
+            _recursion_limits.remove(limit)
+            if len(_recursion_limits) == 1:
+                sys.setrecursionlimit(_recursion_limits.pop())

@@ -1,4 +1,8 @@
-"""The dtype in which a pointwise op of a spec is computed (see :mod:`dynafuse.ops.promotion`)."""
+"""Type promotion for the ops of a spec (see :mod:`dynafuse.ops.promotion`).
+
+Worked example: ``eq(float16[4], float32[4])`` compares in float32, the operands' common dtype; ``add(float16[4], 2.5)``
+computes in its output's dtype, float16 (which kernels hold in float32).
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,17 @@ from dynafuse.ops.literals import Number
 
 
 class Tensors(Protocol):
-    """Who knows sizes and dtypes of arguments."""
+    """Sizes and dtypes of the tensors among a call's arguments."""
 
-    def shape(self, arg: Ref) -> tuple[sympy.Expr, ...]: ...
+    def shape(self, arg: Ref) -> tuple[sympy.Expr, ...]:
+        """Return the sizes of a tensor argument."""
 
-    def dtype(self, arg: Ref) -> torch.dtype: ...
+    def dtype(self, arg: Ref) -> torch.dtype:
+        """Return the dtype of a tensor argument."""
 
 
 def compute_dtype(row: Row, call: Call, tensors: Tensors) -> torch.dtype | None:
-    """The dtype to which the operands are cast; None if each stays in its own."""
+    """Return the dtype to which a pointwise op's operands are cast; None if each stays in its own."""
     operands: list[promotion.Operand] = []
     for i, arg in enumerate(call.args.values()):
         if i in row.raw:

@@ -1,54 +1,54 @@
-"""In which pass over a row each value can be known.
+"""Tells how many passes over a row must end before a value is known.
 
-A value of level 0 needs no reduction; a reduction's result has one level more than its operand.
+A value that needs no reduction is known before the first pass ends; a reduction's result takes one pass more than its
+operand.
 
-Worked example, softmax: the maximum has level 1, the exponential 1, the sum 2, the quotient 2.
+Worked example, softmax: the maximum takes 1 pass, the exponential 1, the sum 2, the quotient 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from dynafuse.ir import Ref, Spec, Store, references
+from dynafuse.lowering.triton.online import OnlineSum
 
 
-class Shifted(Protocol):
-    """A reduction that needs ``shift`` only once its pass is over."""
+def passes_before(spec: Spec, online_sums: Mapping[int, OnlineSum] | None = None) -> list[int]:
+    """Return for each op how many passes over the row end before its value is known.
 
-    @property
-    def value(self) -> Ref: ...
+    Args:
+        spec: The region.
+        online_sums: The sums, by op, that need their shift only when their own pass is over.
+    """
+    online_sums = online_sums or {}
+    reductions = {op for op, _ in spec.reductions}
+    counts: list[int] = []
 
-    @property
-    def rest(self) -> tuple[Ref, ...]: ...
-
-    @property
-    def shift(self) -> Ref: ...
-
-
-def levels(spec: Spec, sums: Mapping[int, Shifted] | None = None) -> list[int]:
-    """Per op, how many passes over the row it takes until its value is known; ``sums`` are those of :mod:`online`."""
-    loops = {op for op, _ in spec.reductions}
-    found: list[int] = []
-
-    def highest(refs: Iterable[Ref]) -> int:
-        return max((found[ref.position] for ref in refs if ref.kind == "op"), default=0)
+    def most(refs: Iterable[Ref]) -> int:
+        return max((counts[ref.position] for ref in refs if ref.kind == "op"), default=0)
 
     for position, op in enumerate(spec.ops):
-        if sums and position in sums:
-            one = sums[position]
-            found.append(max(highest((one.value, *one.rest)) + 1, highest([one.shift])))
+        online_sum = online_sums.get(position)
+        if online_sum is None:
+            counts.append(most(references(op.args)) + (position in reductions))
         else:
-            found.append(highest(references(op.args)) + (position in loops))
-    return found
+            counts.append(max(most((online_sum.value, *online_sum.rest)) + 1, most([online_sum.shift])))
+    return counts
 
 
 def runs_along(store: Store, axes: Container[int]) -> bool:
-    """Whether an output has a dimension that walks one of some axes."""
+    """Return whether an output has a dimension that walks one of ``axes``."""
     return any(axis in axes for dim in store.dims for axis in dim)
 
 
-def passes(spec: Spec, level: Sequence[int], row: Container[int]) -> int:
-    """How often a loop reads the row, whose axes are ``row``, until all reductions and outputs are known."""
-    stored = [level[store.op] for store in spec.stores if runs_along(store, row)]
-    return max([level[op] - 1 for op, _ in spec.reductions] + stored) + 1
+def pass_count(spec: Spec, needed_passes: Sequence[int], row_axes: Container[int]) -> int:
+    """Return how often a loop reads the row until all reductions and outputs are known.
+
+    Args:
+        spec: The region.
+        needed_passes: What :func:`passes_before` says of its ops.
+        row_axes: The axes of the row.
+    """
+    stored = [needed_passes[store.op] for store in spec.stores if runs_along(store, row_axes)]
+    return max([needed_passes[op] - 1 for op, _ in spec.reductions] + stored) + 1

@@ -1,4 +1,4 @@
-"""Rows and columns in one pass: programs walk rows, reduce each, and keep running column states for a second kernel.
+"""Kernels that reduce rows and columns in one pass: programs walk rows, and leave column states to a second kernel.
 
 Worked example: the backward of a norm over ``[8192, 4096]`` reads ``x`` and the gradient once; 528 programs each leave a row
 of partial sums for the weight's gradient.
@@ -10,89 +10,82 @@ from collections.abc import Callable
 
 from dynafuse.errors import LoweringError
 from dynafuse.lowering.triton.builder import (
-    Parts,
+    ROW_TILES,
+    KernelBuilder,
     add_launch,
-    combined,
-    element,
-    element_count,
+    combine_lanes,
+    element_and_position,
     emit_stores,
-    emitter,
-    mask_of,
-    program,
+    finish_reduction,
+    make_emitter,
+    program_id,
     recurrence_of,
+    start_states,
     states_of_element,
-    tile,
+    tile_dimension,
 )
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
-from dynafuse.lowering.triton.split import combine, combine_lanes, write_partial
+from dynafuse.lowering.triton.split import add_combine_kernel, write_partial
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
-from dynafuse.ops.literals import triton_type
 
 
-def rowcol(parts: Parts) -> None:
-    """Programs walk rows; running column states stay in registers until the end."""
-    emit = emitter(parts, loop="x")
-    late = [op for op, _ in parts.spec.reductions if op in parts.tiles.late]
-    running = {op: _start_column(emit, op, parts) for op in late}
-    emit.open_loop(parts.loop("x_base", f"{program(parts, 0)} * XBLOCK", size_text(parts.numel("x")),
-                              "tl.num_programs(0) * XBLOCK"))
-    emit.on_reduction = _row_reducer(parts, emit)
-    along = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(s, parts.tiles.order["x"])]
-    if any(s.into is not None for _, s in along):  # then what the columns read comes before it is overwritten
-        for op in late:
-            element(parts, emit, op, recurrence_of(parts.spec, op))
-    emit_stores(parts, emit, along)
-    for op in late:
-        _advance_column(parts, emit, op, running[op])
-    emit.close_loop()
-    for op in late:
-        rule = recurrence_of(parts.spec, op)
-        states = combine_lanes(emit, rule, running[op], frozenset(), 0) if parts.tiles.block["x"] > 1 else running[op]
-        for name, (dtype, _) in zip(states, rule.states, strict=True):
-            write_partial(parts, emit, op, name, dtype, "r", program(parts, 0))
-    order = parts.tiles.order
+def rowcol(builder: KernelBuilder) -> None:
+    """Add a kernel whose programs walk rows with column states in registers, and the kernel that combines these."""
+    spec, order = builder.spec, builder.schedule.order
+    emitter = make_emitter(builder, loop="x")
+    columns = builder.deferred_reductions()
+    column_states = {op: start_states(emitter, recurrence_of(spec, op)) for op in columns}
+    emitter.open_loop(builder.loop_header("x_base", f"{program_id(builder, 0)} * XBLOCK", size_text(builder.numel("x")),
+                                          "tl.num_programs(0) * XBLOCK"))
+    emitter.on_reduction = _row_reducer(builder, emitter)
+    along_rows = [(number, store) for number, store in enumerate(spec.stores) if runs_along(store, order["x"])]
+    if any(store.into is not None for _, store in along_rows):  # what the columns read is loaded before it is overwritten
+        for op in columns:
+            element_and_position(builder, emitter, op, recurrence_of(spec, op))
+    emit_stores(builder, emitter, along_rows)
+    for op in columns:
+        _update_column(builder, emitter, op, column_states[op])
+    emitter.close_loop()
+    for op in columns:
+        _leave_column(builder, emitter, op, column_states[op])
     tiles = [
-        tile(parts, "x", "x_base", "[:, None]", parts.numel("x"), order["x"], emit, in_loop=True),
-        tile(parts, "r", "0", "[None, :]", parts.numel("r"), order["r"], emit),
+        tile_dimension(builder, "x", "x_base", "[:, None]", builder.numel("x"), order["x"], emitter, in_loop=True),
+        tile_dimension(builder, "r", "0", "[None, :]", builder.numel("r"), order["r"], emitter),
     ]
-    add_launch(parts, emit, tiles, (parts.tiles.splits, 1, 1))
-    combine(parts, order["r"], {n for n, _ in along})
+    add_launch(builder, emitter, tiles, (builder.schedule.splits, 1, 1))
+    add_combine_kernel(builder, order["r"], {number for number, _ in along_rows})
 
 
-def _row_reducer(parts: Parts, emit: Emitter) -> Callable[[int], Value]:
-    full = frozenset("xr")
+def _row_reducer(builder: KernelBuilder, emitter: Emitter) -> Callable[[int], Value]:
+    """Return a function that reduces rows, and raises LoweringError for columns, which are complete only at the end."""
 
     def reduce(op: int) -> Value:
-        if op in parts.tiles.late:
-            raise LoweringError(parts.spec.ops[op].target, "its result is needed before it is complete")
-        rule = recurrence_of(parts.spec, op)
-        value, position = element(parts, emit, op, rule)
-        states = states_of_element(emit, rule, value, position, full, mask_of(parts, "r"))
-        emit.reduced[op] = combined(emit, rule, states, frozenset("x"), element_count(parts, op),
-                                    parts.spec.ops[op].dtype, 1)
-        return emit.reduced[op]
+        if op in builder.schedule.deferred:
+            raise LoweringError(builder.spec.ops[op].target, "its result is needed before it is complete")
+        rule = recurrence_of(builder.spec, op)
+        element, position = element_and_position(builder, emitter, op, rule)
+        states = states_of_element(emitter, rule, element, position, builder.mask("r"))
+        return finish_reduction(builder, emitter, op, rule, states)
 
     return reduce
 
 
-def _start_column(emit: Emitter, op: int, parts: Parts) -> list[str]:
-    """The running states of every lane: rows of a tile meet only at the end."""
-    names = []
-    for dtype, identity in recurrence_of(parts.spec, op).states:
-        names.append(emit.name("acc"))
-        emit.line(f"{names[-1]} = tl.full([XBLOCK, RBLOCK], {identity}, {triton_type(dtype)})", frozenset())
-    return names
-
-
-def _advance_column(parts: Parts, emit: Emitter, op: int, running: list[str]) -> None:
-    """Take a tile's elements into the running column states."""
-    rule = recurrence_of(parts.spec, op)
-    full = frozenset("xr")
-    value, position = element(parts, emit, op, rule)
-    states = states_of_element(emit, rule, value, position, full, mask_of(parts, "x"))
-    if len(states) > 1:
+def _update_column(builder: KernelBuilder, emitter: Emitter, op: int, states: list[str]) -> None:
+    """Take a tile's elements into the running states of a column; every lane of the tile has a state of its own."""
+    rule = recurrence_of(builder.spec, op)
+    if len(rule.states) > 1:
         raise NotImplementedError("column states of several parts")
-    new = rule.update(running, states[0], "", "")
-    emit.line(f"{running[0]} = {new[0]}", full)
+    element, position = element_and_position(builder, emitter, op, rule)
+    element_states = states_of_element(emitter, rule, element, position, builder.mask("x"))
+    emitter.add_line(f"{states[0]} = {rule.update(states, element_states[0], '', '')}", ROW_TILES)
+
+
+def _leave_column(builder: KernelBuilder, emitter: Emitter, op: int, states: list[str]) -> None:
+    """Combine a program's lanes of each column, if there are several, and write the states to the workspace."""
+    rule = recurrence_of(builder.spec, op)
+    if builder.schedule.block["x"] > 1:
+        states = combine_lanes(emitter, rule, states, frozenset(), 0)
+    for state, (dtype, _) in zip(states, rule.states, strict=True):
+        write_partial(builder, emitter, state, dtype, "r", program_id(builder, 0))

@@ -1,219 +1,236 @@
-"""Reductions of rows: a whole row in registers, or loops over it.
+"""Kernels that reduce rows: with a whole row in registers, or with loops over it.
 
 - ``persistent``: every value is computed once.
-- ``looped``: passes over the row, one per level of reductions; what :mod:`online` finds takes one pass less.
+- ``looped``: a pass over the row for each reduction that depends on the one before; sums of :mod:`online` take one less.
 
-Worked example: ``softmax(x)`` of rows of 128256 elements is two passes: one keeps the running maximum and the running sum of
-exponentials, the other stores the quotients.
+Worked example: ``softmax(x)`` of rows of 128256 elements takes two passes. One keeps the running maximum and the running
+sum of exponentials, the other stores the quotients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from dynafuse.ir import Store
 from dynafuse.lowering.triton.builder import (
-    Parts,
+    ROW_TILES,
+    KernelBuilder,
     add_launch,
-    blocks,
-    combined,
-    element,
+    block_count,
+    element_and_position,
     element_count,
     emit_stores,
-    emitter,
-    mask_of,
-    program,
+    finish_reduction,
+    finish_row,
+    make_emitter,
+    program_id,
     recurrence_of,
+    start_states,
     states_of_element,
-    tile,
+    tile_dimension,
 )
 from dynafuse.lowering.triton.emitter import Emitter
-from dynafuse.lowering.triton.online import Online, find
-from dynafuse.lowering.triton.reduction_passes import levels, passes, runs_along
+from dynafuse.lowering.triton.online import OnlineSum, find_online_sums
+from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
 from dynafuse.ops.literals import opmath, triton_type
 
 
-def persistent(parts: Parts) -> None:
-    """A whole row in registers: every value is computed once."""
-    emit = emitter(parts)
-    full = frozenset("xr")
+def persistent(builder: KernelBuilder) -> None:
+    """Add a kernel that holds whole rows in registers and computes every value once."""
+    emitter = make_emitter(builder)
 
     def reduce(op: int) -> Value:
-        rule = recurrence_of(parts.spec, op)
-        value, position = element(parts, emit, op, rule)
-        row_mask = mask_of(parts, "r")
-        if rule.element.is_floating_point and len(rule.states) == 3:
-            return _two_pass_variance(parts, emit, op, value, row_mask)
-        states = states_of_element(emit, rule, value, position, full, row_mask)
-        emit.reduced[op] = combined(emit, rule, states, frozenset("x"), element_count(parts, op),
-                                    parts.spec.ops[op].dtype, 1)
-        return emit.reduced[op]
+        rule = recurrence_of(builder.spec, op)
+        element, position = element_and_position(builder, emitter, op, rule)
+        mask = builder.mask("r")
+        if rule.element_dtype.is_floating_point and len(rule.states) == 3:
+            return _two_pass_variance(builder, emitter, op, element, mask)
+        states = states_of_element(emitter, rule, element, position, mask)
+        return finish_reduction(builder, emitter, op, rule, states)
 
-    emit.on_reduction = reduce
-    emit_stores(parts, emit, list(enumerate(parts.spec.stores)))
-    row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "0")
+    emitter.on_reduction = reduce
+    emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
+    add_row_launch(builder, emitter, "0")
 
 
-def _two_pass_variance(parts: Parts, emit: Emitter, op: int, value: Value, mask: str | None) -> Value:
-    """The variance of a row in registers: the mean, then the mean of squared deviations. No recurrence is as accurate."""
-    dtype, full, x = value.dtype, frozenset("xr"), frozenset("x")
+def _two_pass_variance(builder: KernelBuilder, emitter: Emitter, op: int, element: Value, mask: str | None) -> Value:
+    """Return the variance of a row in registers: the mean of squared deviations from the mean.
+
+    No recurrence is as accurate.
+    """
+    dtype, rows = element.dtype, frozenset("x")
     total = recurrence("sum", dtype, dtype)
-    count = element_count(parts, op)
-    mean = combined(emit, recurrence("mean", dtype, dtype),
-                    states_of_element(emit, total, value, None, full, mask), x, count, dtype, 1)
-    deviation = emit.expression("({0} - {1}) * ({0} - {1})", dtype, value, mean)
-    rule = recurrence_of(parts.spec, op)
-    squares = combined(emit, total, states_of_element(emit, total, deviation, None, full, mask), x, count, dtype, 1)
-    finished = emit.define(rule.finish(["0", squares.name], count), dtype, x)
-    emit.reduced[op] = emit.cast(finished, parts.spec.ops[op].dtype)
-    return emit.reduced[op]
+    count = element_count(builder, op)
+    mean = finish_row(emitter, recurrence("mean", dtype, dtype),
+                      states_of_element(emitter, total, element, None, mask), count, dtype)
+    squared_deviation = emitter.expression("({0} - {1}) * ({0} - {1})", dtype, element, mean)
+    rule = recurrence_of(builder.spec, op)
+    squares = finish_row(emitter, total, states_of_element(emitter, total, squared_deviation, None, mask), count, dtype)
+    variance = emitter.define(rule.finish(["0", squares.name], count), dtype, rows)
+    emitter.reduced[op] = emitter.cast(variance, builder.spec.ops[op].dtype)
+    return emitter.reduced[op]
 
 
-def row_launch(parts: Parts, emit: Emitter, x_start: str, r_start: str, r_loop: bool = False) -> None:
-    order, block = parts.tiles.order, parts.tiles.block
+def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loops: bool = False) -> None:
+    """Add the launch of a kernel whose programs each take a block of rows, or with ``split`` a part of one.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: What the kernel computes.
+        row_start: The text of the first element of the row in a tile.
+        loops: Whether the kernel loops over the row.
+    """
+    order, block = builder.schedule.order, builder.schedule.block
+    x_start = f"{program_id(builder, 0)} * XBLOCK"
     tiles = [
-        tile(parts, "x", x_start, "[:, None]", parts.numel("x"), order["x"], emit),
-        tile(parts, "r", r_start, "[None, :]", parts.numel("r"), order["r"], emit, in_loop=r_loop),
+        tile_dimension(builder, "x", x_start, "[:, None]", builder.numel("x"), order["x"], emitter),
+        tile_dimension(builder, "r", row_start, "[None, :]", builder.numel("r"), order["r"], emitter, in_loop=loops),
     ]
-    splits = parts.tiles.splits if parts.tiles.kernel_class == "split" else 1
-    add_launch(parts, emit, tiles, (blocks(parts.numel("x"), block["x"]), splits, 1))
+    splits = builder.schedule.splits if builder.schedule.kernel_class == "split" else 1
+    add_launch(builder, emitter, tiles, (block_count(builder.numel("x"), block["x"]), splits, 1))
 
 
-def looped(parts: Parts) -> None:
-    """Passes over the row: each computes the reductions whose operands are known by then, and stores what it can."""
-    emit = emitter(parts, loop="r")
-    sums = find(parts.spec)
-    level = levels(parts.spec, sums)
-    row = parts.tiles.order["r"]
-    along_row = [runs_along(store, row) for store in parts.spec.stores]
-    waiting = [(n, s) for n, s in enumerate(parts.spec.stores) if along_row[n]]
-    count = passes(parts.spec, level, row)
+def looped(builder: KernelBuilder) -> None:
+    """Add a kernel that passes over the row: each pass computes the reductions whose operands are known by then.
+
+    A pass stores what is known, too; an input is overwritten in the last pass, since those before it may read it again.
+    """
+    spec, row_axes = builder.spec, builder.schedule.order["r"]
+    emitter = make_emitter(builder, loop="r")
+    online_sums = find_online_sums(spec)
+    needed_passes = passes_before(spec, online_sums)
+    outputs = list(enumerate(spec.stores))
+    along_row = [(number, store) for number, store in outputs if runs_along(store, row_axes)]
+    count = pass_count(spec, needed_passes, row_axes)
     for current in range(count):
-        now = [op for op, _ in parts.spec.reductions if level[op] == current + 1]
-        # An input is overwritten in the last pass: those before it may read it again.
-        stores = [(n, s) for n, s in waiting if current == (level[s.op] if s.into is None else count - 1)]
-        if now or stores:
-            one_pass(parts, emit, now, stores, sums=sums)
-    emit_stores(parts, emit, [(n, s) for n, s in enumerate(parts.spec.stores) if not along_row[n]])
-    row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "r_base", r_loop=True)
+        reductions = [op for op, _ in spec.reductions if needed_passes[op] == current + 1]
+        stores = [(number, store) for number, store in along_row
+                  if current == (needed_passes[store.op] if store.into is None else count - 1)]
+        if reductions or stores:
+            emit_pass(builder, emitter, reductions, stores, online_sums=online_sums)
+    emit_stores(builder, emitter, [output for output in outputs if output not in along_row])
+    add_row_launch(builder, emitter, "r_base", loops=True)
 
 
-def one_pass(parts: Parts, emit: Emitter, now: list[int], stores: list[tuple[int, Store]],
-             bounds: tuple[str, str] | None = None,
-             leave: Callable[[int, Recurrence, list[str]], None] | None = None,
-             sums: Mapping[int, Online] | None = None) -> None:
-    """One loop over the row. ``leave`` takes the states of what another kernel completes; ``sums`` are the online ones."""
-    sums = {op: found for op, found in (sums or {}).items() if op in now}
-    served = {found.maximum for found in sums.values()}
-    plain = [op for op in now if op not in sums and op not in served]
-    running = {op: _start(emit, op, parts) for op in plain}
-    kept = {op: _start_online(emit, parts.spec.ops[found.difference].dtype) for op, found in sums.items()}
-    begin, end = bounds or ("0", size_text(parts.numel("r")))
-    emit.open_loop(parts.loop("r_base", begin, end, "RBLOCK"))
-    shares = _shares(parts, emit, plain, begin)
-    for op, found in sums.items():
-        _advance_online(parts, emit, op, found, kept[op])
+def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[int], stores: list[tuple[int, Store]],
+              bounds: tuple[str, str] | None = None,
+              take_states: Callable[[int, Recurrence, list[str]], None] | None = None,
+              online_sums: Mapping[int, OnlineSum] | None = None) -> None:
+    """Write one loop over the row.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        reductions: The reductions that the pass computes.
+        stores: The outputs that it stores, with their numbers.
+        bounds: The texts of the first element of the row that is read, and of the end; None for the whole row.
+        take_states: Takes the states of a reduction that another kernel finishes.
+        online_sums: The sums, by op, that need their shift only when their pass is over.
+    """
+    online = {op: online_sum for op, online_sum in (online_sums or {}).items() if op in reductions}
+    maxima = {online_sum.maximum for online_sum in online.values()}
+    plain = [op for op in reductions if op not in online and op not in maxima]
+    states = {op: start_states(emitter, recurrence_of(builder.spec, op)) for op in plain}
+    online_states = {op: _start_online(emitter, builder.spec.ops[online_sum.difference].dtype)
+                     for op, online_sum in online.items()}
+    begin, end = bounds or ("0", size_text(builder.numel("r")))
+    emitter.open_loop(builder.loop_header("r_base", begin, end, "RBLOCK"))
+    shares = _define_shares(builder, emitter, plain, begin)
+    for op, online_sum in online.items():
+        _update_online(builder, emitter, op, online_sum, online_states[op])
     for op in plain:
-        _advance(parts, emit, op, running[op], shares)
-    emit_stores(parts, emit, stores)
-    emit.close_loop()
+        _update_states(builder, emitter, op, states[op], shares)
+    emit_stores(builder, emitter, stores)
+    emitter.close_loop()
     for op in plain:
-        rule = recurrence_of(parts.spec, op)
-        if leave is None:
-            emit.reduced[op] = combined(emit, rule, running[op], frozenset("x"), element_count(parts, op),
-                                        parts.spec.ops[op].dtype, 1)
+        rule = recurrence_of(builder.spec, op)
+        if take_states is None:
+            finish_reduction(builder, emitter, op, rule, states[op])
         else:
-            leave(op, rule, running[op])
-    for op, found in sums.items():
-        _finish_online(parts, emit, op, found, kept[op])
+            take_states(op, rule, states[op])
+    for op, online_sum in online.items():
+        _finish_online(builder, emitter, op, online_sum, online_states[op])
 
 
-def _start(emit: Emitter, op: int, parts: Parts) -> list[str]:
-    """The running states of a reduction, one per lane."""
-    names = []
-    for dtype, identity in recurrence_of(parts.spec, op).states:
-        names.append(emit.name("acc"))
-        emit.line(f"{names[-1]} = tl.full([XBLOCK, RBLOCK], {identity}, {triton_type(dtype)})".replace("{", "{{"),
-                  frozenset())
-    return names
-
-
-def _shares(parts: Parts, emit: Emitter, ops: list[int], begin: str) -> dict[torch.dtype, str]:
-    """By dtype, 1 over the number of elements that a lane has taken in with this step, where a recurrence needs it."""
-    rules = [recurrence_of(parts.spec, op) for op in ops]
-    names = {rule.element: emit.name("share") for rule in rules if rule.shared}
+def _define_shares(builder: KernelBuilder, emitter: Emitter, ops: Collection[int], begin: str) -> dict[torch.dtype, str]:
+    """Define 1 over the number of elements that a lane has taken in with this step, in each dtype that needs it."""
+    rules = [recurrence_of(builder.spec, op) for op in ops]
+    names = {rule.element_dtype: emitter.new_name("share") for rule in rules if rule.needs_share}
     steps = "r_base // RBLOCK + 1" if begin == "0" else f"(r_base - {begin}) // RBLOCK + 1"
     for dtype, name in names.items():
-        emit.line(f"{name} = 1.0 / tl.full([], {steps}, {triton_type(dtype)})", frozenset("r"))
+        emitter.add_line(f"{name} = 1.0 / tl.full([], {steps}, {triton_type(dtype)})", frozenset("r"))
     return names
 
 
-def _advance(parts: Parts, emit: Emitter, op: int, states: list[str], shares: Mapping[torch.dtype, str]) -> None:
-    """Take in one element per lane."""
-    full = frozenset("xr")
-    rule = recurrence_of(parts.spec, op)
-    value, position = element(parts, emit, op, rule)
-    new = rule.update(states, value.name, position.name if position else "", shares.get(rule.element, ""))
-    texts = [new] if isinstance(new, str) else list(new)
-    fresh = [emit.name("next") for _ in states]
-    emit.line(f"{', '.join(fresh)} = {', '.join(texts)}", full)
-    mask = None if parts.exact("r", parts.tiles.block["r"]) else "r_mask"  # chunks of split rows are whole tiles too
-    for state, candidate in zip(states, fresh, strict=True):
-        emit.line(f"{state} = " + (f"tl.where({mask}, {candidate}, {state})" if mask else candidate), full)
+def _update_states(
+    builder: KernelBuilder, emitter: Emitter, op: int, states: list[str], shares: Mapping[torch.dtype, str]
+) -> None:
+    """Take one element per lane into the states of a reduction."""
+    rule = recurrence_of(builder.spec, op)
+    element, position = element_and_position(builder, emitter, op, rule)
+    updates = rule.update(states, element.name, position.name if position else "", shares.get(rule.element_dtype, ""))
+    candidates = [emitter.new_name("next") for _ in states]
+    emitter.add_line(f"{', '.join(candidates)} = {updates}", ROW_TILES)
+    mask = builder.mask("r")  # where rows are whole tiles, so are the chunks of split rows
+    for state, candidate in zip(states, candidates, strict=True):
+        emitter.add_line(f"{state} = " + (f"tl.where({mask}, {candidate}, {state})" if mask else candidate), ROW_TILES)
 
 
 # ---------------------------------------------------------------------- sums of exponentials
 
 
 @dataclass(frozen=True)
-class Running:
-    """The variables of one such sum: the largest value and the sum so far."""
+class OnlineStates:
+    """The names of an online sum's running states: the largest value so far, and the sum shifted by it."""
 
     largest: str
     total: str
 
 
-def _start_online(emit: Emitter, dtype: torch.dtype) -> Running:
-    """Nothing seen yet."""
-    running = Running(emit.name("largest"), emit.name("total"))
-    kind = triton_type(opmath(dtype))
-    emit.line(f'{running.largest} = tl.full([XBLOCK, 1], float("-inf"), {kind})', frozenset())
-    emit.line(f"{running.total} = tl.full([XBLOCK, 1], 0, {kind})", frozenset())
-    return running
+def _start_online(emitter: Emitter, dtype: torch.dtype) -> OnlineStates:
+    """Write the states before the first element."""
+    states = OnlineStates(emitter.new_name("largest"), emitter.new_name("total"))
+    held_dtype = triton_type(opmath(dtype))
+    emitter.add_line(f'{states.largest} = tl.full([XBLOCK, 1], float("-inf"), {held_dtype})', frozenset())
+    emitter.add_line(f"{states.total} = tl.full([XBLOCK, 1], 0, {held_dtype})", frozenset())
+    return states
 
 
-def _advance_online(parts: Parts, emit: Emitter, op: int, online: Online, running: Running) -> None:
-    """Take in one tile."""
-    full = frozenset("xr")
-    dtype = opmath(parts.spec.ops[online.difference].dtype)
-    index = emit.index(dict(parts.spec.reductions)[op])
-    value = emit.broadcast(online.value, index, dtype)
-    mask = mask_of(parts, "r")
-    seen = states_of_element(emit, recurrence("max", dtype, dtype), value, None, full, mask)[0]
-    largest, shift = emit.name("largest"), emit.name("shift")
-    emit.line(f"{largest} = lm.maximum({running.largest}, lm.amax({seen}, 1)[:, None])", full)
-    # Infinities are not shifted: inf - inf is NaN, where the row's own shift may be another.
-    emit.line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', full)
-    emit.replaced[online.difference] = emit.define(f"{value} - {shift}", dtype, full)
-    rule = recurrence_of(parts.spec, op)
-    part = states_of_element(emit, rule, element(parts, emit, op, rule)[0], None, full, mask)[0]
-    del emit.replaced[online.difference]
-    emit.line(f"{running.total} = {running.total} * lm.exp({running.largest} - {shift}) + tl.sum({part}, 1)[:, None]", full)
-    emit.line(f"{running.largest} = {largest}", full)
+def _update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: OnlineSum, states: OnlineStates) -> None:
+    """Take one tile into the states."""
+    dtype = opmath(builder.spec.ops[online.difference].dtype)
+    index = emitter.index(dict(builder.spec.reductions)[op])
+    value = emitter.broadcast(online.value, index, dtype)
+    mask = builder.mask("r")
+    values = states_of_element(emitter, recurrence("max", dtype, dtype), value, None, mask)[0]
+    largest, shift = emitter.new_name("largest"), emitter.new_name("shift")
+    emitter.add_line(f"{largest} = lm.maximum({states.largest}, lm.amax({values}, 1)[:, None])", ROW_TILES)
+    # Infinities are not shifted: inf - inf is NaN, while the row's own shift may be another value.
+    emitter.add_line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', ROW_TILES)
+    emitter.substitutes[online.difference] = emitter.define(f"{value} - {shift}", dtype, ROW_TILES)
+    rule = recurrence_of(builder.spec, op)
+    element, _ = element_and_position(builder, emitter, op, rule)
+    elements = states_of_element(emitter, rule, element, None, mask)[0]
+    del emitter.substitutes[online.difference]
+    rescaled = f"{states.total} * lm.exp({states.largest} - {shift})"
+    emitter.add_line(f"{states.total} = {rescaled} + tl.sum({elements}, 1)[:, None]", ROW_TILES)
+    emitter.add_line(f"{states.largest} = {largest}", ROW_TILES)
 
 
-def _finish_online(parts: Parts, emit: Emitter, op: int, online: Online, running: Running) -> None:
-    """The sum, once the shift is known; the maximum, if it is that."""
-    row, dtype = frozenset("x"), opmath(parts.spec.ops[online.difference].dtype)
+def _finish_online(builder: KernelBuilder, emitter: Emitter, op: int, online: OnlineSum, states: OnlineStates) -> None:
+    """Keep the sum, now that its shift is known, and the maximum if it is the shift."""
+    rows, ops = frozenset("x"), builder.spec.ops
+    dtype = opmath(ops[online.difference].dtype)
     if online.maximum is not None:
-        emit.reduced[online.maximum] = Value(running.largest, parts.spec.ops[online.maximum].dtype, row)
-    index = emit.index(dict(parts.spec.reductions)[op])
-    shift = emit.broadcast(online.shift, index, dtype)
-    total = emit.define(f"{running.total} * lm.exp({running.largest} - {shift})", dtype, row)
-    emit.reduced[op] = emit.cast(Value(total.name, recurrence_of(parts.spec, op).element, row), parts.spec.ops[op].dtype)
+        emitter.reduced[online.maximum] = Value(states.largest, ops[online.maximum].dtype, rows)
+    index = emitter.index(dict(builder.spec.reductions)[op])
+    shift = emitter.broadcast(online.shift, index, dtype)
+    total = emitter.define(f"{states.total} * lm.exp({states.largest} - {shift})", dtype, rows)
+    element_dtype = recurrence_of(builder.spec, op).element_dtype
+    emitter.reduced[op] = emitter.cast(Value(total.name, element_dtype, rows), ops[op].dtype)

@@ -1,7 +1,8 @@
-"""Where the lines of a kernel go: its top level, a loop, a branch; and what is known there already.
+"""Scopes of a kernel: its top level, a loop or a branch, each with its lines and the values computed in it.
 
-Worked example: in a kernel whose loop walks ``r``, ``define("tl.load(...)", dtype, frozenset("r"))`` is a line of the loop,
-and the same definition asked for again is the same variable; what does not vary along ``r`` is a line before the loop.
+Worked example: in a kernel whose loop walks ``r``, ``define("tl.load(...)", dtype, frozenset("r"))`` adds a line to the
+loop, and the same definition asked for again returns the same variable. What does not vary along ``r`` is a line before
+the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dynafuse.ops.symbols import is_name
 
 @dataclass
 class Line:
-    """One line of a kernel: text with ``{i}`` for each of its index expressions; ``name`` is what it defines."""
+    """One line of a kernel: text with ``{i}`` for each of its index expressions, and a comment at its end."""
 
     text: str
     exprs: tuple[sympy.Expr, ...] = ()
@@ -29,77 +30,94 @@ class Line:
 
 @dataclass
 class Scope:
-    """Lines of the kernel's top level, of a loop or of a branch, with what has been computed in it."""
+    """The lines of a kernel's top level, of a loop or of a branch, and the values that they compute."""
 
     lines: list[Line | Scope] = field(default_factory=list)
-    known: dict[Any, Value] = field(default_factory=dict)
+    values: dict[Any, Value] = field(default_factory=dict)
     header: Line = field(default_factory=lambda: Line(""))
-    branch: bool = False  # its header is a condition, over the first element of a program's tile
+    is_branch: bool = False  # its header is a condition, over the first element of a program's tile
 
 
 class Scopes:
-    """The scopes of one kernel. ``loop`` is the tile dimension that a loop walks, if any."""
+    """The scopes of one kernel while it is written.
+
+    ``loop`` is the tile dimension that the kernel's loop walks, or None if it has no loop.
+    """
 
     def __init__(self, loop: str | None = None) -> None:
         self.loop = loop
-        self.rereads = False  # whether values that a loop does not change are made in it all the same
+        self.hoist_invariants = True  # whether values that a loop does not change are computed before it
         self.top = Scope()
-        self.inner: Scope | None = None
-        self.branches: list[Scope] = []  # those that are open, outermost first
-        self._count = 0
+        self.open_loop_scope: Scope | None = None
+        self.open_branches: list[Scope] = []  # outermost first
+        self._name_count = 0
 
     def scope(self, tiles: frozenset[str]) -> Scope:
-        """Where a value that varies along ``tiles`` is computed."""
-        if self.branches:
-            return self.branches[-1]
-        if self.rereads and self.inner is not None and tiles:
-            return self.inner
+        """Return the scope in which a value that varies along ``tiles`` is computed.
+
+        Raises LoweringError if the value varies along the loop and no loop is open.
+        """
+        if self.open_branches:
+            return self.open_branches[-1]
+        if not self.hoist_invariants and self.open_loop_scope is not None and tiles:
+            return self.open_loop_scope
         if self.loop is None or self.loop not in tiles:
             return self.top
-        if self.inner is None:
+        if self.open_loop_scope is None:
             raise LoweringError("a value", f"it varies along {self.loop} but is needed outside the loop over it")
-        return self.inner
+        return self.open_loop_scope
 
-    def visible(self) -> Iterator[Scope]:
-        """The scopes whose values can be used here, innermost first."""
-        yield from reversed(self.branches)
-        yield from (scope for scope in (self.inner, self.top) if scope is not None)
+    def visible_scopes(self) -> Iterator[Scope]:
+        """Yield the scopes whose values can be used here, innermost first."""
+        yield from reversed(self.open_branches)
+        if self.open_loop_scope is not None:
+            yield self.open_loop_scope
+        yield self.top
 
     def open_loop(self, header: str) -> None:
-        """Start a loop; values that vary along its tile dimension go into it."""
-        self.inner = Scope(header=Line(header))
+        """Open a loop: values that vary along its tile dimension are computed in it from here on."""
+        self.open_loop_scope = Scope(header=Line(header))
 
     def close_loop(self) -> None:
-        """End the loop: what it computed per iteration is forgotten."""
-        assert self.inner is not None
-        self.top.lines.append(self.inner)
-        self.inner = None
+        """Close the loop: the values of its iterations can no longer be used."""
+        assert self.open_loop_scope is not None
+        self.top.lines.append(self.open_loop_scope)
+        self.open_loop_scope = None
 
-    def line(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> None:
-        """A line that defines nothing that could be shared."""
+    def add_line(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> None:
+        """Add a line that defines no value."""
         self.scope(tiles).lines.append(Line(text, exprs, comment))
 
-    def once(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr) -> None:
-        """A line that defines nothing; the same line in the same scope is written once."""
+    def add_line_once(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr) -> None:
+        """Add a line that defines no value, unless it can be found in a visible scope."""
         key = (text, exprs)
-        if not any(key in scope.known for scope in self.visible()):
-            self.line(text, tiles, *exprs)
-            self.scope(tiles).known[key] = Value("", torch.bool, tiles)
+        if not any(key in scope.values for scope in self.visible_scopes()):
+            self.add_line(text, tiles, *exprs)
+            self.scope(tiles).values[key] = Value("", torch.bool, tiles)
 
-    def name(self, prefix: str = "v") -> str:
-        """A new variable, whose name is none of the integers that a kernel takes."""
-        self._count += 1
-        made = f"{prefix}{self._count - 1}"
-        assert not is_name(made), made
-        return made
+    def new_name(self, prefix: str = "v") -> str:
+        """Return the name of a new variable, which is none of the integers that a kernel takes."""
+        name = f"{prefix}{self._name_count}"
+        self._name_count += 1
+        assert not is_name(name), name
+        return name
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
-        """A variable for an expression; the same one in the same scope is computed once, whatever 16-bit float it is."""
+        """Return a variable that holds an expression; an expression that is visible already is not computed again.
+
+        Args:
+            text: Triton text with ``{i}`` for each of ``exprs``.
+            dtype: The dtype of the value. 16-bit floats are all held in float32, so one variable can serve two of them.
+            tiles: The tile dimensions that the value varies along.
+            exprs: Index expressions of the text.
+            comment: A comment for the line.
+        """
         key = (text, exprs)
-        for scope in self.visible():
-            if key in scope.known:
-                return replace(scope.known[key], dtype=dtype)
-        scope, value = self.scope(tiles), Value(self.name(), dtype, tiles)
+        for scope in self.visible_scopes():
+            if key in scope.values:
+                return replace(scope.values[key], dtype=dtype)
+        value = Value(self.new_name(), dtype, tiles)
+        scope = self.scope(tiles)
         scope.lines.append(Line(f"{value.name} = {text}", exprs, comment))
-        scope.known[key] = value
+        scope.values[key] = value
         return value

@@ -1,4 +1,4 @@
-"""From an emitter's lines to a kernel's text: merges axes, names tile variables, prints index expressions.
+"""Writes a kernel's text from an emitter's lines: merges axes, names tile variables, prints index expressions.
 
 Worked example: if every access reads axes ``i0`` (size 8) and ``i1`` (size 4) as ``4*i0 + i1``, both become the tile
 variable ``x`` and the text has no division; otherwise the kernel begins with ``x1 = x % 4`` and ``x0 = x // 4``.
@@ -6,7 +6,8 @@ variable ``x`` and the text has no division; otherwise the kernel begins with ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -25,46 +26,84 @@ from dynafuse.lowering.triton import libm as lm
 """
 
 
+Variables = dict[sympy.Symbol, sympy.Expr]
+"""The variable of each axis in a kernel's text."""
+
+
 @dataclass
-class Tile:
-    """A tile dimension: its variable, the lines that define it, the axes that it walks (outermost first)."""
+class TileDimension:
+    """A dimension of a kernel's tile: its variable, the lines that define it, the axes that it walks (outermost first)."""
 
     name: str
     define: tuple[str, ...]
     axes: list[sympy.Symbol]
-    in_loop: bool = False
+    in_loop: bool = False  # whether it begins anew in every step of the loop
 
 
-def lines_of(scope: Scope) -> Iterator[Line]:
-    """All lines of a scope, its loops and its branches."""
+def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, parameters: Sequence[str], constants: Sequence[str],
+           docstring: str) -> str:
+    """Return the text of one kernel.
+
+    Args:
+        emitter: What the kernel computes.
+        tiles: Its tile dimensions, whose axes are merged here where the text allows it.
+        name: Its name.
+        parameters: The names of its arguments but for the constants.
+        constants: The names of its constexpr arguments.
+        docstring: Its docstring.
+    """
+    merged_axes = merge_axes(emitter, tiles)
+    variables: Variables = {}
+    first_variables: Variables = {}
+    before_loop: list[str] = []
+    in_loop: list[str] = []
+    for tile in tiles:
+        lines = [*tile.define, *_axis_lines(tile, variables), *_axis_lines(tile, first_variables, "_first")]
+        (in_loop if tile.in_loop else before_loop).extend(lines)
+    body = before_loop + list(_Body(in_loop, merged_axes, variables, first_variables).text(emitter.top, "")) or ["pass"]
+    signature = ", ".join([*parameters, *(f"{constant}: tl.constexpr" for constant in constants)])
+    text = "\n".join(f"    {line}" for line in _without_unused(body))
+    return f'@triton.jit\ndef {name}({signature}):\n    """{docstring}"""\n{text}\n'
+
+
+def merge_axes(emitter: Emitter, tiles: Sequence[TileDimension]) -> Variables:
+    """Merge neighbouring axes of each tile dimension that every expression reads as one.
+
+    Returns:
+        What replaces the axes that are merged, in index expressions.
+    """
+    exprs = {expr for line in _lines(emitter.top) for expr in line.exprs}
+    replacements: Variables = {}
+    for tile in tiles:
+        position = 0
+        while position + 1 < len(tile.axes):
+            outer, inner = tile.axes[position:position + 2]
+            axis = symbol(f"{outer.name}_{inner.name}", outer.size * inner.size)
+            rewritten = _rewrite_over_one_axis(exprs, outer, inner, axis)
+            if rewritten is None:
+                position += 1
+                continue
+            exprs = rewritten
+            tile.axes[position:position + 2] = [axis]
+            both: Variables = {outer: sympy.S.Zero, inner: axis}
+            replacements = {old: expr.xreplace(both) for old, expr in replacements.items()} | both
+    return replacements
+
+
+def _lines(scope: Scope) -> Iterator[Line]:
+    """Yield all lines of a scope, of its loops and of its branches."""
     for item in scope.lines:
         if isinstance(item, Scope):
             yield item.header
-            yield from lines_of(item)
+            yield from _lines(item)
         else:
             yield item
 
 
-def merge_axes(emitter: Emitter, tiles: Sequence[Tile]) -> dict[sympy.Symbol, sympy.Expr]:
-    """Make one axis of neighbours that every expression reads as one; returns what replaces the old axes."""
-    exprs = {e for line in lines_of(emitter.top) for e in line.exprs}
-    replaced: dict[sympy.Symbol, sympy.Expr] = {}
-    for tile in tiles:
-        position = 0
-        while position + 1 < len(tile.axes):
-            merged = _merged(tile.axes[position], tile.axes[position + 1], exprs)
-            if merged is None:
-                position += 1
-                continue
-            exprs, new, both = merged
-            tile.axes[position:position + 2] = [new]
-            replaced = {axis: expr.xreplace(both) for axis, expr in replaced.items()} | both
-    return replaced
-
-
-def _merged(outer: sympy.Symbol, inner: sympy.Symbol, exprs: set[sympy.Expr]):  # type: ignore[no-untyped-def]
-    """The expressions over one axis instead of two; None if some expression tells the two apart."""
-    new = symbol(f"{outer.name}_{inner.name}", outer.size * inner.size)
+def _rewrite_over_one_axis(
+    exprs: set[sympy.Expr], outer: sympy.Symbol, inner: sympy.Symbol, axis: sympy.Symbol
+) -> set[sympy.Expr] | None:
+    """Return expressions over ``axis`` instead of two axes; None if some expression tells the two apart."""
     rewritten: set[sympy.Expr] = set()
     for expr in exprs:
         if not (expr.has(outer) or expr.has(inner)):
@@ -74,86 +113,65 @@ def _merged(outer: sympy.Symbol, inner: sympy.Symbol, exprs: set[sympy.Expr]):  
         rest = sympy.expand(expr - factor * inner - factor * inner.size * outer)
         if factor == 0 or rest.has(outer) or rest.has(inner):
             return None
-        rewritten.add(rest + factor * new)
-    return rewritten, new, {outer: sympy.S.Zero, inner: new}
+        rewritten.add(rest + factor * axis)
+    return rewritten
 
 
-def render(emitter: Emitter, tiles: Sequence[Tile], name: str, parameters: Sequence[str], constants: Sequence[str],
-           docstring: str) -> str:
-    """The text of one kernel."""
-    replaced = merge_axes(emitter, tiles)
-    names: dict[sympy.Symbol, sympy.Expr] = {}
-    firsts: dict[sympy.Symbol, sympy.Expr] = {}
-    before: list[str] = []
-    inside: list[str] = []
-    for tile in tiles:
-        lines = [*tile.define, *_axis_lines(tile, names), *_axis_lines(tile, firsts, "_first")]
-        (inside if tile.in_loop else before).extend(lines)
-    body = before + list(_Body(inside, replaced, names, firsts).text(emitter.top, "")) or ["pass"]
-    body = _used(body)
-    signature = ", ".join([*parameters, *(f"{c}: tl.constexpr" for c in constants)])
-    text = "\n".join(f"    {line}" for line in body)
-    return f'@triton.jit\ndef {name}({signature}):\n    """{docstring}"""\n{text}\n'
+def _axis_lines(tile: TileDimension, variables: Variables, suffix: str = "") -> Iterator[str]:
+    """Yield lines that take a tile variable apart into its axes, and name these in ``variables``.
 
-
-def _axis_lines(tile: Tile, names: dict[sympy.Symbol, sympy.Expr], suffix: str = "") -> Iterator[str]:
-    """Lines that take a tile variable apart into its axes; with a suffix, those of the first element alone."""
+    With a suffix the lines are about the tile's first element alone.
+    """
     inner: Size = 1
-    whole = tile.name + suffix
+    flat = tile.name + suffix
     for k in reversed(range(len(tile.axes))):
         axis = tile.axes[k]
-        variable = whole if len(tile.axes) == 1 else f"{tile.name}{k}{suffix}"
-        names[axis] = sympy.Symbol(variable)
+        name = flat if len(tile.axes) == 1 else f"{tile.name}{k}{suffix}"
+        variables[axis] = sympy.Symbol(name)
         if len(tile.axes) > 1:
-            text = whole if inner == 1 else f"({whole} // {_size(inner)})"
-            yield f"{variable} = {text}" + (f" % {_size(axis.size)}" if k else "")
+            text = flat if inner == 1 else f"({flat} // {_divisor_text(inner)})"
+            yield f"{name} = {text}" + (f" % {_divisor_text(axis.size)}" if k else "")
         inner = inner * axis.size
 
 
-def _size(size: Size) -> str:
+def _divisor_text(size: Size) -> str:
     text = size_text(size if isinstance(size, int) else sympy.sympify(size))
     return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 
 @dataclass
 class _Body:
-    """Prints scopes. ``inside`` are the lines that begin a loop; ``names`` and ``firsts`` are the variables of the axes."""
+    """Writes the lines of scopes."""
 
-    inside: list[str]
-    replaced: dict[sympy.Symbol, sympy.Expr]
-    names: dict[sympy.Symbol, sympy.Expr]
-    firsts: dict[sympy.Symbol, sympy.Expr]
+    in_loop: list[str]  # the lines that begin a loop
+    merged_axes: Mapping[sympy.Symbol, sympy.Expr]
+    variables: Variables
+    first_variables: Variables  # of the first element of a program's tile
 
     def text(self, scope: Scope, indent: str) -> Iterator[str]:
-        """The lines of a scope."""
+        """Yield the lines of a scope."""
         for item in scope.lines:
             if isinstance(item, Scope):
-                yield indent + self._line(item.header, self.firsts if item.branch else self.names)
-                yield from (f"{indent}    {line}" for line in ([] if item.branch else self.inside))
+                yield indent + self._line(item.header, self.first_variables if item.is_branch else self.variables)
+                yield from (f"{indent}    {line}" for line in ([] if item.is_branch else self.in_loop))
                 yield from self.text(item, indent + "    ")
             else:
-                yield indent + self._line(item, self.names)
+                yield indent + self._line(item, self.variables)
 
-    def _line(self, line: Line, names: dict[sympy.Symbol, sympy.Expr]) -> str:
-        exprs = [e if e.is_Integer else size_text(e.xreplace(self.replaced), names) for e in line.exprs]
+    def _line(self, line: Line, variables: Variables) -> str:
+        exprs = [e if e.is_Integer else size_text(e.xreplace(self.merged_axes), variables) for e in line.exprs]
         return line.text.format(*exprs) + (f"  # {line.comment}" if line.comment else "")
 
 
-def _used(body: Sequence[str]) -> list[str]:
-    """Drop definitions of values, tile variables and masks that nothing uses."""
-    kept: list[str] = []
-    text = ""
+def _without_unused(body: Sequence[str]) -> list[str]:
+    """Return the lines of a kernel without the definitions of values, tile variables and masks that nothing uses."""
+    used_lines: list[str] = []
+    used_text = ""
     for line in reversed(body):
         name, equals, _ = line.strip().partition(" = ")
-        generated = equals and name.isidentifier() and name.split("_")[0].rstrip("0123456789") in ("v", "x", "y", "r")
-        if generated and not _mentions(text, name):
+        is_definition = equals and name.isidentifier() and name.split("_")[0].rstrip("0123456789") in ("v", "x", "y", "r")
+        if is_definition and not re.search(rf"\b{name}\b", used_text):
             continue
-        kept.append(line)
-        text += line + "\n"
-    return kept[::-1]
-
-
-def _mentions(text: str, name: str) -> bool:
-    import re
-
-    return re.search(rf"\b{name}\b", text) is not None
+        used_lines.append(line)
+        used_text += line + "\n"
+    return used_lines[::-1]

@@ -1,4 +1,4 @@
-"""Few long rows, or columns: several programs per row leave partial states, a second kernel combines them.
+"""Kernels for few long rows, or for columns: several programs per row leave partial states, a second kernel combines them.
 
 Worked example: ``sum(x, dim=0)`` of ``x[8192, 512]`` is split: 8 × 64 programs each add up 128 rows of 64 columns into a
 workspace ``[64, 512]``, and the second kernel adds the 64 partial sums of every column.
@@ -6,126 +6,132 @@ workspace ``[64, 512]``, and the second kernel adds the 64 partial sums of every
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 import sympy
 import torch
 
-from dynafuse.ir import Layout, Size, Spec, Workspace
+from dynafuse.ir import Layout, Size, Workspace
 from dynafuse.lowering.triton.builder import (
-    Parts,
+    ROW_TILES,
+    KernelBuilder,
     add_launch,
-    blocks,
-    combined,
-    element_count,
+    block_count,
+    combine_lanes,
     emit_stores,
-    emitter,
+    finish_reduction,
     identity_text,
-    program,
+    make_emitter,
+    numel,
+    program_id,
     recurrence_of,
-    tile,
+    tile_dimension,
 )
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.reductions import Recurrence
-from dynafuse.lowering.triton.rows import one_pass, row_launch
+from dynafuse.lowering.triton.rows import add_row_launch, emit_pass
 from dynafuse.lowering.triton.schedule import estimate, power_of_two
 from dynafuse.lowering.triton.scopes import Line
-from dynafuse.lowering.triton.source import Tile
+from dynafuse.lowering.triton.source import TileDimension
 from dynafuse.lowering.triton.text import factor_text, size_text
 from dynafuse.ops import Value
 from dynafuse.ops.literals import triton_type
 
 
-def split(parts: Parts) -> None:
-    """Several programs per row, then a kernel that combines what they leave."""
-    emit = emitter(parts, loop="r")
-    r = parts.numel("r")
-    chunk = blocks(blocks(r, parts.tiles.splits), parts.tiles.block["r"]) * parts.tiles.block["r"]
-    emit.top.lines.extend(_chunk_lines(parts, chunk, r))
-    early = [(n, s) for n, s in enumerate(parts.spec.stores) if runs_along(s, parts.tiles.order["r"])]
-    one_pass(parts, emit, [op for op, _ in parts.spec.reductions], early, ("r_begin", "r_end"),
-             lambda op, rule, states: _leave_partials(parts, emit, op, rule, states))
-    done = {n for n, _ in early}
-    row_launch(parts, emit, f"{program(parts, 0)} * XBLOCK", "r_base", r_loop=True)
-    combine(parts, parts.tiles.order["x"], done)
+def split(builder: KernelBuilder) -> None:
+    """Add a kernel with several programs per row, and the kernel that combines what they leave."""
+    spec, schedule = builder.spec, builder.schedule
+    emitter = make_emitter(builder, loop="r")
+    row_length, block = builder.numel("r"), schedule.block["r"]
+    chunk = block_count(block_count(row_length, schedule.splits), block) * block
+    emitter.top.lines.extend(_chunk_bounds(builder, chunk, row_length))
+    along_row = [(number, store) for number, store in enumerate(spec.stores) if runs_along(store, schedule.order["r"])]
+
+    def leave_states(op: int, rule: Recurrence, states: list[str]) -> None:
+        """Combine a program's lanes and write the states to the workspace, one row per program."""
+        combined_states = combine_lanes(emitter, rule, states, frozenset("x"), 1)
+        for state, (dtype, _) in zip(combined_states, rule.states, strict=True):
+            write_partial(builder, emitter, state, dtype, "x", program_id(builder, 1))
+
+    emit_pass(builder, emitter, [op for op, _ in spec.reductions], along_row, ("r_begin", "r_end"), leave_states)
+    add_row_launch(builder, emitter, "r_base", loops=True)
+    add_combine_kernel(builder, schedule.order["x"], {number for number, _ in along_row})
 
 
-def _chunk_lines(parts: Parts, chunk: Size, total: Size):  # type: ignore[no-untyped-def]
-    yield Line(f"r_begin = {program(parts, 1)} * {factor_text(chunk)}")
-    yield Line(f"r_end = tl.minimum(r_begin + {size_text(chunk)}, {size_text(total)})")
+def _chunk_bounds(builder: KernelBuilder, chunk: Size, row_length: Size) -> Iterator[Line]:
+    """Yield the lines that define the part of the row that a program reads."""
+    yield Line(f"r_begin = {program_id(builder, 1)} * {factor_text(chunk)}")
+    yield Line(f"r_end = tl.minimum(r_begin + {size_text(chunk)}, {size_text(row_length)})")
 
 
-def _leave_partials(parts: Parts, emit: Emitter, op: int, rule: Recurrence, states: list[str]) -> None:
-    """Combine a program's lanes and write the states to the workspace, one row per program."""
-    names = combine_lanes(emit, rule, states, frozenset("x"), 1)
-    for name, (dtype, _) in zip(names, rule.states, strict=True):
-        write_partial(parts, emit, op, name, dtype, "x", program(parts, 1))
+def write_partial(
+    builder: KernelBuilder, emitter: Emitter, state: str, dtype: torch.dtype, along: str, program: str
+) -> None:
+    """Write a partial state to a new workspace, which has a row per program.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        state: The name of the state.
+        dtype: Its dtype.
+        along: The tile dimension that it varies along.
+        program: The text of the program's number.
+    """
+    total = builder.numel(along)
+    workspace = Workspace(f"tmp{len(builder.workspaces)}", dtype, builder.schedule.splits * total)
+    builder.workspaces.append(workspace)
+    emitter.accesses.append(_workspace_access(workspace, is_store=True))
+    offset = f"{program} * {factor_text(total)} + {along}"
+    text = f"tl.store({workspace.name} + ({offset}), {state}.to({triton_type(dtype)}), {along}_mask)"
+    emitter.add_line(text, frozenset())
 
 
-def combine_lanes(emit: Emitter, rule: Recurrence, states: list[str], tiles: frozenset[str], axis: int) -> list[str]:
-    names = [emit.name("c") for _ in states]
-    emit.line(f"{', '.join(names)} = {rule.combine(states).replace('AXIS', str(axis))}", tiles)
-    for name in names:
-        emit.line(f"{name} = {name}{'[:, None]' if axis == 1 else '[None, :]'}", tiles)
-    return names
+def _workspace_access(workspace: Workspace, *, is_store: bool) -> Access:
+    return Access(workspace.name, Layout(workspace.dtype, (workspace.size,), (1,)), sympy.S.Zero, is_store)
 
 
-def write_partial(parts: Parts, emit: Emitter, op: int, name: str, dtype: torch.dtype, along: str, row: str) -> None:
-    total = parts.numel(along)
-    space = Workspace(f"tmp{len(parts.workspaces)}", dtype, parts.tiles.splits * total)
-    parts.workspaces.append(space)
-    emit.accesses.append(_workspace_access(space, True))
-    held = f"{name}.to({triton_type(dtype)})"
-    emit.line(f"tl.store({space.name} + ({row} * {factor_text(total)} + {along}), {held}, {along}_mask)", frozenset())
+def add_combine_kernel(builder: KernelBuilder, axes: tuple[int, ...], stored: Collection[int]) -> None:
+    """Add the second kernel: it combines partial states, then computes and stores what depends on them.
 
-
-def _workspace_access(space: Workspace, store: bool):  # type: ignore[no-untyped-def]
-    return Access(space.name, Layout(space.dtype, (space.size,), (1,)), sympy.S.Zero, store)
-
-
-def combine(parts: Parts, axes: tuple[int, ...], done: set[int]) -> None:
-    """The second kernel: combines partial states, then computes and stores what depends on them."""
-    spec = parts.spec
-    emit = emitter(parts, tile_of=["x" if k in axes else "r" for k in range(len(spec.axes))])
-    splits, total, typical = parts.tiles.splits, _total(spec, axes), estimate(_total(spec.typical, axes))
-    spaces = _spaces_of(parts)
-    block = {"x": min(_combine_width(splits), power_of_two(typical)), "r": power_of_two(splits)}
-    warps = 8 if block["x"] * block["r"] >= 4096 else 4
+    Args:
+        builder: The kernels of the spec.
+        axes: The axes that the partial states vary along.
+        stored: The numbers of the outputs that the first kernel has stored.
+    """
+    spec, splits = builder.spec, builder.schedule.splits
+    emitter = make_emitter(builder, tile_of=["x" if k in axes else "r" for k in range(len(spec.axes))])
+    total, typical_total = numel(spec, axes), estimate(numel(spec.typical, axes))
+    workspaces = _workspaces_of_reductions(builder)
+    block = {"x": min(_combine_width(splits), power_of_two(typical_total)), "r": power_of_two(splits)}
 
     def reduce(op: int) -> Value:
         rule = recurrence_of(spec, op)
         states = []
-        for space, (dtype, identity) in zip(spaces[op], rule.states, strict=True):
-            emit.accesses.append(_workspace_access(space, False))
-            load = f"tl.load({space.name} + (r * {factor_text(total)} + x), x_mask & r_mask)"
+        for workspace, (dtype, identity) in zip(workspaces[op], rule.states, strict=True):
+            emitter.accesses.append(_workspace_access(workspace, is_store=False))
+            load = f"tl.load({workspace.name} + (r * {factor_text(total)} + x), x_mask & r_mask)"
             load += ".to(tl.int1)" if dtype is torch.bool else ""
             text = f"tl.where(r_mask, {load}, {identity_text(dtype, identity)})"
-            states.append(emit.define(text, dtype, frozenset("xr")).name)
-        emit.reduced[op] = combined(emit, rule, states, frozenset("x"), element_count(parts, op), spec.ops[op].dtype, 1)
-        return emit.reduced[op]
+            states.append(emitter.define(text, dtype, ROW_TILES).name)
+        return finish_reduction(builder, emitter, op, rule, states)
 
-    emit.on_reduction = reduce
-    emit_stores(parts, emit, [(n, s) for n, s in enumerate(spec.stores) if n not in done])
+    emitter.on_reduction = reduce
+    emit_stores(builder, emitter, [(number, store) for number, store in enumerate(spec.stores) if number not in stored])
     tiles = [
-        tile(parts, "x", f"{program(parts, 0)} * XBLOCK", "[:, None]", total, axes, emit),
-        Tile("r", ("r = tl.arange(0, RBLOCK)[None, :]", f"r_mask = r < {splits}"), []),
+        tile_dimension(builder, "x", f"{program_id(builder, 0)} * XBLOCK", "[:, None]", total, axes, emitter),
+        TileDimension("r", ("r = tl.arange(0, RBLOCK)[None, :]", f"r_mask = r < {splits}"), []),
     ]
-    add_launch(parts, emit, tiles, (blocks(total, block["x"]), 1, 1), "_combine", block, warps)
+    warps = 8 if block["x"] * block["r"] >= 4096 else 4
+    add_launch(builder, emitter, tiles, (block_count(total, block["x"]), 1, 1), "_combine", block, warps)
 
 
 def _combine_width(splits: int) -> int:
-    """Columns per program: enough neighbours for whole memory sectors, not so many that registers run out."""
+    """Return the columns per program: enough neighbours for whole memory sectors, not so many that registers run out."""
     return max(16, 2048 // power_of_two(splits))
 
 
-def _total(spec: Spec, axes: tuple[int, ...]) -> Size:
-    total: Size = 1
-    for axis in axes:
-        total = total * spec.axes[axis].size
-    return total
-
-
-def _spaces_of(parts: Parts) -> dict[int, list[Workspace]]:
-    """The workspaces of each reduction that a second kernel completes, in the order in which they were made."""
-    rest = iter(parts.workspaces)
-    order = [op for op, _ in parts.spec.reductions if op in parts.tiles.late]
-    return {op: [next(rest) for _ in recurrence_of(parts.spec, op).states] for op in order}
+def _workspaces_of_reductions(builder: KernelBuilder) -> dict[int, list[Workspace]]:
+    """Return the workspaces of each reduction that the second kernel completes; the first wrote them in this order."""
+    workspaces = iter(builder.workspaces)
+    return {op: [next(workspaces) for _ in recurrence_of(builder.spec, op).states] for op in builder.deferred_reductions()}

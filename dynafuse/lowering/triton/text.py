@@ -1,7 +1,7 @@
-"""How sizes and values are written in a kernel's source.
+"""Writes sizes, indices and values as Triton source.
 
-Triton divides as C does, expressions as Python does: a quotient or remainder is written with Triton's operator where its
-dividend is known not to be negative, else with a function that rounds down.
+Triton divides as C does, index expressions as Python does: a quotient or remainder is written with Triton's operator where
+its dividend is known not to be negative, else with a function that rounds down.
 
 Worked example: ``size_text(4 * s0)`` is ``4*s0``; with an index ``i`` below 8, ``size_text((i - 3) // 2)`` is
 ``lm.floor_div_int(i - 3, 2)``; ``wrap("-1.0")`` is ``(-1.0)``, which can stand anywhere in an expression.
@@ -25,35 +25,35 @@ Names = Mapping[sympy.Symbol, sympy.Expr]
 
 
 class _Quotient(sympy.Function):  # type: ignore[misc]
-    """A quotient as Triton writes it. Never evaluated: what it is made of has been looked at."""
+    """A quotient by Triton's operator. It is never evaluated: sympy has simplified its operands before."""
 
     precedence = FloorDiv.precedence
     is_integer = True
 
 
 class _Remainder(_Quotient):
-    """A remainder as Triton writes it."""
+    """A remainder by Triton's operator."""
 
 
 class _FloorQuotient(_Quotient):
-    """A quotient of what may be negative."""
+    """A quotient of a dividend that may be negative."""
 
 
 class _FloorRemainder(_Quotient):
-    """A remainder of what may be negative."""
+    """A remainder of a dividend that may be negative."""
 
 
 class _Printer(ExprPrinter):
-    """Writes Triton."""
+    """Writes sympy expressions as Triton source."""
 
     def emptyPrinter(self, expr: sympy.Basic) -> str:
         raise LoweringError(f"the size {expr}", f"Triton has no {type(expr).__name__}")
 
     _print_Function = _print_Rational = emptyPrinter
 
-    def _operation(self, expr: sympy.Expr, sign: str) -> str:
+    def _operation(self, expr: sympy.Expr, operator: str) -> str:
         left, right = (self.parenthesize(arg, sympy.printing.precedence.PRECEDENCE["Atom"] - 0.5) for arg in expr.args)
-        return f"{left} {sign} {right}"
+        return f"{left} {operator} {right}"
 
     def _call(self, name: str, *args: sympy.Expr) -> str:
         return f"{name}({', '.join(map(self._print, args))})"
@@ -91,43 +91,47 @@ _printer = _Printer()
 
 
 def size_text(size: Size, names: Names | None = None) -> str:
-    """A size or index as Triton source, its symbols written as ``names`` says, where that has them."""
-    return str(size) if isinstance(size, int) else str(_printer.doprint(_written(size, names or {})))
+    """Return a size or index expression as Triton source, with its symbols renamed as ``names`` says.
+
+    Raises LoweringError for a function that Triton lacks.
+    """
+    return str(size) if isinstance(size, int) else str(_printer.doprint(_in_triton_operations(size, names or {})))
 
 
-def _written(expr: sympy.Expr, names: Names) -> sympy.Expr:
-    """An expression in Triton's operations, with its symbols renamed.
+def _in_triton_operations(expr: sympy.Expr, names: Names) -> sympy.Expr:
+    """Return an expression in Triton's operations, with its symbols renamed.
 
-    Both at once, and without evaluation anew: the ranges of the symbols, which tell what is not negative, end here.
+    Renaming loses the ranges of the symbols, which tell what is not negative, so both are done at once; for the same
+    reason nothing is evaluated again.
     """
     if not expr.args:
         return names.get(expr, expr)
-    parts = [_written(part, names) for part in expr.args]
+    args = [_in_triton_operations(arg, names) for arg in expr.args]
     if isinstance(expr, ModularIndexing):
-        whole, divisor, size = expr.args
-        return _written(Mod(FloorDiv(whole, divisor, evaluate=False), size, evaluate=False), names)
+        dividend, divisor, size = expr.args
+        return _in_triton_operations(Mod(FloorDiv(dividend, divisor, evaluate=False), size, evaluate=False), names)
     if isinstance(expr, FloorDiv):
-        return (_Quotient if known_nonnegative(expr.args[0]) else _FloorQuotient)(*parts)
+        return (_Quotient if known_nonnegative(expr.args[0]) else _FloorQuotient)(*args)
     if isinstance(expr, (Mod, PythonMod)):
-        return (_Remainder if known_nonnegative(expr.args[0]) else _FloorRemainder)(*parts)
-    return expr if all(a is b for a, b in zip(parts, expr.args, strict=True)) else expr.func(*parts)
+        return (_Remainder if known_nonnegative(expr.args[0]) else _FloorRemainder)(*args)
+    return expr if all(new is old for new, old in zip(args, expr.args, strict=True)) else expr.func(*args)
 
 
 def factor_text(size: Size) -> str:
-    """A size as a factor of a product in Triton source."""
+    """Return a size as Triton source that can be a factor of a product."""
     return f"({size_text(size)})" if isinstance(size, sympy.Add) else size_text(size)
 
 
 def is_literal(value: Value) -> bool:
-    """Whether a value is written out, and no variable."""
+    """Return whether a value is a literal rather than a variable."""
     return not value.name.isidentifier() or value.name in ("True", "False")
 
 
 def wrap(name: str) -> str:
-    """A negative literal in brackets, so that it can stand anywhere in an expression."""
+    """Return a name or literal as it can stand anywhere in an expression: negative literals in brackets."""
     return f"({name})" if name.startswith("-") else name
 
 
 def escape(text: str) -> str:
-    """Text that ``str.format`` leaves as it is."""
+    """Return text that ``str.format`` turns back into ``text``."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dynafuse.ir import Ref, Spec
-from dynafuse.lowering.triton.online import Online, find
-from dynafuse.lowering.triton.reduction_passes import levels
+from dynafuse.lowering.triton.online import OnlineSum, find_online_sums
+from dynafuse.lowering.triton.reduction_passes import passes_before
 from tests.support import representative
 from tests.support.representative import F32, Case
 
@@ -26,7 +26,7 @@ def spec_of(monkeypatch: pytest.MonkeyPatch, function: Function, arguments: tupl
 
 
 def passes(spec: Spec) -> int:
-    return max(levels(spec, find(spec))[op] for op, _ in spec.reductions)
+    return max(passes_before(spec, find_online_sums(spec))[op] for op, _ in spec.reductions)
 
 
 def largest(x: torch.Tensor) -> torch.Tensor:
@@ -35,9 +35,9 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_softmax_is_found_with_its_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(monkeypatch, lambda x: x.softmax(-1), X)
-    (found,) = find(spec).values()
-    assert found == Online(1, Ref("in", 0), Ref("op", 0), (), 0)
-    assert levels(spec)[found.difference + 2] == 2 and passes(spec) == 1
+    (found,) = find_online_sums(spec).values()
+    assert found == OnlineSum(1, Ref("in", 0), Ref("op", 0), (), 0)
+    assert passes_before(spec)[found.difference + 2] == 2 and passes(spec) == 1
 
 
 FOUND: dict[str, tuple[Function, tuple, int | None]] = {  # type: ignore[type-arg]
@@ -52,7 +52,7 @@ FOUND: dict[str, tuple[Function, tuple, int | None]] = {  # type: ignore[type-ar
 def test_what_can_be_taken_out_of_the_sum_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     function, arguments, maximum = FOUND[name]
     spec = spec_of(monkeypatch, function, arguments)
-    (found,) = find(spec).values()
+    (found,) = find_online_sums(spec).values()
     assert (found.maximum is None) == (maximum is None) and passes(spec) == 1
 
 
@@ -68,10 +68,10 @@ NOT_FOUND: dict[str, tuple[Function, tuple]] = {  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("name", NOT_FOUND)
 def test_what_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert find(spec_of(monkeypatch, *NOT_FOUND[name])) == {}
+    assert find_online_sums(spec_of(monkeypatch, *NOT_FOUND[name])) == {}
 
 
 def test_eagers_rounding_needs_the_shifted_values(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(monkeypatch, lambda x: x.softmax(-1), X)
     rounded = dataclasses.replace(spec, options=tuple((k, v or k == "round_like_eager") for k, v in spec.options))
-    assert find(spec) and not find(rounded)
+    assert find_online_sums(spec) and not find_online_sums(rounded)

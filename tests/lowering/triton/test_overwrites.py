@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse import backend
-from dynafuse.lowering.triton.schedule import schedule
+from dynafuse.lowering.triton.schedule import choose_schedule
 from tests.support import graphs
 
 X, Y = torch.randn(30, 50), torch.randn(30, 50)
@@ -24,7 +24,7 @@ def check(write: Any, *inputs: torch.Tensor, dynamic: bool = False, classes: str
     found = run.call(list(ours))
     for mine, other in zip([*found, *ours], [*expected, *theirs], strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
-    assert classes in [schedule(bound.spec).kernel_class for bound in run.bounds.values()] or not classes
+    assert classes in [choose_schedule(bound.spec).kernel_class for bound in run.bounds.values()] or not classes
 
 
 def into(build: graphs.Builder, target: Node, value: Node) -> Node:
