@@ -1,1 +1,1 @@
-"""Lowering to Triton."""
+"""The Triton executor: a region becomes kernels written in Triton."""

@@ -1,7 +1,9 @@
 """libdevice for Triton's interpreter: the functions that :mod:`dynafuse.lowering.triton.libm` calls, on NumPy data.
 
-Imported only under ``TRITON_INTERPRET=1``. An interpreted tensor is a handle that holds a NumPy array; a scalar's array
-has shape ``(1,)``.
+It is imported only under ``TRITON_INTERPRET=1``. An interpreted tensor is a handle that holds a NumPy array; a scalar's
+array has shape ``(1,)``.
+
+Worked example: ``exp(tl_tensor)`` is ``torch.exp`` of the handle's array, as a new handle of the same dtype.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ Array = np.ndarray[Any, Any]
 
 
 def _array(value: Any, like: tl.tensor) -> Array:
+    """Return the data of a tensor, or a number in the dtype of ``like``."""
     return value.handle.data if isinstance(value, tl.tensor) else np.asarray([value], _get_np_dtype(like.dtype))
 
 
-def _wrapped(data: Array, dtype: tl.dtype, *, block: bool) -> tl.tensor:
+def _tensor(data: Array, dtype: tl.dtype, *, block: bool) -> tl.tensor:
+    """Return data as an interpreted tensor: a block, or else a scalar."""
     data = np.asarray(data).astype(_get_np_dtype(dtype), copy=False)
     if not block:
         return tl.tensor(TensorHandle(data.reshape(1), dtype), dtype)
@@ -31,39 +35,45 @@ def _wrapped(data: Array, dtype: tl.dtype, *, block: bool) -> tl.tensor:
 
 
 def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
-    """A function of torch tensors as one of interpreted tensors and numbers, in the first tensor's dtype."""
+    """Return a function of torch tensors as one of interpreted tensors and numbers, in the first tensor's dtype."""
 
     def call(*operands: Any) -> tl.tensor:
         tensors = [operand for operand in operands if isinstance(operand, tl.tensor)]
         arrays = np.broadcast_arrays(*(_array(operand, tensors[0]) for operand in operands))
         result = function(*(torch.from_numpy(array.copy()) for array in arrays))
-        return _wrapped(result.numpy(), tensors[0].dtype, block=any(tensor.type.is_block() for tensor in tensors))
+        return _tensor(result.numpy(), tensors[0].dtype, block=any(tensor.type.is_block() for tensor in tensors))
 
     return call
 
 
 def _splat(builder: InterpreterBuilder, block: tl.block_type, scalar: TensorHandle) -> TensorHandle:
-    """A scalar spread over a block. Triton's own takes the handle's dtype, which for a comparison is its operands'."""
+    """Return a scalar spread over a block, in its data's dtype.
+
+    Triton's own function takes the handle's dtype, which for a comparison is that of the operands.
+    """
     return TensorHandle(np.full(block.shape, scalar.data[0], dtype=scalar.data.dtype), scalar.dtype.scalar)
 
 
 InterpreterBuilder.create_splat = _splat
-_cast = InterpreterBuilder.cast_impl
+_triton_cast = InterpreterBuilder.cast_impl
 
 
 def _rounding_cast(builder: InterpreterBuilder, src: TensorHandle, dest: tl.dtype) -> TensorHandle:
-    """A conversion of values. Triton's own cuts a float32's low bits off on the way to bfloat16; a GPU rounds to nearest."""
+    """Return values converted to another dtype, rounding a float32 to the nearest bfloat16 as a GPU does.
+
+    Triton's own function cuts off the low bits.
+    """
     if src.dtype.scalar == tl.float32 and dest.scalar == tl.bfloat16:
         rounded = torch.from_numpy(src.data.copy()).bfloat16().view(torch.int16).numpy().view(np.uint16)
         return TensorHandle(rounded, tl.bfloat16)
-    return _cast(builder, src, dest)
+    return _triton_cast(builder, src, dest)
 
 
 InterpreterBuilder.cast_impl = _rounding_cast
 
 
 def device_assert(condition: tl.tensor, message: str) -> None:
-    """Raise where a check of a kernel fails. Triton's own does nothing in the interpreter."""
+    """Raise IndexOutOfRange where a check of a kernel fails. Triton's own does nothing in the interpreter."""
     if not condition.handle.data.all():
         raise IndexOutOfRange(message)
 
@@ -116,9 +126,11 @@ cbrt = _elementwise(_cbrt)
 
 
 def _reduction(function: Callable[..., Array]) -> Callable[..., tl.tensor]:
+    """Return a reduction of NumPy arrays as one of interpreted tensors."""
+
     def call(x: tl.tensor, axis: int, keep_dims: bool = False) -> tl.tensor:
         data = function(x.handle.data, axis=axis, keepdims=keep_dims)
-        return _wrapped(data, x.dtype, block=np.ndim(data) > 0)
+        return _tensor(data, x.dtype, block=np.ndim(data) > 0)
 
     return call
 
@@ -131,22 +143,25 @@ all_of = _reduction(np.bitwise_and.reduce)
 
 
 def _arg_reduction(pick: Callable[..., Array]) -> Callable[..., tuple[tl.tensor, tl.tensor]]:
-    """NumPy's functions have torch's rules where the indices ascend along the axis: first NaN, first of equals."""
+    """Return NumPy's argmax or argmin as a reduction of (value, index) pairs.
+
+    Where the indices ascend along the axis, NumPy has torch's rules: the first NaN, else the first of equals.
+    """
 
     def call(x: tl.tensor, at: tl.tensor, axis: int, keep_dims: bool = False) -> tuple[tl.tensor, tl.tensor]:
         values, indices = np.broadcast_arrays(x.handle.data, at.handle.data)
         order = np.argsort(indices, axis=axis, kind="stable")
         values, indices = (np.take_along_axis(data, order, axis) for data in (values, indices))
-        chosen = np.expand_dims(pick(values, axis=axis), axis)
-        return (_picked(values, chosen, axis, keep_dims, x.dtype), _picked(indices, chosen, axis, keep_dims, at.dtype))
+        places = np.expand_dims(pick(values, axis=axis), axis)
+        return (_take(values, places, axis, keep_dims, x.dtype), _take(indices, places, axis, keep_dims, at.dtype))
 
     return call
 
 
-def _picked(data: Array, chosen: Array, axis: int, keep_dims: bool, dtype: tl.dtype) -> tl.tensor:
-    taken = np.take_along_axis(data, chosen, axis)
-    taken = taken if keep_dims else np.squeeze(taken, axis)
-    return _wrapped(taken, dtype, block=taken.ndim > 0)
+def _take(data: Array, places: Array, axis: int, keep_dims: bool, dtype: tl.dtype) -> tl.tensor:
+    elements = np.take_along_axis(data, places, axis)
+    elements = elements if keep_dims else np.squeeze(elements, axis)
+    return _tensor(elements, dtype, block=elements.ndim > 0)
 
 
 argmax = _arg_reduction(np.argmax)
@@ -156,11 +171,14 @@ argmin = _arg_reduction(np.argmin)
 def welford(
     mean: tl.tensor, m2: tl.tensor, weight: tl.tensor, axis: int, keep_dims: bool = False
 ) -> tuple[tl.tensor, ...]:
-    """Parts of (mean, sum of squared deviations, count) along ``axis`` as one such part."""
+    """Return the (mean, sum of squared deviations, count) of all parts along ``axis``, given those of each part.
+
+    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
     means, squares, weights = np.broadcast_arrays(mean.handle.data, m2.handle.data, weight.handle.data)
     total = weights.sum(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
         centre = np.where(total == 0, 0, (means * weights).sum(axis=axis, keepdims=True) / total)
     spread = (squares + weights * (means - centre) ** 2).sum(axis=axis, keepdims=True)
-    parts = [part if keep_dims else np.squeeze(part, axis) for part in (centre, spread, total)]
-    return tuple(_wrapped(part, mean.dtype, block=part.ndim > 0) for part in parts)
+    combined = [data if keep_dims else np.squeeze(data, axis) for data in (centre, spread, total)]
+    return tuple(_tensor(data, mean.dtype, block=data.ndim > 0) for data in combined)

@@ -36,7 +36,7 @@ if knobs.runtime.interpret:
     device_assert = libdevice.device_assert
 
     def jit(function: Callable[..., Any]) -> Any:
-        """In the interpreter a device function is itself; ``tl.reduce`` looks at ``fn`` of a combine function."""
+        """Return a device function as it is, with the ``fn`` that ``tl.reduce`` expects of a combine function."""
         function.fn = function  # type: ignore[attr-defined]
         return function
 
@@ -241,19 +241,19 @@ def fma(x, y, z):
 
 @jit
 def signbit(x):
-    """Whether the sign bit is set, that of zeros and NaNs included."""
+    """Return whether the sign bit is set, that of zeros and NaNs included."""
     return libdevice.signbit(x) != 0
 
 
 @jit
 def neg(x):
-    """``-x`` for floats: Triton's own is ``0 - x``, which is +0 for +0."""
+    """Return ``-x`` of a float: Triton's own is ``0 - x``, which is +0 for +0."""
     return x * -1.0
 
 
 @jit
 def minus_zero(dtype: tl.constexpr):
-    """-0.0, as a scalar."""
+    """Return -0.0 as a scalar."""
     return tl.full([], 0.0, dtype) * -1.0
 
 
@@ -264,44 +264,44 @@ def reciprocal(x):
 
 @jit
 def sign(x):
-    """-1, 0 or 1 in the operand's dtype; 0 for NaN. Integers too."""
+    """Return -1, 0 or 1 in the operand's dtype, 0 for NaN. Takes integers too."""
     return tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)
 
 
 @jit
 def maximum(x, y):
-    """The larger operand; NaN if either is. Integers too."""
+    """Return the larger operand, NaN if either is. Takes integers too."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
 def minimum(x, y):
-    """The smaller operand; NaN if either is. Integers too."""
+    """Return the smaller operand, NaN if either is. Takes integers too."""
     return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
 def fmax(x, y):
-    """The larger operand; the other one if one is NaN."""
+    """Return the larger operand; if one is NaN, the other."""
     return tl.where((x > y) | (y != y), x, y)
 
 
 @jit
 def fmin(x, y):
-    """The smaller operand; the other one if one is NaN."""
+    """Return the smaller operand; if one is NaN, the other."""
     return tl.where((x < y) | (y != y), x, y)
 
 
 @jit
 def remainder(x, y):
-    """Python's ``%`` for floats: the sign of the divisor."""
+    """Return Python's ``x % y`` of floats, which has the sign of the divisor."""
     rest = libdevice.fmod(x, y)
     return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
 
 
 @jit
 def floor_div(x, y):
-    """Python's ``//`` for floats, corrected by the exact remainder as eager does it; ``x / y`` where ``y`` is 0."""
+    """Return Python's ``x // y`` of floats, corrected by the exact remainder as in eager; ``x / y`` where ``y`` is 0."""
     rest = libdevice.fmod(x, y)
     quotient = libdevice.div_rn(x - rest, y)
     quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
@@ -313,21 +313,21 @@ def floor_div(x, y):
 
 @jit
 def remainder_int(x, y):
-    """Python's ``%`` for integers; Triton's is C's."""
+    """Return Python's ``x % y`` of integers; Triton's is C's."""
     rest = x % y
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @jit
 def floor_div_int(x, y):
-    """Python's ``//`` for integers; Triton's is C's."""
+    """Return Python's ``x // y`` of integers; Triton's is C's."""
     quotient = x // y
     return tl.where((x % y != 0) & ((x < 0) != (y < 0)), quotient - 1, quotient)
 
 
 @jit
 def pow_int(base, exponent):
-    """Exact integer power modulo 2^bits; a negative exponent gives 0 except for bases 1 and -1."""
+    """Return an exact integer power modulo 2^bits; 0 for negative exponents but of the bases 1 and -1."""
     result = tl.zeros_like(base) + 1
     factor = base
     bits = exponent
@@ -343,13 +343,13 @@ def pow_int(base, exponent):
 
 @jit
 def left_shift(x, y):
-    """``x << y``; 0 where the shift is negative or not below the width."""
+    """Return ``x << y``; 0 where the shift is negative or not below the width."""
     return tl.where((y < 0) | (y >= x.dtype.primitive_bitwidth), 0, x << y)
 
 
 @jit
 def right_shift(x, y):
-    """``x >> y``, arithmetic for signed types; all sign bits where the shift is negative or not below the width."""
+    """Return ``x >> y``, arithmetic for signed types; all sign bits where the shift is negative or not below the width."""
     outside = (y < 0) | (y >= x.dtype.primitive_bitwidth)
     shifted = x >> tl.where(outside, x.dtype.primitive_bitwidth - 1, y)
     return tl.where(outside & (x >= 0), 0, shifted)
@@ -378,13 +378,13 @@ def sinc(x):
 
 @jit
 def xlogy(x, y):
-    """``x * log(y)``; 0 where ``x`` is 0, unless ``y`` is NaN."""
+    """Return ``x * log(y)``; 0 where ``x`` is 0, unless ``y`` is NaN."""
     return tl.where(y != y, y, tl.where(x == 0, 0.0, x * libdevice.log(y)))
 
 
 @jit
 def logaddexp(x, y):
-    """``log(exp(x) + exp(y))``; equal infinities give themselves."""
+    """Return ``log(exp(x) + exp(y))``; of equal infinities that infinity."""
     high = maximum(x, y)
     gap = tl.where(x == y, 0.0, tl.abs(x - y))
     return high + libdevice.log1p(libdevice.exp(-gap))
@@ -392,13 +392,16 @@ def logaddexp(x, y):
 
 @jit
 def fast_exp(x):
-    """``exp`` for float32 values that are stored as 16-bit floats: off by one part in 10^7 times ``|x|``."""
+    """Return ``exp(x)`` for a float32 result that is stored as a 16-bit float: off by one part in 10^7 times ``|x|``."""
     return tl.exp(x)
 
 
 @jit
 def fast_erf(x):
-    """``erf`` for float32 values that are stored as 16-bit floats: off by 2e-7 (Abramowitz and Stegun 7.1.26)."""
+    """Return ``erf(x)`` for a float32 result that is stored as a 16-bit float: off by 2e-7.
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
+    """
     size = tl.abs(x)
     t = 1 / (1 + 0.3275911 * size)
     tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
@@ -408,21 +411,21 @@ def fast_erf(x):
 
 @jit
 def silu_slope(x):
-    """The derivative of ``x * sigmoid(x)``."""
+    """Return the derivative of ``x * sigmoid(x)``."""
     gate = sigmoid(x)
     return gate * (1 + x * (1 - gate))
 
 
 @jit
 def mish_slope(x):
-    """The derivative of ``x * tanh(softplus(x))``."""
+    """Return the derivative of ``x * tanh(softplus(x))``."""
     gate = libdevice.tanh(softplus(x))
     return gate + x * sigmoid(x) * (1 - gate * gate)
 
 
 @jit
 def gelu_tanh_slope(x):
-    """The derivative of GELU's tanh approximation."""
+    """Return the derivative of GELU's tanh approximation."""
     gate = libdevice.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
     inner = 0.7978845608028654 * (1 + 0.134145 * x * x)
     return 0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * inner
@@ -430,25 +433,25 @@ def gelu_tanh_slope(x):
 
 @jit
 def _offsets(offset):
-    """Offsets or bounds as a tensor of int64: they may be literals, as the place of a single element is."""
+    """Return offsets or bounds as an int64 tensor: they may be literals, as the place of a single element is."""
     return tl.full([], 0, tl.int64) + offset
 
 
 @jit
 def rand(seed, offset):
-    """Uniform float32 in [0, 1), one per offset, from Philox."""
+    """Return a uniform float32 in [0, 1) per offset, from Philox."""
     return tl.rand(seed, _offsets(offset))
 
 
 @jit
 def randn(seed, offset):
-    """Standard normal float32, one per offset, from Philox."""
+    """Return a standard normal float32 per offset, from Philox."""
     return tl.randn(seed, _offsets(offset))
 
 
 @jit
 def randint64(seed, offset, low, high):
-    """Uniform int64 in [low, high), one per offset, from Philox."""
+    """Return a uniform int64 in [low, high) per offset, from Philox."""
     low_word, high_word, _, _ = tl.randint4x(seed, _offsets(offset))
     word = low_word.to(tl.uint32, bitcast=True).to(tl.uint64) | (high_word.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
     first, last = _offsets(low), _offsets(high)
@@ -457,11 +460,6 @@ def randint64(seed, offset, low, high):
 
 
 # Combine functions for tl.reduce. Bools come in as integers: Triton's int1 is signed, so true < false there.
-
-
-@jit
-def combine_sum(x, y):
-    return x + y
 
 
 @jit
@@ -491,7 +489,7 @@ def combine_all(x, y):
 
 @jit
 def combine_argmax(x, x_at, y, y_at):
-    """The larger (value, index); a NaN is larger than any number; of equals the lower index."""
+    """Return the larger (value, index): a NaN is larger than any number, and of equals the lower index wins."""
     tie = (x == y) | ((x != x) & (y != y))
     left = (x > y) | ((x != x) & (y == y)) | (tie & (x_at < y_at))
     return tl.where(left, x, y), tl.where(left, x_at, y_at)
@@ -499,7 +497,7 @@ def combine_argmax(x, x_at, y, y_at):
 
 @jit
 def combine_argmin(x, x_at, y, y_at):
-    """The smaller (value, index); a NaN is smaller than any number; of equals the lower index."""
+    """Return the smaller (value, index): a NaN is smaller than any number, and of equals the lower index wins."""
     tie = (x == y) | ((x != x) & (y != y))
     left = (x < y) | ((x != x) & (y == y)) | (tie & (x_at < y_at))
     return tl.where(left, x, y), tl.where(left, x_at, y_at)
@@ -507,7 +505,10 @@ def combine_argmin(x, x_at, y, y_at):
 
 @jit
 def combine_welford(mean, m2, weight, other_mean, other_m2, other_weight):
-    """Chan's rule for (mean, sum of squared deviations, count); a part of weight 0 changes nothing."""
+    """Return the (mean, sum of squared deviations, count) of two parts; a part of count 0 changes nothing.
+
+    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
     gap = tl.where(mean == other_mean, 0.0, other_mean - mean)  # equal infinities must not make a NaN
     total = weight + other_weight
     share = tl.where(total == 0, 0.0, other_weight / total)
@@ -516,7 +517,10 @@ def combine_welford(mean, m2, weight, other_mean, other_m2, other_weight):
 
 @jit
 def take_welford(mean, m2, weight, v, share):
-    """Welford's rule: one more element, ``share`` of all that were taken in."""
+    """Return (mean, sum of squared deviations, count) with one more element; ``share`` is 1 over the new count.
+
+    Source: Welford, "Note on a method for calculating corrected sums of squares and products", Technometrics 4(3), 1962.
+    """
     gap = v - mean
     mean = mean + gap * share
     return mean, m2 + gap * (v - mean), weight + 1.0
@@ -531,12 +535,12 @@ else:
 
     @jit
     def amax(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """The largest value along ``axis``; NaN if there is one."""
+        """Return the largest value along ``axis``, NaN if there is one."""
         return tl.reduce(x, axis, combine_max, keep_dims=keep_dims)
 
     @jit
     def amin(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """The smallest value along ``axis``; NaN if there is one."""
+        """Return the smallest value along ``axis``, NaN if there is one."""
         return tl.reduce(x, axis, combine_min, keep_dims=keep_dims)
 
     @jit
@@ -545,25 +549,25 @@ else:
 
     @jit
     def any_of(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """Bitwise or along ``axis``."""
+        """Return the bitwise or along ``axis``."""
         return tl.reduce(x, axis, combine_any, keep_dims=keep_dims)
 
     @jit
     def all_of(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """Bitwise and along ``axis``."""
+        """Return the bitwise and along ``axis``."""
         return tl.reduce(x, axis, combine_all, keep_dims=keep_dims)
 
     @jit
     def argmax(x, at, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """``(value, index)`` of the largest value along ``axis``; ``at`` holds the elements' indices."""
+        """Return ``(value, index)`` of the largest value along ``axis``; ``at`` holds the elements' indices."""
         return tl.reduce((x, at), axis, combine_argmax, keep_dims=keep_dims)
 
     @jit
     def argmin(x, at, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """``(value, index)`` of the smallest value along ``axis``; ``at`` holds the elements' indices."""
+        """Return ``(value, index)`` of the smallest value along ``axis``; ``at`` holds the elements' indices."""
         return tl.reduce((x, at), axis, combine_argmin, keep_dims=keep_dims)
 
     @jit
     def welford(mean, m2, weight, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """``(mean, sum of squared deviations, count)`` of parts along ``axis``."""
+        """Return ``(mean, sum of squared deviations, count)`` of all parts along ``axis``."""
         return tl.reduce((mean, m2, weight), axis, combine_welford, keep_dims=keep_dims)
