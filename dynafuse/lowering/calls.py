@@ -1,6 +1,7 @@
-"""The ops of a spec as calls with their rows of the op table: what every lowering starts from.
+"""Finds the rows of a spec's ops in the op table, with which every lowering starts.
 
-Worked example: ``row_and_call`` of ``%1 = aten.add.Tensor(%0, 1)`` is the row of ``add`` with a ``Call`` of those arguments.
+Worked example: ``row_and_call`` of ``%1 = aten.add.Tensor(%0, 1)`` returns the row of ``add`` and a ``Call`` with those
+arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dynafuse.ops.overloads import overload
 
 
 def row_and_call(op: OpSpec) -> tuple[Row, Call]:
-    """An op's row, and the call. Raises LoweringError for an op without a row."""
+    """Return the row of an op and the call that it is. Raises LoweringError for an op without a row."""
     target = overload(op.target)
     row = lookup(target)
     if target is None or row is None:

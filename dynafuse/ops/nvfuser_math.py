@@ -1,8 +1,8 @@
-"""Pointwise expressions over nvFuser's functions.
+"""Evaluates pointwise expressions over nvFuser's functions.
 
 The op table has one expression per pointwise op, written for Triton (``{0} * lm.sigmoid({0})``). Its names have the same
 meaning here: ``lm.exp`` is nvFuser's ``exp``, ``lm.silu_slope`` is composed from what nvFuser has, and a name that is
-neither makes the op one that nvFuser cannot do. So a row that a user adds is a row for both.
+neither makes the op one that nvFuser cannot do. So a row that a user adds serves both executors.
 
     >>> missing("{0} * lm.sigmoid({0})"), missing("lm.pow_int({0}, {1})")
     ([], ['lm.pow_int'])
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dynafuse.ops.literals import opmath
-from dynafuse.ops.nvfuser_parts import Fusion, Operand, Part
+from dynafuse.ops.nvfuser_fusion import Fusion, FusionTensor, Operand
 
 _NAMES = re.compile(r"\b(?:tl|lm)\.\w+")
 
@@ -29,7 +29,7 @@ _NATIVE = (
     "trunc where"
 )
 NATIVE = frozenset(_NATIVE.split())
-"""Functions that nvFuser has under the name they have in expressions."""
+"""Functions that nvFuser has by the names that they have in expressions."""
 
 COMPOSED: Mapping[str, str] = {
     "div": "{0} / {1}",
@@ -55,23 +55,32 @@ COMPOSED: Mapping[str, str] = {
     "gelu_tanh_slope": "0.5 * (1 + lm.tanh_of_gelu({0})) + 0.5 * {0} * (1 - lm.tanh_of_gelu({0}) * lm.tanh_of_gelu({0})) "
                        "* (0.7978845608028654 * (1 + 0.134145 * {0} * {0}))",
 }
-"""Functions that are expressions over others; equal parts of an expression are recorded once."""
+"""Functions that are written as expressions over others; equal subexpressions are recorded once."""
 
 _TYPES: Mapping[str, torch.dtype] = {
     "int1": torch.bool, "int32": torch.int32, "int64": torch.int64, "float16": torch.float16,
     "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64,
 }
-_FORMS = frozenset({"full", "zeros_like", "minus_zero"})
+_METHODS = frozenset({"full", "zeros_like", "minus_zero"})
 
 
 def missing(text: str) -> list[str]:
-    """The names in an expression that nvFuser has nothing for."""
-    known = NATIVE | COMPOSED.keys() | _TYPES.keys() | _FORMS
-    return sorted({name for name in _NAMES.findall(text) if name[3:] not in known})
+    """Return the functions in an expression that nvFuser cannot compute, sorted."""
+    available = NATIVE | COMPOSED.keys() | _TYPES.keys() | _METHODS
+    return sorted({name for name in _NAMES.findall(text) if name[3:] not in available})
 
 
-def evaluate(fusion: Fusion, text: str, names: Mapping[str, Part]) -> Operand:
-    """Record an expression over ``names``; a number if it depends on none of them."""
+def evaluate(fusion: Fusion, text: str, names: Mapping[str, FusionTensor]) -> Operand:
+    """Record a pointwise expression.
+
+    Args:
+        fusion: The fusion to which it is added.
+        text: The expression, over ``tl``, ``lm`` and names.
+        names: The tensor of each name.
+
+    Returns:
+        The result: a number if it depends on no tensor.
+    """
     library = _Library(fusion)
     result: Operand = eval(_compiled(text), {"tl": library, "lm": library, "float": float, **names})
     return result
@@ -83,7 +92,7 @@ def _compiled(text: str) -> CodeType:
 
 
 class _Library:
-    """``tl`` and ``lm`` in expressions."""
+    """What ``tl`` and ``lm`` stand for in expressions."""
 
     def __init__(self, fusion: Fusion) -> None:
         self._fusion = fusion
@@ -98,16 +107,18 @@ class _Library:
         raise AttributeError(name)
 
     def _native(self, name: str, *operands: Operand) -> Operand:
-        """A function of nvFuser; of numbers alone, its value."""
-        if name == "where" and not isinstance(operands[0], Part):
+        """Record a function of nvFuser; of numbers alone, return its value."""
+        if name == "where" and not isinstance(operands[0], FusionTensor):
             return operands[1] if operands[0] else operands[2]
-        if any(isinstance(operand, Part) for operand in operands):
+        if any(isinstance(operand, FusionTensor) for operand in operands):
             return self._fusion.pointwise(name, *operands)
         numbers = (torch.tensor(operand, dtype=torch.float64) for operand in operands)
         value: Operand = getattr(torch, name)(*numbers).item()
         return value
 
     def _composed(self, template: str) -> Callable[..., Operand]:
+        """Return a function that evaluates an expression over others."""
+
         def function(*operands: Operand) -> Operand:
             names = {f"a{i}": operand for i, operand in enumerate(operands)}
             return evaluate(self._fusion, template.format(*names), names)  # type: ignore[arg-type]
@@ -115,13 +126,13 @@ class _Library:
         return function
 
     def full(self, shape: list[int], value: Any, dtype: torch.dtype) -> Any:
-        """A number as an operand: nvFuser takes numbers as they are."""
-        return float(value) if dtype.is_floating_point and not isinstance(value, Part) else value
+        """Return a number as an operand, as nvFuser takes it."""
+        return float(value) if dtype.is_floating_point and not isinstance(value, FusionTensor) else value
 
     def minus_zero(self, dtype: torch.dtype) -> float:
-        """-0.0, which nvFuser takes as it is."""
+        """Return -0.0, which nvFuser takes as it is."""
         return -0.0
 
-    def zeros_like(self, part: Part) -> Part:
-        """Zeros of the sizes and dtype of ``part``."""
-        return self._fusion.full(part.shape, 0, opmath(part.dtype))
+    def zeros_like(self, tensor: FusionTensor) -> FusionTensor:
+        """Return zeros of the sizes of ``tensor``, in its opmath type."""
+        return self._fusion.full(tensor.shape, 0, opmath(tensor.dtype))

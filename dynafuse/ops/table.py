@@ -146,7 +146,7 @@ Emit = str | Callable[..., str]
 
 @dataclass(frozen=True)
 class NvfuserRow:
-    """How nvFuser computes an op: ``build(fusion, call)`` records it (see :mod:`dynafuse.ops.nvfuser_parts`)."""
+    """How nvFuser computes an op: ``build(fusion, call)`` records it (see :mod:`dynafuse.ops.nvfuser_fusion`)."""
 
     build: Callable[[Any, Call], Any]
     accepts: Callable[[Call, Sequence[Any]], str] | None = None  # why a call of these tensors cannot be, or ""

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.lowering.nvfuser.lower import lower, refusal
 from dynafuse.lowering.nvfuser.recipe import Recipe, decode, encode
-from dynafuse.lowering.nvfuser.replay import Recording, replay
+from dynafuse.lowering.nvfuser.replay import FusionBackend, replay
 from dynafuse.ops.symbols import symbol_of
 from tests.support import torch_recorder
 from tests.support.by_regions import ByRegions
@@ -70,7 +70,7 @@ def recorded(recipe: Recipe) -> Any:
 
     fd = nvfuser_direct.FusionDefinition()
     with fd:
-        backend = Recording(nvfuser_direct, fd)
+        backend = FusionBackend(nvfuser_direct, fd)
         values = replay(recipe, backend)
         for step in recipe.steps:
             for number in step.results:

@@ -31,10 +31,10 @@ class TorchBackend:
         self.outputs: list[torch.Tensor] = []
         self.overwrites: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def tensor(self, given: Input) -> torch.Tensor:
+    def tensor(self, description: Input) -> torch.Tensor:
         found = next(self.inputs)
-        assert found.dtype is given.dtype and found.dim() == len(given.shape)
-        assert all(want in (-1, have) for have, want in zip(found.shape, given.shape, strict=True))
+        assert found.dtype is description.dtype and found.dim() == len(description.shape)
+        assert all(want in (-1, have) for have, want in zip(found.shape, description.shape, strict=True))
         return found
 
     def scalar(self) -> int:

@@ -21,7 +21,7 @@ from dynafuse.errors import LoweringError
 from dynafuse.ir import Layout, OpSpec, Ref, Spec, iter_instances, references
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.interpret import Interpreter, Sizes, size_at
-from dynafuse.lowering.nvfuser.layout import in_memory
+from dynafuse.lowering.nvfuser.layout import memory_order
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.ops import Kind, Row, inductor_rows
 from dynafuse.ops.literals import rounded
@@ -76,7 +76,7 @@ class _Traced(Interpreter):
         """Return what an op computes, in the dtype and the sizes that the spec says."""
         op = self.spec.ops[position]
         made = _of_one(op, _checked(op, self._call(position), self.sizes))
-        return _rounded(made, made.dtype) if self.rounding.result(position) else made
+        return _rounded(made, made.dtype) if self.rounding.rounds_result(position) else made
 
     def _call(self, position: int) -> torch.Tensor:
         row, call = self.rounding.calls[position]
@@ -90,7 +90,7 @@ class _Traced(Interpreter):
 
     def _taken(self, position: int, at: int, value: Any) -> Any:
         """Return an argument of an op, rounded where the op asks for it."""
-        narrow = self.rounding.operand(position, at, value) if isinstance(value, Ref) else None
+        narrow = self.rounding.operand_dtype(position, at, value) if isinstance(value, Ref) else None
         return self.argument(value) if narrow is None else _rounded(self.argument(value), narrow)
 
 
@@ -167,5 +167,5 @@ def _laid_out(value: torch.Tensor, layout: Layout, known: Sizes) -> torch.Tensor
     wanted = [size_at(stride, known) for stride in layout.stride]
     if all(size == 1 or have == want for size, have, want in zip(layout.shape, value.stride(), wanted, strict=True)):
         return value
-    order = in_memory(layout)
+    order = memory_order(layout)
     return value.permute(order).contiguous().permute([order.index(dim) for dim in range(value.dim())])

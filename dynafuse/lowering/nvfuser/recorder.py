@@ -1,4 +1,4 @@
-"""Records a fusion step by step (implements :class:`dynafuse.ops.nvfuser_parts.Fusion`).
+"""Records a fusion step by step (implements :class:`dynafuse.ops.nvfuser_fusion.Fusion`).
 
 Every step's dtype and sizes are known here, so that nothing is left to nvFuser's own promotion: the operands of a pointwise
 op have one dtype and one rank when they are recorded. Equal steps are recorded once.
@@ -18,247 +18,267 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from dynafuse.errors import LoweringError
 from dynafuse.ir import Layout, Ref
-from dynafuse.lowering.nvfuser.layout import described
+from dynafuse.lowering.nvfuser.layout import fusion_input
 from dynafuse.lowering.nvfuser.recipe import Argument, Output, Recipe, Step, Var
 from dynafuse.ops.indexing_math import known_nonnegative
 from dynafuse.ops.literals import opmath
-from dynafuse.ops.nvfuser_parts import Number, Operand, Part, Shape
+from dynafuse.ops.nvfuser_fusion import FusionTensor, Number, Operand, Shape
 from dynafuse.ops.symbols import symbol_of
 
-TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "signbit"})
+BOOL_RESULTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "signbit"})
 """Pointwise ops whose result is bool."""
 
-MOVES_ONLY = frozenset({"broadcast", "squeeze", "permute", "reshape", "expand", "slice", "select"})
+ALIASING_OPS = frozenset({"broadcast", "squeeze", "permute", "reshape", "expand", "slice", "select"})
 """Ops after which nvFuser may hand out the input's own memory."""
 
-RELABELS = MOVES_ONLY - {"reshape"} | {"stride_order"}
+KEEPS_EXPANDED = ALIASING_OPS - {"reshape"} | {"stride_order"}
 """Moves that leave expanded dimensions expanded."""
 
 
 class Recorder:
-    """A recipe under construction."""
+    """A recipe under construction.
+
+    ``origin`` is the ATen op that is being recorded, ``values`` has the tensors of inputs and of ops.
+
+    Args:
+        inputs: The layouts of the inputs.
+        symbols: The names of the size symbols.
+    """
 
     def __init__(self, inputs: Sequence[Layout], symbols: Sequence[str]) -> None:
         self.layouts = tuple(inputs)
         self.steps: list[Step] = []
         self.origin = ""
-        self.values: dict[Ref, Part] = {}
-        self._known: dict[tuple[str, tuple[Argument, ...]], tuple[int, ...]] = {}
-        self._casts: dict[int, Part] = {}  # a widened part's number, with what it was widened from
-        self._moved: set[int] = set(range(len(inputs)))
+        self.values: dict[Ref, FusionTensor] = {}
+        self._numbers: dict[tuple[str, tuple[Argument, ...]], int] = {}  # the result of each step
+        self._narrow: dict[int, FusionTensor] = {}  # what widened tensors were before
+        self._aliases: set[int] = set(range(len(inputs)))  # tensors that may be an input's own memory
         self._symbols = {symbol_of(name): i for i, name in enumerate(symbols)}
         self._scalars: dict[int, Var] = {}
         self._stored: set[int] = set()
-        self._count = len(inputs) + len(symbols)
+        self._variable_count = len(inputs) + len(symbols)
         for i, layout in enumerate(inputs):
-            spread = tuple(s == 1 or t == 0 for s, t in zip(layout.shape, layout.stride, strict=True))
-            self.values[Ref("in", i)] = Part(self, i, layout.dtype, layout.shape, spread)
+            broadcast = tuple(s == 1 or t == 0 for s, t in zip(layout.shape, layout.stride, strict=True))
+            self.values[Ref("in", i)] = FusionTensor(self, i, layout.dtype, layout.shape, broadcast)
 
     def recipe(self, outputs: Sequence[Output]) -> Recipe:
-        """What was recorded, with these outputs."""
+        """Return the recipe of what was recorded, with these outputs."""
         scalars = tuple((var, symbol) for symbol, var in sorted(self._scalars.items()))
-        return Recipe(tuple(map(described, self.layouts)), scalars, tuple(self.steps), tuple(outputs))
+        return Recipe(tuple(map(fusion_input, self.layouts)), scalars, tuple(self.steps), tuple(outputs))
 
     # ------------------------------------------------------------------ steps
 
-    def _record(self, name: str, args: Sequence[Any], dtype: torch.dtype | None, results: int = 1) -> tuple[int, ...]:
-        plain = tuple(map(_plain, args))
-        key = (name, tuple(map(_typed, plain)))
-        if key not in self._known:
-            self._known[key] = self._append(name, plain, dtype, results)
-        return self._known[key]
+    def _record(self, name: str, args: Sequence[Any], dtype: torch.dtype | None) -> int:
+        """Return the number of an op's result; an op that was recorded with equal arguments is not recorded again."""
+        arguments = tuple(map(_as_argument, args))
+        key = (name, tuple(map(_distinct, arguments)))
+        if key not in self._numbers:
+            self._numbers[key] = self._append(name, arguments, dtype)
+        return self._numbers[key]
 
-    def _append(self, name: str, args: tuple[Argument, ...], dtype: torch.dtype | None, results: int) -> tuple[int, ...]:
-        numbers = tuple(range(self._count, self._count + results))
-        self._count += results
-        self.steps.append(Step(name, args, numbers, dtype, self.origin))
-        return numbers
+    def _append(self, name: str, args: tuple[Argument, ...], dtype: torch.dtype | None) -> int:
+        """Add a step; returns the number of its result."""
+        number = self._variable_count
+        self._variable_count += 1
+        self.steps.append(Step(name, args, (number,), dtype, self.origin))
+        return number
 
-    def _part(self, name: str, args: Sequence[Any], dtype: torch.dtype, shape: Sequence[Any],
-              spread: Sequence[bool] | None = None) -> Part:
-        number, = self._record(name, args, dtype)
+    def _tensor(self, name: str, args: Sequence[Any], dtype: torch.dtype, shape: Sequence[Any],
+                broadcast: Sequence[bool] | None = None) -> FusionTensor:
+        """Return the result of an op; its broadcast dimensions, if they are not given, are those of size 1."""
         sizes = tuple(map(_int, shape))
-        return Part(self, number, dtype, sizes, tuple(s == 1 for s in sizes) if spread is None else tuple(spread))
+        broadcast = [size == 1 for size in sizes] if broadcast is None else broadcast
+        return FusionTensor(self, self._record(name, args, dtype), dtype, sizes, tuple(broadcast))
 
     # ------------------------------------------------------------------ operands
 
-    def operand(self, arg: Any) -> Part:
-        """The part of an input or op."""
+    def operand(self, arg: Any) -> FusionTensor:
+        """Return the tensor of an input or op."""
         return self.values[arg]
 
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
-        """The sizes of an input or op."""
+        """Return the sizes of an input or op."""
         return tuple(map(sympy.sympify, self.values[arg].shape))
 
     # ------------------------------------------------------------------ pointwise
 
-    def pointwise(self, name: str, *operands: Operand) -> Part:
-        """An elementwise op; comparisons of bools with 0 become logic."""
-        if name in ("eq", "ne") and _is_truth(operands[0]) and not isinstance(operands[1], Part):
-            part: Any = operands[0]
-            return part if bool(operands[1]) is (name == "eq") else self.pointwise("logical_not", part)
-        parts = [o for o in operands if isinstance(o, Part)]
-        chosen = operands[1:] if name == "where" else operands
-        dtype = self._common(name, chosen)
-        rank = max(len(part.shape) for part in parts)
-        args = [self._aligned(o, rank) if isinstance(o, Part) else _number(o, dtype) for o in operands]
-        shape, spread = _broadcast([a for a in args if isinstance(a, Part)])
-        return self._part(name, args, torch.bool if name in TRUTHS else dtype, shape, spread)
+    def pointwise(self, name: str, *operands: Operand) -> FusionTensor:
+        """Record an elementwise op; comparisons of bools with numbers become logic."""
+        first = operands[0]
+        if (name in ("eq", "ne") and isinstance(first, FusionTensor) and first.dtype is torch.bool
+                and not isinstance(operands[1], FusionTensor)):
+            return first if bool(operands[1]) is (name == "eq") else self.pointwise("logical_not", first)
+        dtype = self._result_dtype(name, operands[1:] if name == "where" else operands)
+        rank = max(len(operand.shape) for operand in operands if isinstance(operand, FusionTensor))
+        args = [self._with_rank(operand, rank) if isinstance(operand, FusionTensor) else _number(operand, dtype)
+                for operand in operands]
+        shape, broadcast = _broadcast_shape([arg for arg in args if isinstance(arg, FusionTensor)])
+        return self._tensor(name, args, torch.bool if name in BOOL_RESULTS else dtype, shape, broadcast)
 
-    def _common(self, name: str, operands: Sequence[Operand]) -> torch.dtype:
-        """The dtype that nvFuser gives the result of an op that keeps its operands' dtype."""
-        dtypes = {o.dtype for o in operands if isinstance(o, Part)}
+    def _result_dtype(self, name: str, operands: Sequence[Operand]) -> torch.dtype:
+        """Return the dtype that nvFuser gives the result of an op that keeps its operands' dtype."""
+        dtypes = {o.dtype for o in operands if isinstance(o, FusionTensor)}
         if not dtypes:  # a choice between two numbers
             return torch.float64 if any(isinstance(o, float) for o in operands) else torch.int64
         dtype = dtypes.pop()
         if dtypes or opmath(dtype) is not dtype:
             raise LoweringError(self.origin, f"nvFuser's {name} over operands of {dtype} and {dtypes or 'itself'}")
-        if name == "where" and dtype is torch.bool and not all(isinstance(o, Part) for o in operands):
+        if name == "where" and dtype is torch.bool and not all(isinstance(o, FusionTensor) for o in operands):
             return torch.int64
         return dtype
 
-    def _aligned(self, part: Part, rank: int) -> Part:
-        missing = rank - len(part.shape)
-        return self.unsqueezed(part, [True] * missing + [False] * len(part.shape)) if missing else part
+    def _with_rank(self, tensor: FusionTensor, rank: int) -> FusionTensor:
+        missing = rank - len(tensor.shape)
+        return self.unsqueeze(tensor, [True] * missing + [False] * len(tensor.shape)) if missing else tensor
 
-    def cast(self, part: Part, dtype: torch.dtype) -> Part:
-        """``part`` in ``dtype``; what was only widened to it comes back as it was."""
-        if part.dtype is dtype:
-            return part
-        before = self._casts.get(part.number)
-        if before is not None and before.dtype is dtype:
-            return before
+    def cast(self, tensor: FusionTensor, dtype: torch.dtype) -> FusionTensor:
+        """Return ``tensor`` in ``dtype``; of a tensor that was only widened, what it was before."""
+        if tensor.dtype is dtype:
+            return tensor
+        narrow = self._narrow.get(tensor.number)
+        if narrow is not None and narrow.dtype is dtype:
+            return narrow
         if dtype is torch.bool:
-            return self.pointwise("ne", part, 0)
-        made = self._part("cast", (part, dtype), dtype, part.shape, part.spread)
-        if part.dtype in (torch.float16, torch.bfloat16) and dtype.itemsize >= 4:
-            self._casts[made.number] = part
-        return made
+            return self.pointwise("ne", tensor, 0)
+        converted = self._tensor("cast", (tensor, dtype), dtype, tensor.shape, tensor.broadcast)
+        if tensor.dtype in (torch.float16, torch.bfloat16) and dtype.itemsize >= 4:
+            self._narrow[converted.number] = tensor
+        return converted
 
     # ------------------------------------------------------------------ reductions
 
-    def reduce(self, name: str, part: Part, dims: Sequence[int], keepdim: bool) -> Part:
-        """A reduction; over no dimensions it changes nothing."""
+    def reduce(self, name: str, tensor: FusionTensor, dims: Sequence[int], keepdim: bool) -> FusionTensor:
+        """Record a reduction; over no dimensions it changes nothing."""
         if not dims:
-            return part
-        part = part if name == "sum" else self._materialised(part)
-        shape, spread = _reduced(part, dims, keepdim)
-        return self._part(name, (part, tuple(dims), keepdim), part.dtype, shape, spread)
+            return tensor
+        tensor = tensor if name == "sum" else self._materialize(tensor)
+        shape, broadcast = _reduced_shape(tensor, dims, keepdim)
+        return self._tensor(name, (tensor, tuple(dims), keepdim), tensor.dtype, shape, broadcast)
 
     # ------------------------------------------------------------------ moves
 
-    def move(self, name: str, parts: Sequence[Part], shape: Sequence[Any], *args: Any,
-             spread: Sequence[bool] | None = None) -> Part:
-        """An op that moves elements; ``cat`` takes its parts as a list."""
-        if name not in RELABELS:
-            parts = [self._materialised(part) for part in parts]
-        given = (tuple(parts), *args) if name == "cat" else (*parts, *args)
-        made = self._part(name, given, parts[0].dtype, shape, spread)
-        if name in MOVES_ONLY and parts[0].number in self._moved:
-            self._moved.add(made.number)
-        return made
+    def move(self, name: str, tensors: Sequence[FusionTensor], shape: Sequence[Any], *args: Any,
+             broadcast: Sequence[bool] | None = None) -> FusionTensor:
+        """Record an op that moves elements; ``cat`` takes its tensors as one list."""
+        if name not in KEEPS_EXPANDED:
+            tensors = [self._materialize(tensor) for tensor in tensors]
+        arguments = (tuple(tensors), *args) if name == "cat" else (*tensors, *args)
+        result = self._tensor(name, arguments, tensors[0].dtype, shape, broadcast)
+        if name in ALIASING_OPS and tensors[0].number in self._aliases:
+            self._aliases.add(result.number)
+        return result
 
-    def unsqueezed(self, part: Part, new: Sequence[bool]) -> Part:
-        """New dimensions of size 1."""
-        sizes, spread = iter(part.shape), iter(part.spread)
+    def unsqueeze(self, tensor: FusionTensor, new: Sequence[bool]) -> FusionTensor:
+        """Return a tensor with new dimensions of size 1."""
+        sizes, broadcast = iter(tensor.shape), iter(tensor.broadcast)
         shape = [1 if flag else next(sizes) for flag in new]
-        return self.move("broadcast", [part], shape, tuple(new), spread=[True if flag else next(spread) for flag in new])
+        flags = [True if flag else next(broadcast) for flag in new]
+        return self.move("broadcast", [tensor], shape, tuple(new), broadcast=flags)
 
-    def squeezed(self, part: Part, dims: Sequence[int]) -> Part:
-        """Fewer dimensions."""
-        kept = [d for d in range(len(part.shape)) if d not in dims]
-        return self.move("squeeze", [part], [part.shape[d] for d in kept], tuple(dims),
-                         spread=[part.spread[d] for d in kept]) if dims else part
+    def squeeze(self, tensor: FusionTensor, dims: Sequence[int]) -> FusionTensor:
+        """Return a tensor without some dimensions of size 1."""
+        if not dims:
+            return tensor
+        remaining = [d for d in range(len(tensor.shape)) if d not in dims]
+        return self.move("squeeze", [tensor], [tensor.shape[d] for d in remaining], tuple(dims),
+                         broadcast=[tensor.broadcast[d] for d in remaining])
 
-    def expanded(self, part: Part, shape: Sequence[Any]) -> Part:
-        """Dimensions of size 1 repeated; the others are not touched."""
-        part = self._aligned(part, len(shape))
-        wanted = tuple(map(_int, shape))
-        if wanted == part.shape:
-            return part
-        args = tuple(self.sizes([want])[0] if flag and have != want else -1
-                     for have, want, flag in zip(part.shape, wanted, part.spread, strict=True))
+    def expand(self, tensor: FusionTensor, shape: Sequence[Any]) -> FusionTensor:
+        """Return a tensor whose dimensions of size 1 are expanded to ``shape``; the others stay as they are."""
+        tensor = self._with_rank(tensor, len(shape))
+        new_shape = tuple(map(_int, shape))
+        if new_shape == tensor.shape:
+            return tensor
+        args = tuple(self.sizes([new])[0] if is_broadcast and old != new else -1
+                     for old, new, is_broadcast in zip(tensor.shape, new_shape, tensor.broadcast, strict=True))
         if set(args) == {-1}:
-            return part  # sizes that are equal, written differently
-        return self.move("expand", [part], wanted, args, spread=part.spread)
+            return tensor  # the sizes are equal, but written differently
+        return self.move("expand", [tensor], new_shape, args, broadcast=tensor.broadcast)
 
-    def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> Part:
-        """A constant or a size."""
+    def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> FusionTensor:
+        """Return a tensor with a constant or a size in every element."""
         fill = _number(value, dtype) if isinstance(value, (bool, int, float)) else self.sizes([value])[0]
-        return self._part("full", (self.sizes(shape), fill, dtype), dtype, shape)
+        return self._tensor("full", (self.sizes(shape), fill, dtype), dtype, shape)
 
-    def iota(self, length: Any, start: Any, step: Any) -> Part:
-        """A range."""
-        return self._part("iota", (*self.sizes([length, start, step]), torch.int64), torch.int64, [length])
+    def iota(self, length: Any, start: Any, step: Any) -> FusionTensor:
+        """Return the int64 values ``start + step * i`` for ``i`` below ``length``."""
+        return self._tensor("iota", (*self.sizes([length, start, step]), torch.int64), torch.int64, [length])
 
     # ------------------------------------------------------------------ sizes
 
     def sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
-        """Ints, and scalars for what is known at run time."""
+        """Return sizes as arguments: ints, and scalars for what is known at run time."""
         return tuple(self._size(sympy.sympify(size)) for size in sizes)
 
     def _size(self, size: sympy.Expr) -> Any:
         if size.is_Integer:
             return int(size)
         if isinstance(size, sympy.Symbol):
-            return self._symbol(size)
-        folds: dict[type, str] = {sympy.Add: "add", sympy.Mul: "mul", FloorDiv: "div", Mod: "mod", PythonMod: "mod"}
-        name = next((name for kind, name in folds.items() if isinstance(size, kind)), None)
+            return self._size_symbol(size)
+        ops: dict[type, str] = {sympy.Add: "add", sympy.Mul: "mul", FloorDiv: "div", Mod: "mod", PythonMod: "mod"}
+        name = next((name for kind, name in ops.items() if isinstance(size, kind)), None)
         if name is None or not all(arg.is_integer for arg in size.args):
             raise LoweringError(self.origin, f"the size {size} has no scalar in nvFuser")
         if name in ("div", "mod") and not known_nonnegative(size.args[0]):
             raise LoweringError(self.origin, f"nvFuser divides as C does, and {size.args[0]} may be negative")
         result, *rest = (self._size(arg) for arg in size.args)
         for arg in rest:
-            result = Var(self._record(name, (result, arg), None)[0])
+            result = Var(self._record(name, (result, arg), None))
         return result
 
-    def _symbol(self, symbol: sympy.Symbol) -> Var:
-        """From an input that has this size, else an argument of its own."""
+    def _size_symbol(self, symbol: sympy.Symbol) -> Var:
+        """Return a size symbol: the size of an input that has it, else an argument of its own."""
         for i, layout in enumerate(self.layouts):
             for dim, size in enumerate(layout.shape):
                 if size == symbol:
-                    return Var(self._record("size", (Var(i), dim), None)[0])
+                    return Var(self._record("size", (Var(i), dim), None))
         position = self._symbols[symbol]
         return self._scalars.setdefault(position, Var(len(self.layouts) + position))
 
     # ------------------------------------------------------------------ outputs
 
-    def output(self, part: Part, layout: Layout, order: Sequence[int] | None, into: int | None) -> Output:
-        """Store a part in the layout's dtype, with its dimensions in memory in ``order`` (None: row-major by itself).
+    def output(self, tensor: FusionTensor, layout: Layout, order: Sequence[int] | None, into: int | None) -> Output:
+        """Store a tensor.
 
-        An input's own elements, or a part that is stored already, go through ``segment_set``: nvFuser would otherwise hand
+        An input's own elements, or a tensor that is stored already, go through ``segment_set``: nvFuser would otherwise hand
         out the memory that it has.
+
+        Args:
+            tensor: The tensor.
+            layout: The layout of the output, which has the dtype to which it is cast.
+            order: The rank in memory of each dimension; None is row-major, which nvFuser chooses by itself.
+            into: The input that it overwrites, if any.
         """
-        part = self.cast(self._materialised(part), layout.dtype)
-        copies = part.number in self._moved or part.number in self._stored
+        tensor = self.cast(self._materialize(tensor), layout.dtype)
+        copies = tensor.number in self._aliases or tensor.number in self._stored
         if copies:
-            number, = self._append("segment_set", (Var(part.number),), part.dtype, 1)
-            part = Part(self, number, part.dtype, part.shape, part.spread)
+            number = self._append("segment_set", (Var(tensor.number),), tensor.dtype)
+            tensor = FusionTensor(self, number, tensor.dtype, tensor.shape, tensor.broadcast)
         if order is not None:
-            part = self.move("stride_order", [part], part.shape, tuple(order), spread=part.spread)
-        self._stored.add(part.number)
-        return Output(Var(part.number), into, copies)
+            tensor = self.move("stride_order", [tensor], tensor.shape, tuple(order), broadcast=tensor.broadcast)
+        self._stored.add(tensor.number)
+        return Output(Var(tensor.number), into, copies)
 
-    def _materialised(self, part: Part) -> Part:
-        """Expanded dimensions written out."""
-        if not any(flag and size != 1 for flag, size in zip(part.spread, part.shape, strict=True)):
-            return part
-        wide = self.cast(part, opmath(part.dtype))
-        every = self.full(part.shape, 1, wide.dtype)
-        made = self.pointwise("logical_and" if wide.dtype is torch.bool else "mul", every, wide)
-        return self.cast(made, part.dtype)
+    def _materialize(self, tensor: FusionTensor) -> FusionTensor:
+        """Return a tensor whose expanded dimensions are written out."""
+        if not any(flag and size != 1 for flag, size in zip(tensor.broadcast, tensor.shape, strict=True)):
+            return tensor
+        wide = self.cast(tensor, opmath(tensor.dtype))
+        ones = self.full(tensor.shape, 1, wide.dtype)
+        written = self.pointwise("logical_and" if wide.dtype is torch.bool else "mul", ones, wide)
+        return self.cast(written, tensor.dtype)
 
 
-def _plain(arg: Any) -> Any:
-    if isinstance(arg, Part):
+def _as_argument(arg: Any) -> Any:
+    """Return an argument as a step has it: tensors by their variables, lists as tuples."""
+    if isinstance(arg, FusionTensor):
         return Var(arg.number)
-    return tuple(map(_plain, arg)) if isinstance(arg, (tuple, list)) else arg
+    return tuple(map(_as_argument, arg)) if isinstance(arg, (tuple, list)) else arg
 
 
-def _typed(arg: Any) -> Any:
-    """Tells 1, 1.0 and True apart, and the zeros and the NaNs."""
-    return tuple(map(_typed, arg)) if isinstance(arg, tuple) else (type(arg), repr(arg))
+def _distinct(arg: Any) -> Any:
+    """Return a key that tells 1, 1.0 and True apart, and the zeros and the NaNs."""
+    return tuple(map(_distinct, arg)) if isinstance(arg, tuple) else (type(arg), repr(arg))
 
 
 def _int(size: Any) -> Any:
@@ -266,31 +286,31 @@ def _int(size: Any) -> Any:
     return int(expr) if expr.is_Integer else expr
 
 
-def _is_truth(operand: Operand) -> bool:
-    return isinstance(operand, Part) and operand.dtype is torch.bool
-
-
 def _number(value: Number, dtype: torch.dtype) -> Number:
-    """A number as the dtype has it."""
+    """Return a number as the dtype has it. Raises LoweringError for an integer dtype that cannot hold it."""
     convert: Callable[[Any], Number] = float if dtype.is_floating_point else (bool if dtype is torch.bool else int)
     if convert is int and value != int(value):
         raise LoweringError(str(value), f"it is no {dtype}")
     return convert(value)
 
 
-def _broadcast(parts: Sequence[Part]) -> tuple[Shape, tuple[bool, ...]]:
-    """Sizes of the result over operands of one rank: of a concrete operand, else of an expanded one, else 1."""
+def _broadcast_shape(tensors: Sequence[FusionTensor]) -> tuple[Shape, tuple[bool, ...]]:
+    """Return the sizes of a result over operands of one rank, and which of its dimensions are broadcast.
+
+    A size is that of an operand that is not broadcast there, else of an expanded one, else 1.
+    """
     shape: list[Any] = []
-    spread: list[bool] = []
-    for dim in range(len(parts[0].shape)):
-        concrete = [p.shape[dim] for p in parts if not p.spread[dim]]
-        repeated = [p.shape[dim] for p in parts if p.spread[dim] and p.shape[dim] != 1]
+    broadcast: list[bool] = []
+    for dim in range(len(tensors[0].shape)):
+        concrete = [p.shape[dim] for p in tensors if not p.broadcast[dim]]
+        repeated = [p.shape[dim] for p in tensors if p.broadcast[dim] and p.shape[dim] != 1]
         shape.append((concrete or repeated or [1])[0])
-        spread.append(not concrete)
-    return tuple(shape), tuple(spread)
+        broadcast.append(not concrete)
+    return tuple(shape), tuple(broadcast)
 
 
-def _reduced(part: Part, dims: Sequence[int], keepdim: bool) -> tuple[Shape, tuple[bool, ...]]:
-    kept = [(1, True) if d in dims else (part.shape[d], part.spread[d])
-            for d in range(len(part.shape)) if keepdim or d not in dims]
-    return tuple(size for size, _ in kept), tuple(flag for _, flag in kept)
+def _reduced_shape(tensor: FusionTensor, dims: Sequence[int], keepdim: bool) -> tuple[Shape, tuple[bool, ...]]:
+    """Return the sizes of a reduction's result, and which of its dimensions are broadcast."""
+    remaining = [(1, True) if d in dims else (tensor.shape[d], tensor.broadcast[d])
+                 for d in range(len(tensor.shape)) if keepdim or d not in dims]
+    return tuple(size for size, _ in remaining), tuple(flag for _, flag in remaining)

@@ -1,4 +1,4 @@
-"""Replays a recipe over whatever has nvFuser's ops: a FusionDefinition, or (in tests) torch itself.
+"""Replays a recipe over a backend with nvFuser's ops: a FusionDefinition, or in tests torch itself.
 
 Worked example::
 
@@ -18,24 +18,24 @@ from dynafuse.lowering.nvfuser.recipe import Input, Output, Recipe, Step, Var
 
 
 class Backend(Protocol):
-    """What a recipe is replayed over."""
+    """The ops that a recipe is replayed over."""
 
-    def tensor(self, given: Input) -> Any:
-        """An input."""
+    def tensor(self, description: Input) -> Any:
+        """Return the next tensor argument."""
 
     def scalar(self) -> Any:
-        """A run-time size."""
+        """Return the next integer argument, a size."""
 
     def call(self, name: str, args: Sequence[Any]) -> Any:
-        """One op; a tuple of results if it has several."""
+        """Return the result of an op; a tuple if it has several."""
 
     def output(self, value: Any, into: Any) -> None:
-        """Store a value, into an input unless ``into`` is None."""
+        """Store a value: in input ``into``, or in a new tensor if that is None."""
 
 
 def replay(recipe: Recipe, backend: Backend) -> Mapping[int, Any]:
-    """Run a recipe over a backend; the value of every variable."""
-    values: dict[int, Any] = {i: backend.tensor(given) for i, given in enumerate(recipe.inputs)}
+    """Run a recipe over a backend; returns the value of every variable, by its number."""
+    values: dict[int, Any] = {i: backend.tensor(description) for i, description in enumerate(recipe.inputs)}
     for var, _ in recipe.scalars:
         values[var.number] = backend.scalar()
     for step in recipe.steps:
@@ -46,8 +46,8 @@ def replay(recipe: Recipe, backend: Backend) -> Mapping[int, Any]:
 
 
 def _run(step: Step, backend: Backend, values: dict[int, Any]) -> None:
-    made = backend.call(step.name, [_value(arg, values) for arg in step.args])
-    values.update(zip(step.results, made if len(step.results) > 1 else (made,), strict=True))
+    result = backend.call(step.name, [_value(arg, values) for arg in step.args])
+    values.update(zip(step.results, result if len(step.results) > 1 else (result,), strict=True))
 
 
 def _store(output: Output, backend: Backend, values: Mapping[int, Any]) -> None:
@@ -57,49 +57,53 @@ def _store(output: Output, backend: Backend, values: Mapping[int, Any]) -> None:
 def _value(arg: Any, values: Mapping[int, Any]) -> Any:
     if isinstance(arg, Var):
         return values[arg.number]
-    return [_value(part, values) for part in arg] if isinstance(arg, tuple) else arg
+    return [_value(item, values) for item in arg] if isinstance(arg, tuple) else arg
 
 
-class Recording:
-    """The backend that records a FusionDefinition."""
+class FusionBackend:
+    """Adds the ops of a recipe to a FusionDefinition.
+
+    Args:
+        nvfuser: The module.
+        fd: The definition.
+    """
 
     def __init__(self, nvfuser: Any, fd: Any) -> None:
         self.fd = fd
         self.types = _types(nvfuser.DataType)
 
-    def tensor(self, given: Input) -> Any:
-        """An input of the definition."""
-        return self.fd.define_tensor(shape=list(given.shape), contiguity=list(given.contiguity),
-                                     dtype=self.types[given.dtype], stride_order=list(given.stride_order))
+    def tensor(self, description: Input) -> Any:
+        """Define an input."""
+        return self.fd.define_tensor(shape=list(description.shape), contiguity=list(description.contiguity),
+                                     dtype=self.types[description.dtype], stride_order=list(description.stride_order))
 
     def scalar(self) -> Any:
-        """An int64 argument."""
+        """Define an int64 argument."""
         return self.fd.define_scalar(self.types[torch.int64])
 
     def call(self, name: str, args: Sequence[Any]) -> Any:
-        """An op of that name."""
-        given = [self.types[arg] if isinstance(arg, torch.dtype) else arg for arg in args]
-        return getattr(self.fd.ops, name)(*given)
+        """Add the op of that name."""
+        return getattr(self.fd.ops, name)(*(self.types[arg] if isinstance(arg, torch.dtype) else arg for arg in args))
 
     def output(self, value: Any, into: Any) -> None:
-        """An output, or what overwrites an input."""
+        """Add an output, or overwrite an input."""
         self.fd.add_output(*((value,) if into is None else (value, into)))
 
 
-def _types(kinds: Any) -> dict[torch.dtype, Any]:
-    return {torch.float16: kinds.Half, torch.bfloat16: kinds.BFloat16, torch.float32: kinds.Float,
-            torch.float64: kinds.Double, torch.int32: kinds.Int32, torch.int64: kinds.Int, torch.bool: kinds.Bool}
+def _types(types: Any) -> dict[torch.dtype, Any]:
+    return {torch.float16: types.Half, torch.bfloat16: types.BFloat16, torch.float32: types.Float,
+            torch.float64: types.Double, torch.int32: types.Int32, torch.int64: types.Int, torch.bool: types.Bool}
 
 
 def define(recipe: Recipe) -> Any:
-    """The FusionDefinition of a recipe. Imports nvFuser; call it only where :func:`availability.find` says it is there.
+    """Return the FusionDefinition of a recipe, without compiling it.
 
-    nvFuser sorts strides with tensors of its own: no mode of a trace around us may see them.
+    It imports nvFuser: call it only where :func:`availability.find` says that nvFuser is available.
     """
     from dynafuse.lowering.nvfuser.availability import load
 
     nvfuser = load()
     fd = nvfuser.FusionDefinition()
-    with _disable_current_modes(), fd:
-        replay(recipe, Recording(nvfuser, fd))
+    with _disable_current_modes(), fd:  # nvFuser sorts strides with tensors, which no tracing mode around us may see
+        replay(recipe, FusionBackend(nvfuser, fd))
     return fd

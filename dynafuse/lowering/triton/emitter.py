@@ -199,12 +199,12 @@ class Emitter(ControlFlow):
         return value if row.kind is Kind.VIEW else self._round_result(position, Value(value.name, call.dtype, value.tiles))
 
     def _round_result(self, position: int, value: Value) -> Value:
-        return self._round(value, value.dtype) if self.rounding.result(position) else value
+        return self._round(value, value.dtype) if self.rounding.rounds_result(position) else value
 
     def reduction_element(self, op: int, index: Index, dtype: torch.dtype) -> Value:
         """Return the element of its operand that a reduction takes in at ``index``, in a dtype."""
         arg = next(iter(self.calls[op][1].args.values()))
-        value = self._round(self.operand(arg, index), self.rounding.operand(op, 0, arg))
+        value = self._round(self.operand(arg, index), self.rounding.operand_dtype(op, 0, arg))
         return self.cast(value, dtype)
 
     def _round(self, value: Value, dtype: torch.dtype | None) -> Value:
@@ -223,10 +223,13 @@ class Emitter(ControlFlow):
         tiles: frozenset[str] = frozenset()
         for i, arg in enumerate(call.args.values()):
             if isinstance(arg, Ref):
-                target = None if i in row.raw else dtype
-                value = self.broadcast(arg, index, target, self.rounding.operand(position, i, arg)) if row.uses(i) else None
-                tiles |= value.tiles if value else frozenset()
-                operands.append(wrap(value.name) if value else "None")
+                if not row.uses(i):
+                    operands.append("None")
+                    continue
+                narrow = self.rounding.operand_dtype(position, i, arg)
+                value = self.broadcast(arg, index, None if i in row.raw else dtype, narrow)
+                tiles |= value.tiles
+                operands.append(wrap(value.name))
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
                 value = self.cast(self.index_value(arg), dtype or call.dtype)
                 tiles |= value.tiles

@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from dynafuse.ir import Layout
-from dynafuse.lowering.nvfuser.layout import described, is_dense, stride_order
+from dynafuse.lowering.nvfuser.layout import fusion_input, is_dense, stride_order
 
 S, T = (sympy.Symbol(f"s{i}", integer=True, positive=True) for i in range(2))
 
@@ -31,7 +31,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("shape", "stride", "contiguity", "order"), LAYOUTS)
 def test_static(shape: tuple[int, ...], stride: tuple[int, ...], contiguity: tuple[bool, ...], order: tuple[int, ...]) -> None:
-    found = described(Layout(torch.float32, shape, stride))
+    found = fusion_input(Layout(torch.float32, shape, stride))
     assert (found.shape, found.contiguity, found.stride_order) == (shape, contiguity, order)
 
 
@@ -57,7 +57,7 @@ def test_static_as_the_library_has_it(shape: tuple[int, ...], stride: tuple[int,
 def test_symbolic(shape: tuple[object, ...], stride: tuple[object, ...], contiguity: tuple[bool, ...],
                   order: tuple[int, ...]) -> None:
     """A dimension is contiguous where it is so for all sizes."""
-    found = described(Layout(torch.float32, shape, stride))  # type: ignore[arg-type]
+    found = fusion_input(Layout(torch.float32, shape, stride))  # type: ignore[arg-type]
     assert found.shape == tuple(size if isinstance(size, int) else -1 for size in shape)
     assert (found.contiguity, found.stride_order) == (contiguity, order)
 
