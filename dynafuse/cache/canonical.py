@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from dynafuse.cache.difference import differences
 from dynafuse.cache.fold_families import Member, member
-from dynafuse.cache.hoisted import lifted
+from dynafuse.cache.hoisted import hoist_scalars
 from dynafuse.cache.integers import Integers
 from dynafuse.cache.size_classes import SIZES, any_size, classed
 from dynafuse.fx import UNKNOWN_SIZE
@@ -46,7 +46,7 @@ from dynafuse.ir import (
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
-from dynafuse.ops.hoisted import lifted as lifted_arguments
+from dynafuse.ops.hoisted import hoisted_scalars
 
 IGNORED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 """Arguments that say where and how eager would allocate; a kernel writes where its output's layout says."""
@@ -204,7 +204,7 @@ class Code:
 def code_of(spec: Spec, classes: bool, found: Member | None = None) -> Code:
     """What Triton's kernel of a spec is made from, or that of the family which it was ``found`` to be in."""
     made, sizes = classed(spec) if classes else (spec, ())
-    code, numbers = (found.code, found.numbers) if found else lifted(made)
+    code, numbers = (found.code, found.numbers) if found else hoist_scalars(made)
     return Code(code, sizes, numbers)
 
 
@@ -301,7 +301,7 @@ class _Canonical:
         facts = self.facts[node]
         assert facts.tensor is not None
         operands = (t.dtype for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None)
-        return lifted_arguments(facts.row, self.calls[node], facts.tensor.dtype, operands)
+        return hoisted_scalars(facts.row, self.calls[node], facts.tensor.dtype, operands)
 
     def _hashed(self, node: Node, args: Mapping[str, Any], tensor: str, which: int) -> str:
         named = {name: self._named(value, which) for name, value in args.items()}

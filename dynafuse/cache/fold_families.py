@@ -23,7 +23,7 @@ from typing import Any
 from dynafuse.ir import MAX_TENSORS, Fitted, OpSpec, Ref, Spec, references
 from dynafuse.ops import Cast, Kind, lookup
 from dynafuse.ops.algebra import commutes
-from dynafuse.ops.literals import Number
+from dynafuse.ops.literals import HoistedScalar
 from dynafuse.ops.overloads import overload
 
 WIDTHS = (4, 8, 16, 32, 64, MAX_TENSORS)
@@ -44,7 +44,7 @@ class Term:
     """What a step of a fold takes in: how it is computed, and from what, each once."""
 
     form: Any
-    leaves: tuple[Ref | Number, ...]
+    leaves: tuple[Ref | HoistedScalar, ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Fold:
     links: tuple[int, ...]
     first: Ref
     terms: tuple[Ref, ...]
-    leaves: tuple[tuple[Ref | Number, ...], ...]  # of each term
+    leaves: tuple[tuple[Ref | HoistedScalar, ...], ...]  # of each term
     own: frozenset[int]  # positions of the leaves that every term has for itself; the others are the same for all
 
     def inputs(self) -> set[int]:
@@ -131,21 +131,21 @@ class _Folds:
         if len(links) < 2:
             return None
         places = list(zip(*(term.leaves for term in terms), strict=True))
-        own = frozenset(p for p, leaves in enumerate(places) if isinstance(leaves[0], Number) or len(set(leaves)) > 1)
+        own = frozenset(p for p, leaves in enumerate(places) if isinstance(leaves[0], HoistedScalar) or len(set(leaves)) > 1)
         inputs = [places[p][0] for p in own if isinstance(places[p][0], Ref)]
         if not inputs or any(isinstance(leaf, Ref) and leaf.kind == "op" for leaf in inputs):
             return None
         return Fold(tuple(links), steps[0][0], tuple(term for _, term in steps), tuple(t.leaves for t in terms), own)
 
     def _term(self, ref: Ref) -> Term:
-        leaves: dict[Ref | Number, int] = {}
+        leaves: dict[Ref | HoistedScalar, int] = {}
         return Term(self._form(ref, leaves), tuple(leaves))
 
-    def _form(self, value: Any, leaves: dict[Ref | Number, int]) -> Any:
+    def _form(self, value: Any, leaves: dict[Ref | HoistedScalar, int]) -> Any:
         """A value without the names of what it is made from: those are the leaves."""
         if isinstance(value, tuple):
             return tuple(self._form(one, leaves) for one in value)
-        if isinstance(value, Number):
+        if isinstance(value, HoistedScalar):
             return "number", value.inverse, leaves.setdefault(value, len(leaves))
         if not isinstance(value, Ref):
             return repr(value)
@@ -178,7 +178,7 @@ def _sides(op: OpSpec) -> tuple[Ref, ...]:
 
 def _rule(op: OpSpec) -> Any:
     """What the links of a fold have in common. Floats that are arguments of the kernel may differ, as terms' may."""
-    named = [(name, value.inverse if isinstance(value, Number) else repr(value)) for name, value in op.args[2:]]
+    named = [(name, value.inverse if isinstance(value, HoistedScalar) else repr(value)) for name, value in op.args[2:]]
     return op.target, named, op.shape, op.dtype
 
 
@@ -224,7 +224,9 @@ class _Widened:
     def _said(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return [self._said(one) for one in value]
-        return self.digests[value] if isinstance(value, Ref) else "number" if isinstance(value, Number) else repr(value)
+        if isinstance(value, Ref):
+            return self.digests[value]
+        return "number" if isinstance(value, HoistedScalar) else repr(value)
 
     def _ordered(self, op: OpSpec) -> OpSpec:
         pair = op.args[:2]
@@ -301,7 +303,7 @@ class _Widened:
     def _renamed(self, value: Any, known: dict[Ref, Ref]) -> Any:
         if isinstance(value, tuple):
             return tuple(self._renamed(one, known) for one in value)
-        if isinstance(value, Number):
+        if isinstance(value, HoistedScalar):
             self.numbers.append(self.values[value.position])
-            return Number(len(self.numbers) - 1, value.inverse)
+            return HoistedScalar(len(self.numbers) - 1, value.inverse)
         return known[value] if isinstance(value, Ref) else value

@@ -13,7 +13,7 @@ import torch
 
 from dynafuse.fx import Size
 from dynafuse.ir.graph import Axis, Dims
-from dynafuse.ops.literals import Number
+from dynafuse.ops.literals import HoistedScalar
 from dynafuse.ops.symbols import symbol_of
 
 T = TypeVar("T")
@@ -70,8 +70,8 @@ class Layout:
 class OpSpec:
     """One op of a spec: its overload's name, its arguments by schema name (tensors as ``Ref``), its output.
 
-    A float that does not change code may be there as a ``Number``: an argument of the kernel. An op with a ``guard`` is
-    computed only if the kernel's argument ``count`` is larger; otherwise it is its first operand.
+    A float that does not change code may be there as a ``HoistedScalar``: an argument of the kernel. An op with a ``guard``
+    is computed only if the kernel's argument ``count`` is larger; otherwise it is its first operand.
     """
 
     target: str
@@ -111,7 +111,7 @@ class Spec:
     @property
     def numbers(self) -> tuple[str, ...]:
         """The numbers that are not part of the spec, each a float32 argument of the kernel."""
-        return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, Number))
+        return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, HoistedScalar))
 
     @property
     def counts(self) -> tuple[str, ...]:

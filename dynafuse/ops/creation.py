@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from dynafuse.ops.indexing_math import as_expr, flatten, limits
-from dynafuse.ops.literals import Number
+from dynafuse.ops.literals import HoistedScalar
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
 
@@ -97,7 +97,7 @@ def _randint(build: Builder, call: Call, index: Index) -> Value:
 
 def _lookup_seed(build: Builder, call: Call, index: Index) -> Value:
     which = call["index"]
-    if not isinstance(which, Number):
+    if not isinstance(which, HoistedScalar):
         return build.operand(call["seeds"], (sympy.Integer(which),))
     place = build.expression(f"tl.full([], {which.name}, tl.float32).to(tl.int64)", torch.int64)  # interpreted, a bare float
     return build.operand(call["seeds"], (build.indirect(place, build.shape(call["seeds"])[0]),))
@@ -141,7 +141,7 @@ for _target in overloads("prims.inductor_random.default"):
 for _target in overloads("prims.inductor_randint.default"):
     register(rewrite(_target, Kind.RANDOM, _randint, flops=_RANDOM_FLOPS))
 for _target in overloads("prims.inductor_lookup_seed.default"):
-    register(replace(rewrite(_target, Kind.RANDOM, _lookup_seed), lifts=(1,)))
+    register(replace(rewrite(_target, Kind.RANDOM, _lookup_seed), hoists=(1,)))
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))

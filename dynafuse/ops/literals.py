@@ -49,7 +49,7 @@ _NARROW_INTS = (torch.int8, torch.int16)
 
 
 @dataclass(frozen=True, repr=False)
-class Number:
+class HoistedScalar:
     """A float that a kernel takes as its argument ``name``: the code is the same whatever the value.
 
     If ``inverse``, what the kernel takes is the number's reciprocal.
@@ -67,7 +67,7 @@ class Number:
         return f"1/{self.name}" if self.inverse else self.name
 
 
-Scalar: TypeAlias = bool | int | float | Number
+Scalar: TypeAlias = bool | int | float | HoistedScalar
 """What an op may be given where no tensor is."""
 
 
@@ -91,7 +91,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
 
     A number that the kernel takes as an argument is in ``dtype``: its name stands for it.
     """
-    if isinstance(value, Number):
+    if isinstance(value, HoistedScalar):
         assert not value.inverse and dtype is torch.float32, (value, dtype)
         return value.name
     if dtype is torch.bool:

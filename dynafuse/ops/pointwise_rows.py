@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dynafuse.ops.literals import Number, Scalar, conversion, literal, supported, triton_type
+from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, supported, triton_type
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Call, Cast, Context, Emit, eager, pointwise, register
 
@@ -29,13 +29,13 @@ _SQRT_2_OVER_PI = "0.7978845608028654"
 _GELU_CUBIC = "0.044715"
 
 
-def _row(names: str, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (), lifts: tuple[int, ...] = (),
-         inverts: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, casts: bool = False,
+def _row(names: str, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (), hoists: tuple[int, ...] = (),
+         hoists_inverse: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, casts: bool = False,
          flops: float = 1.0, accepts: Callable[[Call], str] | None = None) -> None:
     for target in overloads(names):
         row = pointwise(target, emit, cast=cast, raw=raw, flops=flops)
-        register(dataclasses.replace(row, lifts=lifts, inverts=inverts, steps=steps, casts=casts, rounds=rounds,
-                                     accepts=accepts))
+        register(dataclasses.replace(row, hoists=hoists, hoists_inverse=hoists_inverse, steps=steps, casts=casts,
+                                     rounds=rounds, accepts=accepts))
 
 
 def _eager(names: str, reason: str) -> None:
@@ -118,7 +118,7 @@ _MUL = _by_dtype(floats="{0} * {1}", bools="{0} & {1}")
 
 def _div(context: Context, left: Any, right: Any) -> str:
     """A division by a number is a multiplication by its reciprocal, as in eager."""
-    if isinstance(right, Number):
+    if isinstance(right, HoistedScalar):
         return f"{text(left, context.dtype)} * {right.name}"
     if isinstance(right, int | float) and math.isfinite(right) and right != 0:
         return f"{text(left, context.dtype)} * {literal(1 / right, context.dtype)}"
@@ -185,13 +185,13 @@ def _accepts_divisor(call: Call) -> str:
     return "integers divided by 0: eager raises" if by_zero else ""
 
 
-_row("aten.add.Tensor aten.add.Scalar prims.add.default", _add, lifts=(1, 2))
-_row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, lifts=(1, 2))
-_row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, lifts=(1, 2))
-_row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, lifts=(1,))
-_row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, inverts=(1,))
+_row("aten.add.Tensor aten.add.Scalar prims.add.default", _add, hoists=(1, 2))
+_row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, hoists=(1, 2))
+_row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, hoists=(1, 2))
+_row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, hoists=(1,))
+_row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, hoists_inverse=(1,))
 _row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), accepts=_accepts_divisor)
-_row("prims.div.default", _prims_div, inverts=(1,))
+_row("prims.div.default", _prims_div, hoists_inverse=(1,))
 _row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=4,
      accepts=_accepts_divisor)
 _row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=_TRANSCENDENTAL,
@@ -261,8 +261,8 @@ def _lerp_scalar(context: Context, start: Any, end: Any, weight: Any) -> str:
     return f"{start} + {near} * ({end} - {start})" if abs(weight) < 0.5 else f"{end} - ({end} - {start}) * {far}"
 
 
-_row("aten.addcmul.default", _addcmul, lifts=(3,), flops=3)
-_row("aten.addcdiv.default", _addcdiv, lifts=(3,), flops=4)
+_row("aten.addcmul.default", _addcmul, hoists=(3,), flops=3)
+_row("aten.addcdiv.default", _addcdiv, hoists=(3,), flops=4)
 _row("aten.lerp.Tensor", _LERP, flops=6)
 _row("aten.lerp.Scalar", _lerp_scalar, flops=3)
 
@@ -279,7 +279,7 @@ _COMPARISONS: dict[str, Emit] = {
 }
 
 for _name, _emit in _COMPARISONS.items():
-    _row(f"{_tensor_or_scalar(_name)} prims.{_name}.default", _emit, cast=Cast.PROMOTED, lifts=(1,))
+    _row(f"{_tensor_or_scalar(_name)} prims.{_name}.default", _emit, cast=Cast.PROMOTED, hoists=(1,))
 
 _row("aten.logical_not.default", "{0} == 0", cast=Cast.NONE)
 _row("aten.logical_and.default", "({0} != 0) & ({1} != 0)", cast=Cast.NONE)
@@ -346,13 +346,13 @@ _row(
     "aten.where.self aten.where.ScalarSelf aten.where.ScalarOther aten.where.Scalar prims.where.default",
     _where,
     raw=(0,),
-    lifts=(1, 2),
+    hoists=(1, 2),
 )
 _row("aten.masked_fill.Scalar aten.masked_fill.Tensor",
-     lambda context, value, mask, other: _where(context, mask, other, value), raw=(1,), lifts=(2,))
-_row("aten.clamp.default aten.clamp.Tensor aten.clip.default aten.clip.Tensor", _clamp, lifts=(1, 2), flops=2)
-_row("aten.clamp_min.default aten.clamp_min.Tensor aten.maximum.default prims.maximum.default", _MAXIMUM, lifts=(1,))
-_row("aten.clamp_max.default aten.clamp_max.Tensor aten.minimum.default prims.minimum.default", _MINIMUM, lifts=(1,))
+     lambda context, value, mask, other: _where(context, mask, other, value), raw=(1,), hoists=(2,))
+_row("aten.clamp.default aten.clamp.Tensor aten.clip.default aten.clip.Tensor", _clamp, hoists=(1, 2), flops=2)
+_row("aten.clamp_min.default aten.clamp_min.Tensor aten.maximum.default prims.maximum.default", _MAXIMUM, hoists=(1,))
+_row("aten.clamp_max.default aten.clamp_max.Tensor aten.minimum.default prims.minimum.default", _MINIMUM, hoists=(1,))
 _row("aten.fmax.default", _by_dtype(floats=_function("lm.fmax"), ints=_function("lm.maximum"), bools="{0} | {1}"))
 _row("aten.fmin.default", _by_dtype(floats=_function("lm.fmin"), ints=_function("lm.minimum"), bools="{0} & {1}"))
 _row("aten.nan_to_num.default", _nan_to_num, steps=(0,), flops=3)
@@ -469,28 +469,28 @@ _HARDSIGMOID = "lm.minimum(lm.maximum({0} + 3, 0), 6)"
 
 _row("aten.relu.default", _by_dtype(floats=lambda context, value: _MAXIMUM(context, value, 0), bools="{0}"))
 _row("aten.relu6.default", lambda context, value: _clamp(context, value, 0, 6), flops=2)
-_row("aten.leaky_relu.default", "tl.where({0} > 0, {0}, {0} * {1})", lifts=(1,), flops=2)
+_row("aten.leaky_relu.default", "tl.where({0} > 0, {0}, {0} * {1})", hoists=(1,), flops=2)
 _row("aten.elu.default", _elu, flops=_TRANSCENDENTAL)
 _row("aten.gelu.default", _gelu, flops=_TRANSCENDENTAL + 4)
 _row("aten.silu.default", "{0} * lm.sigmoid({0})", flops=_TRANSCENDENTAL + 4)
 _row("aten.mish.default", "{0} * lm.tanh(lm.softplus({0}))", flops=3 * _TRANSCENDENTAL)
 _row("aten.softplus.default", _softplus, flops=2 * _TRANSCENDENTAL)
-_row("aten.hardtanh.default", _clamp, lifts=(1, 2), flops=2)
+_row("aten.hardtanh.default", _clamp, hoists=(1, 2), flops=2)
 _row("aten.hardsigmoid.default", f"{_HARDSIGMOID} * 0.16666666666666666", flops=4)
 _row("aten.hardswish.default", f"{{0}} * {_HARDSIGMOID} * 0.16666666666666666", flops=5)
-_row("aten.hardshrink.default", "tl.where(({0} >= -{1}) & ({0} <= {1}), 0.0, {0})", lifts=(1,), steps=(0,), flops=3)
+_row("aten.hardshrink.default", "tl.where(({0} >= -{1}) & ({0} <= {1}), 0.0, {0})", hoists=(1,), steps=(0,), flops=3)
 _row("aten.softshrink.default", "tl.where({0} > {1}, {0} - {1}, tl.where({0} < -{1}, {0} + {1}, "
-     "tl.where({0} != {0}, {0}, 0.0)))", lifts=(1,), flops=4)
-_row("aten.threshold.default", "tl.where({0} <= {1}, {2}, {0})", lifts=(1, 2), steps=(0,))
+     "tl.where({0} != {0}, {0}, 0.0)))", hoists=(1,), flops=4)
+_row("aten.threshold.default", "tl.where({0} <= {1}, {2}, {0})", hoists=(1, 2), steps=(0,))
 _row("aten.log_sigmoid.default", "lm.minimum({0}, 0) - lm.log1p(lm.exp(-tl.abs({0})))", flops=2 * _TRANSCENDENTAL)
 _row("aten.sigmoid_backward.default", "{0} * ((1 - {1}) * {1})", flops=3)
 _row("aten.tanh_backward.default", "{0} * (1 - {1} * {1})", flops=3)
-_row("aten.threshold_backward.default", "tl.where({1} <= {2}, 0, {0})", lifts=(2,), steps=(1,))
+_row("aten.threshold_backward.default", "tl.where({1} <= {2}, 0, {0})", hoists=(2,), steps=(1,))
 _row("aten.gelu_backward.default", _gelu_backward, flops=2 * _TRANSCENDENTAL)
 _row("aten.silu_backward.default", "{0} * lm.silu_slope({1})", flops=_TRANSCENDENTAL + 4)
-_row("aten.leaky_relu_backward.default", "tl.where({1} > 0, {0}, {0} * {2})", lifts=(2,), steps=(1,), flops=2)
+_row("aten.leaky_relu_backward.default", "tl.where({1} > 0, {0}, {0} * {2})", hoists=(2,), steps=(1,), flops=2)
 _row("aten.elu_backward.default", _elu_backward, steps=(5,), flops=_TRANSCENDENTAL)
-_row("aten.hardtanh_backward.default", "tl.where(({1} <= {2}) | ({1} >= {3}), 0, {0})", lifts=(2, 3), steps=(1,), flops=3)
+_row("aten.hardtanh_backward.default", "tl.where(({1} <= {2}) | ({1} >= {3}), 0, {0})", hoists=(2, 3), steps=(1,), flops=3)
 _row("aten.hardsigmoid_backward.default", "tl.where(({1} > -3) & ({1} < 3), {0} * 0.16666666666666666, 0.0)", steps=(1,),
      flops=3)
 _row("aten.hardswish_backward.default",
@@ -498,7 +498,7 @@ _row("aten.hardswish_backward.default",
 _row("aten.softplus_backward.default", _softplus_backward, flops=2 * _TRANSCENDENTAL)
 _row("aten.mish_backward.default", "{0} * lm.mish_slope({1})", flops=3 * _TRANSCENDENTAL)
 _row("aten.hardshrink_backward.default aten.softshrink_backward.default",
-     "tl.where(({1} >= -{2}) & ({1} <= {2}), 0, {0})", lifts=(2,), steps=(1,), flops=3)
+     "tl.where(({1} >= -{2}) & ({1} <= {2}), 0, {0})", hoists=(2,), steps=(1,), flops=3)
 _row("aten.logit_backward.default",
      lambda context, grad, value, eps=None: _logit_backward(context, grad, value, eps), steps=(1,), flops=4)
 

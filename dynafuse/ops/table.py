@@ -161,8 +161,8 @@ class Row:
     emit: Emit | None = None  # pointwise: the expression, a template or ``f(context, *arguments) -> str``
     cast: Cast = Cast.OUTPUT
     raw: tuple[int, ...] = ()  # pointwise: argument positions that are not cast (the condition of where)
-    lifts: tuple[int, ...] = ()  # pointwise, random: argument positions where a number does not change code (see numbers.py)
-    inverts: tuple[int, ...] = ()  # pointwise: those where its reciprocal does not
+    hoists: tuple[int, ...] = ()  # pointwise, random: arguments whose numbers do not change code (see hoisted.py)
+    hoists_inverse: tuple[int, ...] = ()  # pointwise: arguments whose reciprocals do not
     steps: tuple[int, ...] = ()  # pointwise: operands where it steps from one float to another: they are rounded first
     casts: bool = False  # pointwise: whether it computes its operand in another dtype
     rounds: bool = False  # pointwise: whether it casts what the user casts: its operand and its result are rounded

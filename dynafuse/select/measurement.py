@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dynafuse.cache.hoisted import lifted
+from dynafuse.cache.hoisted import hoist_scalars
 from dynafuse.cost import calibration
 from dynafuse.cost.model import Prediction
 from dynafuse.forks import Lock
@@ -139,7 +139,7 @@ def verdict_key(spec: Spec, hints: Mapping[str, int], device: torch.device) -> s
 
     Executors do not enter, nor an ``executor`` among the spec's options, nor floats that do not change code.
     """
-    spec, _ = lifted(spec)
+    spec, _ = hoist_scalars(spec)
     spec = replace(spec, options=tuple(option for option in spec.options if option[0] != "executor"))
     sizes = sorted((name, max(hint, 1).bit_length()) for name, hint in hints.items())
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else str(device)

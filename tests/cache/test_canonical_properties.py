@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cache import canonical as key
 from dynafuse.cache.canonical import CanonicalRegion
-from dynafuse.cache.hoisted import lifted
+from dynafuse.cache.hoisted import hoist_scalars
 from dynafuse.config import OPTIONS, Option, resolve
 from dynafuse.ir import Classed
 from tests.support import graphs
@@ -235,10 +235,10 @@ def test_a_class_tells_programs_apart(program: Program, other: Program, first: i
 def test_a_class_has_the_region_for_one_of_its_sizes(program: Program, variant: dict[str, Any], size: int) -> None:
     made = bound(replace(program, rows=size, **variant), classes=True)
     if isinstance(made.code, Classed):
-        assert made.code.at(*made.sizes) == lifted(made.spec)[0]
+        assert made.code.at(*made.sizes) == hoist_scalars(made.spec)[0]
         assert made.code.least <= made.sizes[0] <= made.code.most
     else:
-        assert made.code == lifted(made.spec)[0] and made.sizes == ()
+        assert made.code == hoist_scalars(made.spec)[0] and made.sizes == ()
 
 
 @few

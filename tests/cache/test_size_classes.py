@@ -16,7 +16,7 @@ from torch.fx import Node
 from dynafuse import backend
 from dynafuse.cache import canonical as key
 from dynafuse.cache.canonical import CanonicalRegion
-from dynafuse.cache.hoisted import lifted
+from dynafuse.cache.hoisted import hoist_scalars
 from dynafuse.config import resolve
 from dynafuse.ir import Classed, Layout, Spec
 from dynafuse.lowering.interpret import eager
@@ -147,7 +147,7 @@ def test_a_class_says_which_sizes_it_has() -> None:
 def test_the_spec_of_a_class_is_at_each_size_that_sizes(what: str, size: int) -> None:
     for bound in bounds(CASES[what], size):
         if has_class(bound):
-            assert _reached(bound.code.at(*bound.sizes)) == _reached(lifted(bound.spec)[0])
+            assert _reached(bound.code.at(*bound.sizes)) == _reached(hoist_scalars(bound.spec)[0])
             assert bound.code.least <= bound.sizes[0] <= bound.code.most
 
 

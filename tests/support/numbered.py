@@ -30,7 +30,7 @@ NUMBERS_FOR_TENSORS = frozenset(overloads(
 def calls(row: Row) -> Iterator[list[Any]]:
     """Calls of an op with one number each; a dtype stands for a tensor of it."""
     arguments = row.target._schema.arguments
-    for position in (k for k in (*row.lifts, *row.inverts) if k < len(arguments)):
+    for position in (k for k in (*row.hoists, *row.hoists_inverse) if k < len(arguments)):
         scales_number = arguments[position].name == "alpha" and "Tensor" not in str(arguments[1].type)
         if not scales_number and (arguments[position].type.kind() == "NumberType" or row.target in NUMBERS_FOR_TENSORS):
             yield [NUMBER if k == position else _given(argument) for k, argument in enumerate(arguments)]

@@ -27,7 +27,7 @@ from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Context, Index, Kind, Row, Value
 from dynafuse.ops.indexing_math import symbol
-from dynafuse.ops.literals import Number, Scalar, conversion, literal, number, opmath, triton_type
+from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
 
 
@@ -194,7 +194,7 @@ class Emitter(ControlFlow):
         if row.kind is Kind.REDUCTION:
             return self._reduction(position, index)
         assert row.lower is not None, row
-        self.used_scalars |= {arg.name for arg in call.args.values() if isinstance(arg, Number)}
+        self.used_scalars |= {arg.name for arg in call.args.values() if isinstance(arg, HoistedScalar)}
         value = row.lower(self, call, index)
         return value if row.kind is Kind.VIEW else self._round_result(position, Value(value.name, call.dtype, value.tiles))
 
@@ -235,7 +235,7 @@ class Emitter(ControlFlow):
                 tiles |= value.tiles
                 operands.append(value.name)
             else:
-                self.used_scalars |= {arg.name} if isinstance(arg, Number) else set()
+                self.used_scalars |= {arg.name} if isinstance(arg, HoistedScalar) else set()
                 operands.append(comparand(row, arg, dtype))
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))

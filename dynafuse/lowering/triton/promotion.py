@@ -13,7 +13,7 @@ import torch
 
 from dynafuse.ir import Ref
 from dynafuse.ops import Call, Row, promotion
-from dynafuse.ops.literals import Number
+from dynafuse.ops.literals import HoistedScalar
 
 
 class Tensors(Protocol):
@@ -36,7 +36,7 @@ def compute_dtype(row: Row, call: Call, tensors: Tensors) -> torch.dtype | None:
             operands.append((tensors.dtype(arg), len(tensors.shape(arg)) == 0))
         elif isinstance(arg, (bool, int, float)):
             operands.append(type(arg))
-        elif isinstance(arg, Number):
+        elif isinstance(arg, HoistedScalar):
             operands.append(float)
         elif isinstance(arg, sympy.Expr):
             operands.append(int)

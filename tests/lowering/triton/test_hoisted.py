@@ -31,7 +31,7 @@ def run(spec: Any, made: CanonicalRegion, tensors: list[torch.Tensor]) -> torch.
 
 def number_of(row: Row, dtype: torch.dtype) -> float:
     """What a kernel is handed: the number, its reciprocal, or what is compared with values of a dtype in that dtype."""
-    if row.inverts:
+    if row.hoists_inverse:
         return 1 / NUMBER
     return float(torch.tensor(NUMBER, dtype=dtype)) if row.cast is Cast.PROMOTED and dtype is torch.bfloat16 else NUMBER
 
