@@ -13,8 +13,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import sympy
-
 from dynafuse.ir import Size, Spec, references
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find_online_sums
