@@ -46,7 +46,7 @@ from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.setting import allowing, device_of, executors_for, fused_device, values_of
 from dynafuse.runtime.subclasses import without_subclasses
-from dynafuse.select import VERDICTS
+from dynafuse.select import MEASUREMENTS
 from dynafuse.select.families import LENGTHS
 from dynafuse.select.place import REJECTED
 
@@ -177,7 +177,7 @@ def reset() -> None:
     kernels.clear()
     observers.clear()
     pipeline.reset()
-    for cached in (REJECTED, LENGTHS, VERDICTS):
+    for cached in (REJECTED, LENGTHS, MEASUREMENTS):
         cached.clear()
     if torch.cuda.is_available():
         cuda_graphs.reset()

@@ -4,7 +4,7 @@ Worked example::
 
     $ dynafuse cache stats
     folder   ~/.cache/dynafuse/kernels
-    entries  132: 114 triton, 8 verdict, 6 plan, 4 nvfuser
+    entries  132: 114 triton, 8 measurement, 6 plan, 4 nvfuser
     size     3.1 MB of 1024 MB
 """
 

@@ -39,7 +39,7 @@ class Damaged(ValueError):
 class Entry:
     """What is kept under a key: ``data`` as JSON can hold it, and ``blobs`` of bytes by name."""
 
-    kind: str  # triton | interpreter | nvfuser | plan | verdict | archive
+    kind: str  # triton | interpreter | nvfuser | plan | measurement | archive
     key: str
     data: Mapping[str, Any] = field(default_factory=dict)
     blobs: Mapping[str, bytes] = field(default_factory=dict)

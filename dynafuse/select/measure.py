@@ -20,7 +20,7 @@ from dynafuse.lowering.registry import executor
 from dynafuse.select import Tuner, contenders
 from dynafuse.select.compile import request
 from dynafuse.select.place import moved
-from dynafuse.select.stored import verdicts
+from dynafuse.select.stored import measurements
 
 
 def measured(plan: CanonicalPlan, device: Device, compilation: Compilation) -> CanonicalPlan:
@@ -55,7 +55,7 @@ class _Measuring:
     def __init__(self, plan: CanonicalPlan, device: Device, compilation: Compilation) -> None:
         self.device = device
         self.compilation = compilation
-        self.tuner = Tuner(compilation.config.tune_budget_s, store=verdicts(compilation.config))
+        self.tuner = Tuner(compilation.config.tune_budget_s, store=measurements(compilation.config))
         self.predicted = {region.name: _predictions(region.region) for region in plan.regions}
         self.others = plan_prediction(plan.plan, device)
 
@@ -64,12 +64,12 @@ class _Measuring:
         region = before.region
         candidates = {name: moved(before, name, self.compilation.capability) for name in names}
         builds = {name: _build(candidate, self.compilation) for name, candidate in candidates.items()}
-        verdict = self.tuner.verdict(before, builds, before.device)
+        measurement = self.tuner.measure(before, builds, before.device)
         predicted = self.predicted[region.name]
-        known = verdict.predictions({name: predicted[name] for name in names})
+        known = measurement.predictions({name: predicted[name] for name in names})
         beside = self.others.less(predicted[region.executor]) if region.executor in predicted else self.others
         chosen = choose(known, self.device, self.compilation.config.cudagraphs, beside).executor
-        times = {name: one.device_us for name, one in verdict.measured.items() if one.device_us is not None}
+        times = {name: one.device_us for name, one in measurement.timings.items() if one.device_us is not None}
         decision = _decided(region.decision, chosen, times)
         return replace(candidates[chosen], region=replace(candidates[chosen].region, decision=decision,
                                                           predicted_us=predicted[chosen].device_us))
@@ -83,7 +83,7 @@ def _predictions(region: Region) -> dict[str, Prediction]:
 def _build(region: CanonicalRegion, compilation: Compilation) -> Callable[[], Any]:
     """Return a candidate for the tuner. What compiles aside is asked for at once, while others are measured.
 
-    The others compile in this process: only if they are measured, and not where the verdict is known.
+    The others compile in this process: only if they are measured, and not where the measurement is known.
     """
     if not executor(region.region.executor).compiles_aside:
         return lambda: request(region, compilation).result()

@@ -1,9 +1,9 @@
-"""What was measured of a region, and which executor that makes the fastest.
+"""Results of measuring a region: a timing per executor, and which executor is the fastest by them.
 
-A verdict belongs to what the region computes, not to where it stands or who runs it: equal regions share it.
+A measurement is keyed by what the region computes, not by its graph or its executor: equal regions share it.
 
-Worked example: ``Verdict("5f0c…", {"triton": Measured(12.1, 6.4), "nvfuser": Measured(10.3, 11.9)}).winner`` is
-``"nvfuser"``; its 11.9 µs of the host count where the host is what a plan waits for, see :meth:`Verdict.predictions`.
+Worked example: ``Measurement("5f0c…", {"triton": Timing(12.1, 6.4), "nvfuser": Timing(10.3, 11.9)}).winner`` is
+``"nvfuser"``; its 11.9 µs of the host count where the host is what a plan waits for, see :meth:`Measurement.predictions`.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from dynafuse.ir import Spec
 
 
 @dataclass(frozen=True)
-class Measured:
-    """An executor's microseconds a call, of the device and of the host; None with the ``reason`` why there are none.
+class Timing:
+    """Times of one executor in microseconds a call, on the device and on the host; None with a ``reason`` if it failed.
 
-    ``captured`` says that the device time is that of CUDA-graph replays. A ``passing`` reason, such as memory that was
-    short, holds for this process only.
+    ``captured`` says that the device time was taken by replays of a CUDA graph. A ``transient`` failure, such as one for
+    want of memory, may not happen again: it is not stored beyond this process.
     """
 
     device_us: float | None = None
     host_us: float | None = None
     captured: bool = True
     reason: str = ""
-    passing: bool = False
+    transient: bool = False
 
     def __str__(self) -> str:
         return self.reason if self.device_us is None else f"{self.device_us:.1f} µs"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is known of a region: per executor, best prediction first, what was measured.
+class Measurement:
+    """The timings of a region by executor. ``executors`` are those that were to be compared, the best prediction first.
 
-    ``reason`` says why executors are missing from ``measured``: what kept the region from being measured at all, or that
-    the budget ran out; ``exhausted`` is True for the latter. ``executors`` are those that were to be compared.
+    ``reason`` says why executors are missing from ``timings``: what kept the region from being measured at all, or that
+    the budget ran out; ``exhausted`` is True for the latter.
     """
 
     key: str
-    measured: Mapping[str, Measured]
+    timings: Mapping[str, Timing]
     executors: tuple[str, ...] = ()
     reason: str = ""
     exhausted: bool = False
 
     @property
     def decided(self) -> bool:
-        """Whether every executor was measured or failed, and at least one did not fail."""
-        return bool(self._times) and all(name in self.measured for name in self._names)
+        """Whether every executor was measured or has failed, and at least one has not failed."""
+        return bool(self._times) and all(name in self.timings for name in self._names)
 
     @property
     def winner(self) -> str:
-        """The fastest on the device; the best prediction that did not fail where measuring did not decide."""
+        """Return the fastest executor on the device; unless ``decided``, the best prediction that did not fail."""
         times = self._times
         if self.decided:
             return min(times, key=lambda name: times[name])
@@ -70,74 +70,77 @@ class Verdict:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Executors that failed, with the reason."""
-        return {name: one.reason for name, one in self.measured.items() if one.device_us is None}
+        """The executors that failed, with the reason."""
+        return {name: timing.reason for name, timing in self.timings.items() if timing.device_us is None}
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return self.executors or tuple(self.measured)
+        return self.executors or tuple(self.timings)
 
     @property
     def _times(self) -> dict[str, float]:
-        known = {name: self.measured[name].device_us for name in self._names if name in self.measured}
-        return {name: us for name, us in known.items() if us is not None}
+        times = {name: self.timings[name].device_us for name in self._names if name in self.timings}
+        return {name: us for name, us in times.items() if us is not None}
 
     def _failed(self, name: str) -> bool:
-        return name in self.measured and self.measured[name].device_us is None
+        return name in self.timings and self.timings[name].device_us is None
 
     def predictions(self, predicted: Mapping[str, Prediction]) -> dict[str, Prediction]:
-        """Predictions with what was measured in their place, for ``cost.choose``; without executors that failed.
+        """Return the predictions with measured times in place of predicted ones, for ``cost.model.choose``.
 
-        A kernel that was measured is compiled. Where measuring did not decide, times stay as predicted: what is
-        measured is not to be compared with what is not. If all failed, predictions are returned as they are.
+        Executors that failed are left out, and compile time counts as none: a kernel that was measured is compiled. If the
+        measurement did not decide, times stay as predicted, because measured times do not compare with predicted ones. If
+        every executor failed, the predictions are returned as they are.
         """
-        left = {name: one for name, one in predicted.items() if not self._failed(name)}
+        usable = {name: prediction for name, prediction in predicted.items() if not self._failed(name)}
         if not self.decided:
-            return left or dict(predicted)
-        return {name: self._measured_prediction(name, one) for name, one in left.items()}
+            return usable or dict(predicted)
+        return {name: self._measured_prediction(name, prediction) for name, prediction in usable.items()}
 
-    def _measured_prediction(self, name: str, before: Prediction) -> Prediction:
-        found = self.measured.get(name)
-        if found is None or found.device_us is None:
-            return before
-        host_us = before.host_us if found.host_us is None else found.host_us
-        return Prediction(found.device_us, host_us, 0.0, found.device_us)
+    def _measured_prediction(self, name: str, predicted: Prediction) -> Prediction:
+        timing = self.timings.get(name)
+        if timing is None or timing.device_us is None:
+            return predicted
+        host_us = predicted.host_us if timing.host_us is None else timing.host_us
+        return Prediction(timing.device_us, host_us, 0.0, timing.device_us)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        measured = {name: asdict(one) for name, one in self.measured.items()}
-        return {**asdict(replace(self, measured={})), "executors": list(self.executors), "measured": measured}
+        """Return the measurement as JSON can hold it."""
+        timings = {name: asdict(timing) for name, timing in self.timings.items()}
+        return {**asdict(replace(self, timings={})), "executors": list(self.executors), "timings": timings}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
-        """What :meth:`to_dict` made. Raises ValueError for anything else."""
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """Read what :meth:`to_dict` wrote. Raises ValueError for anything else."""
         try:
-            measured = {str(name): _measured(one) for name, one in data["measured"].items()}
-            return cls(str(data["key"]), measured, tuple(map(str, data["executors"])), str(data["reason"]),
+            timings = {str(name): _timing(fields) for name, fields in data["timings"].items()}
+            return cls(str(data["key"]), timings, tuple(map(str, data["executors"])), str(data["reason"]),
                        bool(data["exhausted"]))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a verdict: {error}") from None
+            raise ValueError(f"not a measurement: {error}") from None
 
     def __str__(self) -> str:
-        times = ", ".join(f"{name} {self.measured[name]}" for name in self._names if name in self.measured)
+        times = ", ".join(f"{name} {self.timings[name]}" for name in self._names if name in self.timings)
         why = f" ({self.reason})" if self.reason else ""
         return f"{times or 'not measured'} → {self.winner}{why}"
 
 
-def _measured(data: Mapping[str, Any]) -> Measured:
-    found = Measured(**data)
-    for us in (found.device_us, found.host_us):
+def _timing(fields: Mapping[str, Any]) -> Timing:
+    """Check a timing that was read. Raises ValueError and TypeError."""
+    timing = Timing(**fields)
+    for us in (timing.device_us, timing.host_us):
         if us is not None and not (isinstance(us, (int, float)) and math.isfinite(us) and us >= 0):
             raise ValueError(f"{us!r} is no time")
-    if found.device_us is None and not found.reason:
+    if timing.device_us is None and not timing.reason:
         raise ValueError("neither a time nor a reason")
-    return found
+    return timing
 
 
-def verdict_key(spec: Spec, hints: Mapping[str, int], device: torch.device) -> str:
-    """The key of a region's verdict: what it computes, how large dynamic sizes are (as powers of two), on which device.
+def measurement_key(spec: Spec, hints: Mapping[str, int], device: torch.device) -> str:
+    """Return the key of a region's measurement: a digest of the spec, the device, and the versions that times depend on.
 
-    Executors do not enter, nor an ``executor`` among the spec's options, nor floats that do not change code.
+    ``hints`` are the values of size symbols, which enter as powers of two. An ``executor`` among the spec's options does
+    not enter, nor do floats that do not change code.
     """
     spec, _ = hoist_scalars(spec)
     spec = replace(spec, options=tuple(option for option in spec.options if option[0] != "executor"))
@@ -148,36 +151,36 @@ def verdict_key(spec: Spec, hints: Mapping[str, int], device: torch.device) -> s
 
 
 @dataclass
-class VerdictStore:
-    """Measurements of this process, by the region's key and the executor."""
+class MeasurementStore:
+    """The timings that this process has taken, by the region's key and the executor. Threads may share a store."""
 
-    _held: dict[str, dict[str, Measured]] = field(default_factory=dict)
+    _timings: dict[str, dict[str, Timing]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._timings)
 
-    def get(self, key: str) -> dict[str, Measured]:
-        """What was measured under a key, by executor."""
+    def get(self, key: str) -> dict[str, Timing]:
+        """Return the timings of a region by executor; a copy."""
         with self._lock:
-            return dict(self._held.get(key, {}))
+            return dict(self._timings.get(key, {}))
 
-    def put(self, key: str, executor: str, measured: Measured) -> None:
-        """Keep a measurement."""
+    def put(self, key: str, executor: str, timing: Timing) -> None:
+        """Store the timing of one executor."""
         with self._lock:
-            self._held.setdefault(key, {})[executor] = measured
+            self._timings.setdefault(key, {})[executor] = timing
 
-    def add(self, verdict: Verdict) -> None:
-        """Keep all that a verdict knows, say one that was read from a file."""
-        for executor, measured in verdict.measured.items():
-            self.put(verdict.key, executor, measured)
+    def add(self, measurement: Measurement) -> None:
+        """Store all timings of a measurement, such as one that was read from a file."""
+        for executor, timing in measurement.timings.items():
+            self.put(measurement.key, executor, timing)
 
-    def lasting(self, key: str) -> Verdict | None:
-        """What is worth keeping beyond this process under a key, or None."""
-        measured = {name: one for name, one in self.get(key).items() if not one.passing}
-        return Verdict(key, measured, tuple(measured)) if measured else None
+    def durable(self, key: str) -> Measurement | None:
+        """Return the timings of a region that other processes may rely on; None if there are none."""
+        timings = {name: timing for name, timing in self.get(key).items() if not timing.transient}
+        return Measurement(key, timings, tuple(timings)) if timings else None
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._held.clear()
+            self._timings.clear()

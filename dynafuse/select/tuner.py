@@ -4,8 +4,8 @@ Worked example, for one graph whose region ``r0`` the model is unsure about::
 
     tuner = Tuner(config.tune_budget_s)
     if needs(region.decision, config.tune):
-        verdict = tuner.verdict(bound, {"nvfuser": build_nvfuser, "triton": build_triton}, torch.device("cuda", 0))
-        choice = cost.choose(verdict.predictions(predicted), device, captured, rest)
+        measurement = tuner.measure(bound, {"nvfuser": build_nvfuser, "triton": build_triton}, torch.device("cuda", 0))
+        choice = cost.choose(measurement.predictions(predicted), device, captured, rest)
     print(tuner)     # tuned 1 region in 0.3 s of 20 s
 
 Each candidate is warmed up, then timed by replays of a CUDA graph that holds many calls over buffers which together are
@@ -39,12 +39,12 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.select import data
 from dynafuse.select.clock import CaptureFailed, Gpu, Refused, Timer
-from dynafuse.select.measurement import Measured, Verdict, VerdictStore, verdict_key
+from dynafuse.select.measurement import Measurement, MeasurementStore, Timing, measurement_key
 from dynafuse.select.runners import Runner, runner
 
 log = logging.getLogger(__name__)
 
-VERDICTS = VerdictStore()
+MEASUREMENTS = MeasurementStore()
 """What this process has measured."""
 
 Build = Callable[[], Any]
@@ -124,7 +124,7 @@ class Tuner:
 
     budget_s: float
     clock: Timer = field(default_factory=Gpu)
-    store: VerdictStore = field(default_factory=lambda: VERDICTS)
+    store: MeasurementStore = field(default_factory=lambda: MEASUREMENTS)
     now: Callable[[], float] = time.monotonic
     obstacle: Callable[[torch.device], str] = obstacle
     free: Callable[[torch.device], int] = free_bytes
@@ -134,8 +134,8 @@ class Tuner:
     reused: int = 0  # known from earlier measurements
     unusable: str = ""  # why the device cannot be measured on any more
 
-    def verdict(self, bound: CanonicalRegion, candidates: Mapping[str, Build], device: torch.device,
-                hints: Mapping[str, int] | None = None) -> Verdict:
+    def measure(self, bound: CanonicalRegion, candidates: Mapping[str, Build], device: torch.device,
+                hints: Mapping[str, int] | None = None) -> Measurement:
         """What is fastest for a region, of candidates in the order of their predictions, best first.
 
         ``hints`` are values of the spec's size symbols; by default those of the example inputs.
@@ -143,16 +143,16 @@ class Tuner:
         names = tuple(candidates)
         reason = self.unusable or self.obstacle(device) or ("" if len(names) > 1 else "not measured: nothing to compare")
         if reason:
-            return Verdict("", {}, names, reason)
+            return Measurement("", {}, names, reason)
         hints = bound.hints if hints is None else hints
-        key = verdict_key(bound.member.code if bound.member else bound.spec, hints, device)  # one for a family
+        key = measurement_key(bound.member.code if bound.member else bound.spec, hints, device)  # one for a family
         missing = {name: build for name, build in candidates.items() if name not in self.store.get(key)}
         if missing:
             reason, seconds = self._measure(key, bound, missing, hints, device)
         else:
             self.reused += 1
         held = self.store.get(key)
-        found = Verdict(key, {name: held[name] for name in names if name in held}, names, reason, reason == EXHAUSTED)
+        found = Measurement(key, {name: held[name] for name in names if name in held}, names, reason, reason == EXHAUSTED)
         if missing:
             log.info("tuned %s: %s, %.2f s", bound.region.name, found, seconds)
         return found
@@ -194,24 +194,24 @@ class Tuner:
         return [first, *(data.copied(first) for _ in range(1, count))]
 
     def _one(self, name: str, build: Build, bound: CanonicalRegion, hints: Mapping[str, int], device: torch.device,
-             sets: Sequence[Sequence[torch.Tensor]]) -> Measured:
+             sets: Sequence[Sequence[torch.Tensor]]) -> Timing:
         """One candidate's times, or why there are none."""
-        def measured() -> Measured:
+        def measured() -> Timing:
             kernel = build()
             if isinstance(kernel, Kernel) and kernel.interpreted and device.type == "cuda":
-                return Measured(reason="not measured: Triton runs in its interpreter")
+                return Timing(reason="not measured: Triton runs in its interpreter")
             rotation = Rotation(runner(kernel, bound.spec, hints, device, bound.member, bound.classes), sets)
             rotation()
             _synchronize(device)
             return self._timed(rotation)
 
-        def failed(error: Exception) -> Measured:
+        def failed(error: Exception) -> Timing:
             self._check(device)
             return _failed(name, error)
 
         return attempted(measured, failed)  # whatever a compiler or a kernel raises is a reason not to choose it
 
-    def _timed(self, rotation: Rotation) -> Measured:
+    def _timed(self, rotation: Rotation) -> Timing:
         """Device time by replays, else by events; host time by calls."""
         rough = self.clock.device(rotation, ROUGH_CALLS)
         sets = len(rotation.sets)
@@ -226,7 +226,7 @@ class Tuner:
         host_us = median(self.clock.host(rotation, HOST_CALLS) for _ in range(HOST_ROUNDS))
         if not (device_us > 0 and math.isfinite(device_us)):
             raise Refused(f"{device_us} µs cannot be")
-        return Measured(device_us, host_us, captured)
+        return Timing(device_us, host_us, captured)
 
     def _check(self, device: torch.device) -> None:
         """Find out whether a failure has left the device unusable, as an illegal access does."""
@@ -245,13 +245,13 @@ class Tuner:
 EXHAUSTED = "the time for measuring is used up"
 
 
-def _failed(name: str, error: Exception) -> Measured:
+def _failed(name: str, error: Exception) -> Timing:
     """A candidate that failed, logged. For want of memory it may not fail another time."""
     memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
     reason = "out of memory" if memory else _text(error)
     log.warning("%s is not considered for a region: %s", name, reason)
     log.debug("%s", reason, exc_info=error)
-    return Measured(reason=reason, passing=memory or isinstance(error, Refused))
+    return Timing(reason=reason, transient=memory or isinstance(error, Refused))
 
 
 def _text(error: Exception) -> str:

@@ -35,7 +35,7 @@ from dynafuse.lowering.nvfuser.executor import NVFUSER
 from dynafuse.lowering.nvfuser.kernel import FusionKernel
 from dynafuse.lowering.registry import executor
 from dynafuse.lowering.triton import binary
-from dynafuse.select import Measured, VerdictStore, stored
+from dynafuse.select import MeasurementStore, Timing, stored
 from dynafuse.tools import cli
 from tests.support import graphs
 from tests.support.processes import ROOT, environment, python
@@ -493,23 +493,23 @@ def test_a_second_process_launches_what_the_first_compiled(cached: Path, tmp_pat
 
 
 def test_measurements_outlive_the_process(disk: Disk) -> None:
-    first = stored.Verdicts(disk, VerdictStore())
-    first.put("region", "triton", Measured(12.1, 6.4))
-    first.put("region", "nvfuser", Measured(reason="out of memory", passing=True))
-    first.put("region", "eager", Measured(reason="it fails"))
-    second = stored.Verdicts(disk, VerdictStore())
-    assert second.get("region") == {"triton": Measured(12.1, 6.4), "eager": Measured(reason="it fails")}
+    first = stored.Measurements(disk, MeasurementStore())
+    first.put("region", "triton", Timing(12.1, 6.4))
+    first.put("region", "nvfuser", Timing(reason="out of memory", transient=True))
+    first.put("region", "eager", Timing(reason="it fails"))
+    second = stored.Measurements(disk, MeasurementStore())
+    assert second.get("region") == {"triton": Timing(12.1, 6.4), "eager": Timing(reason="it fails")}
     assert len(second) == 1 and second.get("another") == {}
-    second.put("region", "nvfuser", Measured(10.3, 11.9))
-    assert set(stored.Verdicts(disk, VerdictStore()).get("region")) == {"triton", "nvfuser", "eager"}
-    assert stored.Verdicts(None, VerdictStore()).get("region") == {}
+    second.put("region", "nvfuser", Timing(10.3, 11.9))
+    assert set(stored.Measurements(disk, MeasurementStore()).get("region")) == {"triton", "nvfuser", "eager"}
+    assert stored.Measurements(None, MeasurementStore()).get("region") == {}
 
 
-@pytest.mark.parametrize("data", [{}, {"key": "other", "measured": {}, "executors": [], "reason": "", "exhausted": False},
-                                  {"measured": {"triton": {"device_us": -1}}}, {"measured": 3}])
+@pytest.mark.parametrize("data", [{}, {"key": "other", "timings": {}, "executors": [], "reason": "", "exhausted": False},
+                                  {"timings": {"triton": {"device_us": -1}}}, {"timings": 3}])
 def test_a_measurement_that_is_none_is_ignored(disk: Disk, data: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    disk.write(Entry("verdict", stored._verdict_key("region"), data))
-    assert stored.Verdicts(disk, VerdictStore()).get("region") == {}
+    disk.write(Entry("measurement", stored._measurement_key("region"), data))
+    assert stored.Measurements(disk, MeasurementStore()).get("region") == {}
     assert len([r for r in caplog.records if "ignored" in r.message]) == 1
 
 
@@ -557,9 +557,9 @@ def test_commands(cached: Path, tmp_path: Path, capsys: Capture, monkeypatch: py
     assert say("stats") == (0, f"folder   {cached}\nentries  0\nsize     0.0 MB of 7 MB\n")
     assert say("verify") == (0, "0 entries sound, 0 damaged\n")
     kept = Disk(cached, MB)
-    for made in (entry(1, 100_000), entry(2), Entry("verdict", key(3))):
+    for made in (entry(1, 100_000), entry(2), Entry("measurement", key(3))):
         kept.write(made)
-    assert say("stats") == (0, f"folder   {cached}\nentries  3: 2 triton, 1 verdict\nsize     0.1 MB of 7 MB\n")
+    assert say("stats") == (0, f"folder   {cached}\nentries  3: 2 triton, 1 measurement\nsize     0.1 MB of 7 MB\n")
     assert say("export", file) == (0, f"3 entries exported to {file}\n")
     kept.path(key(2)).write_bytes(b"damaged")
     status, said = say("verify")

@@ -21,7 +21,7 @@ from dynafuse.lowering.triton.compiler import load
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.report import Report
-from dynafuse.select.measurement import verdict_key
+from dynafuse.select.measurement import measurement_key
 from dynafuse.select.runners import runner
 from tests.support import graphs
 
@@ -138,7 +138,7 @@ def test_arguments_are_those_of_the_terms() -> None:
     assert [node.name for node in made.arguments[:5]] == [node.name for node in made.inputs]
     assert set(made.arguments) == set(made.inputs) and len(made.arguments) == 8
     assert len(made.numbers) == len(made.code.numbers) == 7
-    assert verdict_key(made.near.code, {}, CPU) == verdict_key(family(fold(alpha=0.7), 7).near.code, {}, CPU)  # type: ignore[union-attr]
+    assert measurement_key(made.near.code, {}, CPU) == measurement_key(family(fold(alpha=0.7), 7).near.code, {}, CPU)  # type: ignore[union-attr]
 
 
 def test_on_other_executors_a_region_is_its_own() -> None:

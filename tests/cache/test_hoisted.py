@@ -13,7 +13,7 @@ from torch.fx import Node
 from dynafuse.cache import canonical as key
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.config import resolve
-from dynafuse.select.measurement import verdict_key
+from dynafuse.select.measurement import measurement_key
 from tests.support import graphs
 
 X, Y = torch.randn(6, 8), torch.randn(8)
@@ -103,7 +103,7 @@ def test_other_executors_keep_their_numbers(executor: str) -> None:
 
 
 def test_a_measurement_serves_all_layers() -> None:
-    first, second, other = (verdict_key(bound(scaled(n)).spec, {}, torch.device("cpu")) for n in (0.3, 0.7, 1.0))
+    first, second, other = (measurement_key(bound(scaled(n)).spec, {}, torch.device("cpu")) for n in (0.3, 0.7, 1.0))
     assert first == second != other
 
 

@@ -22,7 +22,7 @@ from dynafuse.ir import Ref, Spec
 from dynafuse.lowering import registry
 from dynafuse.lowering.base import Availability, Compilation, Executor, Use
 from dynafuse.lowering.interpret import Interpreter, sizes_at
-from dynafuse.select import Measured, Tuner, Verdict
+from dynafuse.select import Measurement, Timing, Tuner
 from dynafuse.select.data import inputs_for
 from dynafuse.select.runners import runner
 
@@ -165,9 +165,9 @@ def test_it_is_measured_beside_others(calls: Calls, monkeypatch: pytest.MonkeyPa
             inputs = inputs_for(region.spec, region.hints, device)
             results = [runner(build(), region.spec, region.hints, device)(inputs) for build in candidates.values()]
             torch.testing.assert_close(list(results[0]), list(results[1]))
-        return verdict(region, candidates)
+        return measure(region, candidates)
 
-    monkeypatch.setattr(Tuner, "verdict", measured)
+    monkeypatch.setattr(Tuner, "measure", measured)
     run = compiled(lambda x: (x * 2).exp() + 1, executors="plain,triton", tune="always")
     torch.testing.assert_close(run(X), (X * 2).exp() + 1)
     (graph,) = dynafuse.process_report().graphs
@@ -175,9 +175,9 @@ def test_it_is_measured_beside_others(calls: Calls, monkeypatch: pytest.MonkeyPa
     assert step.executor == "plain" and step.measured_us == {"plain": 1.0, "triton": 2.0}
 
 
-def verdict(region: Any, candidates: Any) -> Any:
-    times = {name: Measured(us, 1.0) for name, us in zip(("plain", "triton"), (1.0, 2.0), strict=True)}
-    return Verdict(region.key, times, tuple(candidates))
+def measure(region: Any, candidates: Any) -> Any:
+    times = {name: Timing(us, 1.0) for name, us in zip(("plain", "triton"), (1.0, 2.0), strict=True)}
+    return Measurement(region.key, times, tuple(candidates))
 
 
 def test_the_report_names_it(calls: Calls) -> None:

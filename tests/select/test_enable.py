@@ -30,7 +30,7 @@ from dynafuse.partition.executors import Executors
 from dynafuse.partition.grow import partition
 from dynafuse.passes.normalize import normalize
 from dynafuse.report import explain
-from dynafuse.select import Measured, Verdict, enable, measure
+from dynafuse.select import Measurement, Timing, enable, measure
 from dynafuse.select.place import place
 from tests.support import graphs
 
@@ -47,10 +47,10 @@ class FakeTuner:
     def __init__(self, budget_s: float, **_: Any) -> None:
         self.budget_s = budget_s
 
-    def verdict(self, bound: Any, candidates: Mapping[str, Any], device: torch.device) -> Verdict:
+    def measure(self, bound: Any, candidates: Mapping[str, Any], device: torch.device) -> Measurement:
         type(self).asked += 1
-        measured = {name: Measured(us, us) for name, us in self.times.items() if name in candidates}
-        return Verdict("key" if measured else "", measured, tuple(candidates))
+        measured = {name: Timing(us, us) for name, us in self.times.items() if name in candidates}
+        return Measurement("key" if measured else "", measured, tuple(candidates))
 
 
 @pytest.fixture
@@ -116,10 +116,10 @@ def test_without_a_measurement_the_prediction_stands(tuner: type[FakeTuner]) -> 
 
 def test_what_host_time_costs_is_measured_too(tuner: type[FakeTuner], monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is idle most of the time: the faster kernel loses to the cheaper call."""
-    def verdict(self: FakeTuner, bound: Any, candidates: Mapping[str, Any], device: torch.device) -> Verdict:
-        return Verdict("key", {"triton": Measured(4.0, 5.0), "inductor": Measured(2.0, 500.0)}, tuple(candidates))
+    def measure(self: FakeTuner, bound: Any, candidates: Mapping[str, Any], device: torch.device) -> Measurement:
+        return Measurement("key", {"triton": Timing(4.0, 5.0), "inductor": Timing(2.0, 500.0)}, tuple(candidates))
 
-    monkeypatch.setattr(tuner, "verdict", verdict)
+    monkeypatch.setattr(tuner, "measure", measure)
     assert {region.executor for region in tuned(planned(), tune="always").regions} == {"triton"}
 
 

@@ -16,7 +16,7 @@ from dynafuse.cost.device import describe
 from dynafuse.cost.model import Choice, Prediction, choose
 from dynafuse.ir import Decision
 from dynafuse.lowering.nvfuser import availability
-from dynafuse.select import Measured, Tuner, Verdict, VerdictStore, contenders, eager, needs, tuner, verdict_key
+from dynafuse.select import Measurement, MeasurementStore, Timing, Tuner, contenders, eager, measurement_key, needs, tuner
 from dynafuse.select.clock import CaptureFailed, Gpu, Refused
 from tests.support import graphs
 from tests.support.tuning_bounds import bounds, native_kernel, softmax
@@ -81,7 +81,7 @@ class Clock:
 
 def tuned(budget_s: float = 100.0, clock: Clock | None = None, **more: Any) -> Tuner:
     clock = clock or Clock()
-    settings: dict[str, Any] = {"store": VerdictStore(), "now": clock.now, "obstacle": lambda device: "",
+    settings: dict[str, Any] = {"store": MeasurementStore(), "now": clock.now, "obstacle": lambda device: "",
                                 "free": lambda device: 1 << 30, "cache": lambda device: 1 << 20, **more}
     return Tuner(budget_s, clock, **settings)
 
@@ -97,18 +97,18 @@ def builds(**candidates: Candidate) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("order", [("triton", "nvfuser"), ("nvfuser", "triton")])
 def test_the_faster_wins_whatever_was_predicted(triton: float, nvfuser: float, winner: str, order: tuple[str, ...]) -> None:
     candidates = {"triton": Candidate(triton).build, "nvfuser": Candidate(nvfuser).build}
-    verdict = tuned().verdict(add_region(8, 4), {name: candidates[name] for name in order}, CPU)
-    assert verdict.decided and not verdict.exhausted
-    assert verdict.winner == winner
-    assert {name: one.device_us for name, one in verdict.measured.items()} == {"triton": triton, "nvfuser": nvfuser}
+    measurement = tuned().measure(add_region(8, 4), {name: candidates[name] for name in order}, CPU)
+    assert measurement.decided and not measurement.exhausted
+    assert measurement.winner == winner
+    assert {name: one.device_us for name, one in measurement.timings.items()} == {"triton": triton, "nvfuser": nvfuser}
 
 
 def test_a_plan_that_the_host_bounds_chooses_by_host_time() -> None:
-    verdict = tuned().verdict(add_region(8, 4), builds(nvfuser=Candidate(3.0, 12.0), triton=Candidate(4.0, 5.0)), CPU)
+    measurement = tuned().measure(add_region(8, 4), builds(nvfuser=Candidate(3.0, 12.0), triton=Candidate(4.0, 5.0)), CPU)
     predicted = {"nvfuser": Prediction(1.0, 1.0, 0.3), "triton": Prediction(2.0, 2.0, 0.3)}
     device = describe("h200")
-    assert choose(predicted, device).executor == verdict.winner == "nvfuser"
-    measured = verdict.predictions(predicted)
+    assert choose(predicted, device).executor == measurement.winner == "nvfuser"
+    measured = measurement.predictions(predicted)
     assert measured["nvfuser"] == Prediction(3.0, 12.0, 0.0, 3.0)
     assert choose(measured, device, rest=Prediction(0.0, 100.0)).executor == "triton"
     assert choose(measured, device, rest=Prediction(1000.0, 0.0)).executor == "nvfuser"
@@ -116,9 +116,9 @@ def test_a_plan_that_the_host_bounds_chooses_by_host_time() -> None:
 
 
 def test_what_cannot_be_captured_is_timed_by_events() -> None:
-    verdict = tuned(clock=Clock(captures=False)).verdict(add_region(8, 4), builds(a=Candidate(9.0), b=Candidate(7.0)), CPU)
-    assert verdict.winner == "b"
-    assert verdict.measured["b"] == Measured(7.0, 5.0, captured=False)
+    measurement = tuned(clock=Clock(captures=False)).measure(add_region(8, 4), builds(a=Candidate(9.0), b=Candidate(7.0)), CPU)
+    assert measurement.winner == "b"
+    assert measurement.timings["b"] == Timing(7.0, 5.0, captured=False)
 
 
 @pytest.mark.parametrize(("shape", "us", "sets", "calls"), [
@@ -129,7 +129,7 @@ def test_what_cannot_be_captured_is_timed_by_events() -> None:
 ])
 def test_buffers_and_calls(shape: tuple[int, int], us: float, sets: int, calls: int) -> None:
     found, bound = tuned(clock=(clock := Clock())), add_region(*shape)
-    found.verdict(bound, builds(a=Candidate(us), b=Candidate(us)), CPU)
+    found.measure(bound, builds(a=Candidate(us), b=Candidate(us)), CPU)
     assert clock.calls == [calls, calls]
     made = found._sets(bound.spec, HINTS, CPU)
     assert len(made) == sets and len({tensor.data_ptr() for one in made for tensor in one}) == 2 * sets
@@ -147,43 +147,43 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "reason", "passing"), FAILURES, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("error", "reason", "transient"), FAILURES, ids=lambda value: str(value)[:20])
 def test_a_candidate_that_fails_to_run_is_survived(
-    error: Exception, reason: str, passing: bool, caplog: pytest.LogCaptureFixture
+    error: Exception, reason: str, transient: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = tuned()
     broken, sound = Candidate(1.0, fails=error), Candidate(20.0)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            verdict = found.verdict(add_region(8, 4), builds(nvfuser=broken, triton=sound), CPU)
-    assert verdict.winner == "triton" and verdict.decided
-    assert verdict.failures == {"nvfuser": reason}
+            measurement = found.measure(add_region(8, 4), builds(nvfuser=broken, triton=sound), CPU)
+    assert measurement.winner == "triton" and measurement.decided
+    assert measurement.failures == {"nvfuser": reason}
     assert broken.built == sound.built == 1
     assert [record.getMessage() for record in caplog.records] == [f"nvfuser is not considered for a region: {reason}"]
-    kept = found.store.lasting(verdict.key)
-    assert kept is not None and set(kept.measured) == ({"triton"} if passing else {"triton", "nvfuser"})
+    kept = found.store.durable(measurement.key)
+    assert kept is not None and set(kept.timings) == ({"triton"} if transient else {"triton", "nvfuser"})
 
 
 def test_a_candidate_that_fails_to_compile_is_survived() -> None:
     def cannot() -> Any:
         raise ValueError("no such instruction")
 
-    verdict = tuned().verdict(add_region(8, 4), {"nvfuser": cannot, "triton": Candidate(3.0).build}, CPU)
-    assert verdict.winner == "triton" and verdict.failures == {"nvfuser": "ValueError: no such instruction"}
-    assert set(verdict.predictions({"triton": Prediction(), "nvfuser": Prediction()})) == {"triton"}
+    measurement = tuned().measure(add_region(8, 4), {"nvfuser": cannot, "triton": Candidate(3.0).build}, CPU)
+    assert measurement.winner == "triton" and measurement.failures == {"nvfuser": "ValueError: no such instruction"}
+    assert set(measurement.predictions({"triton": Prediction(), "nvfuser": Prediction()})) == {"triton"}
 
 
 def test_if_all_fail_the_prediction_stands() -> None:
     broken = builds(nvfuser=Candidate(1.0, fails=RuntimeError("a")), triton=Candidate(1.0, fails=RuntimeError("b")))
-    verdict = tuned().verdict(add_region(8, 4), broken, CPU)
-    assert not verdict.decided and verdict.winner == "nvfuser"
+    measurement = tuned().measure(add_region(8, 4), broken, CPU)
+    assert not measurement.decided and measurement.winner == "nvfuser"
     predicted = {"nvfuser": Prediction(1.0), "triton": Prediction(2.0)}
-    assert verdict.predictions(predicted) == predicted
+    assert measurement.predictions(predicted) == predicted
 
 
 def test_a_time_that_cannot_be_is_no_time() -> None:
-    verdict = tuned().verdict(add_region(8, 4), builds(a=Candidate(float("nan")), b=Candidate(2.0)), CPU)
-    assert verdict.winner == "b" and verdict.failures == {"a": "nan µs cannot be"}
+    measurement = tuned().measure(add_region(8, 4), builds(a=Candidate(float("nan")), b=Candidate(2.0)), CPU)
+    assert measurement.winner == "b" and measurement.failures == {"a": "nan µs cannot be"}
 
 
 def test_a_device_that_fails_afterwards_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,16 +192,16 @@ def test_a_device_that_fails_afterwards_is_left_alone(monkeypatch: pytest.Monkey
 
     found, second = tuned(), Candidate(2.0)
     monkeypatch.setattr(tuner, "_synchronize", dead)
-    verdict = found.verdict(add_region(8, 4), builds(a=Candidate(1.0), b=second), CPU)
-    assert second.built == 0 and "illegal memory access" in verdict.reason and verdict.winner == "b"
-    assert "illegal memory access" in found.verdict(add_region(8, 8), builds(a=second, b=second), CPU).reason
+    measurement = found.measure(add_region(8, 4), builds(a=Candidate(1.0), b=second), CPU)
+    assert second.built == 0 and "illegal memory access" in measurement.reason and measurement.winner == "b"
+    assert "illegal memory access" in found.measure(add_region(8, 8), builds(a=second, b=second), CPU).reason
 
 
 def test_too_large_a_region_is_not_measured() -> None:
     one = Candidate(1.0)
-    verdict = tuned(free=lambda device: 3 << 20).verdict(add_region(1024, 128), builds(a=one, b=one), CPU)
-    assert verdict.reason == "not measured: its data take 2 MB, and 1 MB may be taken"
-    assert verdict.winner == "a" and one.built == 0 and not verdict.exhausted
+    measurement = tuned(free=lambda device: 3 << 20).measure(add_region(1024, 128), builds(a=one, b=one), CPU)
+    assert measurement.reason == "not measured: its data take 2 MB, and 1 MB may be taken"
+    assert measurement.winner == "a" and one.built == 0 and not measurement.exhausted
 
 
 def test_mistakes_outside_the_candidates_are_not_swallowed() -> None:
@@ -209,7 +209,7 @@ def test_mistakes_outside_the_candidates_are_not_swallowed() -> None:
         raise AssertionError
 
     with pytest.raises(AssertionError):
-        tuned(free=wrong).verdict(add_region(8, 4), builds(a=Candidate(1.0), b=Candidate(1.0)), CPU)
+        tuned(free=wrong).measure(add_region(8, 4), builds(a=Candidate(1.0), b=Candidate(1.0)), CPU)
 
 
 # ---------------------------------------------------------------------- budget, reuse
@@ -217,31 +217,31 @@ def test_mistakes_outside_the_candidates_are_not_swallowed() -> None:
 
 def test_when_the_budget_is_used_up_the_prediction_stands() -> None:
     found = tuned(budget_s=0.7)
-    first = found.verdict(add_region(8, 4), builds(a=Candidate(2.0), b=Candidate(1.0)), CPU)
+    first = found.measure(add_region(8, 4), builds(a=Candidate(2.0), b=Candidate(1.0)), CPU)
     assert first.winner == "b"
     late = Candidate(1.0)
-    second = found.verdict(add_region(8, 8), builds(a=late, b=late), CPU)
+    second = found.measure(add_region(8, 8), builds(a=late, b=late), CPU)
     assert second.exhausted and not second.decided and second.winner == "a" and late.built == 0
     assert found.spent_s == 1.0 and found.regions == 1
-    again = found.verdict(add_region(8, 4), builds(a=late, b=late), CPU)
+    again = found.measure(add_region(8, 4), builds(a=late, b=late), CPU)
     assert again.winner == "b" and again.decided, "what is known costs nothing"
     assert str(found) == "tuned 1 region in 1.0 s of 0.7 s, 1 known from before"
 
 
 def test_half_a_measurement_decides_nothing_and_is_completed_later() -> None:
-    store = VerdictStore()
+    store = MeasurementStore()
     slow, fast = Candidate(9.0), Candidate(1.0)
-    half = tuned(budget_s=0.5, store=store).verdict(add_region(8, 4), builds(a=slow, b=fast), CPU)
-    assert half.exhausted and half.winner == "a" and set(half.measured) == {"a"}
+    half = tuned(budget_s=0.5, store=store).measure(add_region(8, 4), builds(a=slow, b=fast), CPU)
+    assert half.exhausted and half.winner == "a" and set(half.timings) == {"a"}
     predicted = {"a": Prediction(1.0), "b": Prediction(2.0)}
     assert half.predictions(predicted) == predicted
-    whole = tuned(store=store).verdict(add_region(8, 4), builds(a=slow, b=fast), CPU)
+    whole = tuned(store=store).measure(add_region(8, 4), builds(a=slow, b=fast), CPU)
     assert whole.decided and whole.winner == "b" and slow.built == fast.built == 1
 
 
 def test_no_budget_measures_nothing() -> None:
     one = Candidate(1.0)
-    assert tuned(budget_s=0.0).verdict(add_region(8, 4), builds(a=one, b=one), CPU).exhausted
+    assert tuned(budget_s=0.0).measure(add_region(8, 4), builds(a=one, b=one), CPU).exhausted
     assert one.built == 0
 
 
@@ -249,9 +249,9 @@ def test_equal_regions_are_measured_once_and_new_candidates_added(caplog: pytest
     found, a, b, c = tuned(), Candidate(2.0), Candidate(3.0), Candidate(1.0)
     with caplog.at_level(logging.INFO):
         for _ in range(5):
-            assert found.verdict(add_region(8, 4), builds(a=a, b=b), CPU).winner == "a"
-        assert found.verdict(add_region(8, 4), builds(a=a, b=b, c=c), CPU).winner == "c"
-    assert found.verdict(add_region(8, 4), builds(a=a, b=b), CPU).winner == "a", "only those that are asked for"
+            assert found.measure(add_region(8, 4), builds(a=a, b=b), CPU).winner == "a"
+        assert found.measure(add_region(8, 4), builds(a=a, b=b, c=c), CPU).winner == "c"
+    assert found.measure(add_region(8, 4), builds(a=a, b=b), CPU).winner == "a", "only those that are asked for"
     assert a.built == b.built == c.built == 1
     assert found.reused == 5
     assert [record.getMessage() for record in caplog.records] == [
@@ -259,14 +259,14 @@ def test_equal_regions_are_measured_once_and_new_candidates_added(caplog: pytest
 
 
 def test_the_key_knows_sizes_not_names() -> None:
-    assert verdict_key(add_region(8, 4).spec, {}, CPU) == verdict_key(add_region(8, 4).spec, {}, CPU)
-    assert verdict_key(add_region(8, 4).spec, {}, CPU) != verdict_key(add_region(8, 5).spec, {}, CPU)
+    assert measurement_key(add_region(8, 4).spec, {}, CPU) == measurement_key(add_region(8, 4).spec, {}, CPU)
+    assert measurement_key(add_region(8, 4).spec, {}, CPU) != measurement_key(add_region(8, 5).spec, {}, CPU)
     dynamic = add_region(24, 40, dynamic=True)
     assert dynamic.hints == {"s0": 24, "s1": 40}
-    key = verdict_key(dynamic.spec, dynamic.hints, CPU)
-    assert key == verdict_key(dynamic.spec, {"s0": 31, "s1": 33}, CPU)
-    assert key != verdict_key(dynamic.spec, {"s0": 240, "s1": 40}, CPU)
-    assert key != verdict_key(dynamic.spec, {"s0": 24, "s1": 40}, torch.device("cuda", 0))
+    key = measurement_key(dynamic.spec, dynamic.hints, CPU)
+    assert key == measurement_key(dynamic.spec, {"s0": 31, "s1": 33}, CPU)
+    assert key != measurement_key(dynamic.spec, {"s0": 240, "s1": 40}, CPU)
+    assert key != measurement_key(dynamic.spec, {"s0": 24, "s1": 40}, torch.device("cuda", 0))
 
 
 def test_dynamic_sizes_are_measured_at_their_hints() -> None:
@@ -278,9 +278,9 @@ def test_dynamic_sizes_are_measured_at_their_hints() -> None:
             return super().__call__(inputs)
 
     bound = add_region(24, 40, dynamic=True)
-    tuned().verdict(bound, builds(a=Watching(1.0), b=Candidate(1.0)), CPU)
+    tuned().measure(bound, builds(a=Watching(1.0), b=Candidate(1.0)), CPU)
     assert shapes == {(24, 40)}
-    tuned().verdict(bound, builds(a=Watching(1.0), b=Candidate(1.0)), CPU, {"s0": 3, "s1": 5})
+    tuned().measure(bound, builds(a=Watching(1.0), b=Candidate(1.0)), CPU, {"s0": 3, "s1": 5})
     assert shapes == {(24, 40), (3, 5)}
 
 
@@ -303,14 +303,14 @@ def test_what_is_measured(tune: str, unsure: Any, sure: Any, single: Any) -> Non
 
 def test_without_a_gpu_nothing_is_measured() -> None:
     one = Candidate(1.0)
-    verdict = Tuner(20.0).verdict(add_region(8, 4), builds(a=one, b=one), CPU)
-    assert str(verdict) == "not measured → a (not measured: no GPU)"
+    measurement = Tuner(20.0).measure(add_region(8, 4), builds(a=one, b=one), CPU)
+    assert str(measurement) == "not measured → a (not measured: no GPU)"
     assert one.built == 0
 
 
 def test_one_candidate_is_not_measured() -> None:
     one = Candidate(1.0)
-    assert tuned().verdict(add_region(8, 4), builds(a=one), CPU).reason == "not measured: nothing to compare"
+    assert tuned().measure(add_region(8, 4), builds(a=one), CPU).reason == "not measured: nothing to compare"
 
 
 def test_random_numbers_and_modes_stay_as_they_are() -> None:
@@ -321,31 +321,31 @@ def test_random_numbers_and_modes_stay_as_they_are() -> None:
 
     before = torch.get_rng_state()
     with torch._subclasses.FakeTensorMode():
-        verdict = tuned().verdict(add_region(8, 4), builds(a=Drawing(1.0), b=Candidate(2.0)), CPU)
-    assert verdict.failures == {} and torch.equal(before, torch.get_rng_state())
+        measurement = tuned().measure(add_region(8, 4), builds(a=Drawing(1.0), b=Candidate(2.0)), CPU)
+    assert measurement.failures == {} and torch.equal(before, torch.get_rng_state())
 
 
 # ---------------------------------------------------------------------- as data
 
 
-def test_verdicts_survive_json() -> None:
-    verdict = Verdict("key", {"a": Measured(1.5, 4.0), "b": Measured(reason="RuntimeError: no")}, ("b", "a"))
-    assert Verdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
-    store = VerdictStore()
-    store.add(verdict)
-    assert store.get("key") == verdict.measured and len(store) == 1
+def test_measurements_survive_json() -> None:
+    measurement = Measurement("key", {"a": Timing(1.5, 4.0), "b": Timing(reason="RuntimeError: no")}, ("b", "a"))
+    assert Measurement.from_dict(json.loads(json.dumps(measurement.to_dict()))) == measurement
+    store = MeasurementStore()
+    store.add(measurement)
+    assert store.get("key") == measurement.timings and len(store) == 1
     store.clear()
-    assert len(store) == 0 and store.lasting("key") is None
+    assert len(store) == 0 and store.durable("key") is None
 
 
 @pytest.mark.parametrize("damage", [
-    {"measured": []}, {"measured": {"a": {"device_us": "fast"}}}, {"measured": {"a": {"device_us": -1.0}}},
-    {"measured": {"a": {"device_us": float("nan")}}}, {"measured": {"a": {}}}, {"measured": {"a": {"us": 1.0}}},
+    {"timings": []}, {"timings": {"a": {"device_us": "fast"}}}, {"timings": {"a": {"device_us": -1.0}}},
+    {"timings": {"a": {"device_us": float("nan")}}}, {"timings": {"a": {}}}, {"timings": {"a": {"us": 1.0}}},
     {"executors": None},
 ])
-def test_damaged_verdicts_are_refused(damage: dict[str, Any]) -> None:
+def test_damaged_measurements_are_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        Verdict.from_dict({**Verdict("key", {"a": Measured(1.0)}, ("a",)).to_dict(), **damage})
+        Measurement.from_dict({**Measurement("key", {"a": Timing(1.0)}, ("a",)).to_dict(), **damage})
 
 
 # ---------------------------------------------------------------------- on a GPU
@@ -384,15 +384,15 @@ def test_measured_times_are_true(shape: tuple[int, int]) -> None:
     device = torch.device("cuda", 0)
     bound, candidates = softmax_on_gpu(*shape)
     state, began = torch.cuda.get_rng_state(), time.monotonic()
-    found = Tuner(60.0, store=VerdictStore())
-    verdict = found.verdict(bound, candidates, device)
-    print(verdict, f"{time.monotonic() - began:.1f} s")
-    assert verdict.decided and verdict.failures == {}, str(verdict)
+    found = Tuner(60.0, store=MeasurementStore())
+    measurement = found.measure(bound, candidates, device)
+    print(measurement, f"{time.monotonic() - began:.1f} s")
+    assert measurement.decided and measurement.failures == {}, str(measurement)
     assert torch.equal(state, torch.cuda.get_rng_state())
-    times = {name: one.device_us for name, one in verdict.measured.items()}
-    assert all(us is not None and us > 0 and (verdict.measured[n].host_us or 0) > 0 for n, us in times.items())
-    assert all(one.captured for one in verdict.measured.values()), str(verdict)
-    assert times[verdict.winner] == min(us for us in times.values() if us is not None)
+    times = {name: one.device_us for name, one in measurement.timings.items()}
+    assert all(us is not None and us > 0 and (measurement.timings[n].host_us or 0) > 0 for n, us in times.items())
+    assert all(one.captured for one in measurement.timings.values()), str(measurement)
+    assert times[measurement.winner] == min(us for us in times.values() if us is not None)
     if shape[0] > 1000:  # small kernels: the profiler leaves out what a launch costs the device
         inputs = [torch.randn(shape, device=device)]
         for name, build in candidates.items():
@@ -410,10 +410,10 @@ def test_a_kernel_that_cannot_be_captured_is_timed_all_the_same() -> None:
 
     bound, candidates = softmax_on_gpu(1024, 4096)
     stream = torch.cuda.current_stream()
-    verdict = Tuner(60.0, store=VerdictStore()).verdict(
+    measurement = Tuner(60.0, store=MeasurementStore()).measure(
         bound, {"waits": lambda: waits, "triton": candidates["triton"]}, torch.device("cuda", 0))
-    assert verdict.failures == {}, str(verdict)
-    assert verdict.measured["triton"].captured and not verdict.measured["waits"].captured
+    assert measurement.failures == {}, str(measurement)
+    assert measurement.timings["triton"].captured and not measurement.timings["waits"].captured
     assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
     assert bool((torch.rand(4, device="cuda") != torch.rand(4, device="cuda")).any()), "the generator works as before"
 
@@ -424,9 +424,9 @@ def test_out_of_memory_is_survived() -> None:
         return [torch.empty(1 << 45, dtype=torch.uint8, device="cuda")]
 
     bound, candidates = softmax_on_gpu(1024, 4096)
-    verdict = Tuner(60.0, store=VerdictStore()).verdict(
+    measurement = Tuner(60.0, store=MeasurementStore()).measure(
         bound, {"hungry": lambda: hungry, "triton": candidates["triton"]}, torch.device("cuda", 0))
-    assert verdict.winner == "triton" and verdict.failures == {"hungry": "out of memory"}
+    assert measurement.winner == "triton" and measurement.failures == {"hungry": "out of memory"}
 
 
 @pytest.mark.gpu
