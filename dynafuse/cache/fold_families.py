@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dynafuse.ir import MAX_TENSORS, Fitted, OpSpec, Ref, Spec, references
+from dynafuse.ir import MAX_TENSORS, FoldFit, OpSpec, Ref, Spec, references
 from dynafuse.ops import Cast, Kind, lookup
 from dynafuse.ops.algebra import commutes
 from dynafuse.ops.literals import HoistedScalar
@@ -31,7 +31,7 @@ WIDTHS = (4, 8, 16, 32, 64, MAX_TENSORS)
 
 
 @dataclass(frozen=True)
-class Member(Fitted):
+class Member(FoldFit):
     """A spec in its family's form. ``inputs`` and ``numbers`` are what the code's arguments are in this spec."""
 
     code: Spec

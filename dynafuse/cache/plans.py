@@ -163,7 +163,7 @@ def _region_to_json(region: Region, place: Mapping[Node, int], line: Line, symbo
         return [[place[node], one] for node, one in dims.items()]
 
     decision, of_line = region.decision, {line(node): place[node] for node in reversed(region.nodes)}
-    assert not decision.measured and decision.near is None, "what the planner left open"
+    assert not decision.measured and decision.family is None, "what the planner left open"
     return {
         "name": region.name, "executor": region.executor, "nodes": places(region.nodes), "inputs": places(region.inputs),
         "outputs": places(region.outputs),

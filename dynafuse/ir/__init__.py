@@ -29,8 +29,8 @@ from dynafuse.ir.kernel import (
 from dynafuse.ir.plan import (
     MAX_TENSORS,
     Decision,
-    Fitted,
-    Near,
+    FoldFamily,
+    FoldFit,
     Option,
     Override,
     Plan,
@@ -53,6 +53,6 @@ from dynafuse.ir.spec import (
 
 __all__ = [
     "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision", "Dims",
-    "Facts", "Fitted", "Launch", "Layout", "Lowered", "Near", "OpSpec", "Option", "Override", "Plan", "Ref", "Refusal",
+    "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "OpSpec", "Option", "Override", "Plan", "Ref", "Refusal",
     "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace", "iter_instances", "references",
 ]

@@ -90,7 +90,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FoldFit:
     """A region with a fold of ``terms`` and a kernel with one of ``width``."""
 
     terms: int
@@ -101,7 +101,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Near(Fitted):
+class FoldFamily(FoldFit):
     """Why a region runs on the kernel that its family shares: what that loses, and what it saves, microseconds a call."""
 
     loss_us: float
@@ -123,7 +123,7 @@ class Decision:
     kernel_class: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
     error: float = 0.0
-    near: Near | None = None  # on Triton
+    family: FoldFamily | None = None  # on Triton
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynafuse.ir import Near, Override, Refusal
+from dynafuse.ir import FoldFamily, Override, Refusal
 from dynafuse.report.breaks import Break
 
 
@@ -106,7 +106,7 @@ class ReportedStep:
     nodes: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()  # the user's lines that it computes
     relative: Relative | None = None  # where its kernel is new: the earlier step whose kernel nearly is the same
-    near: Near | None = None  # the kernel is one that other lengths of its fold share
+    family: FoldFamily | None = None  # the kernel is one that other lengths of its fold share
     origin: str = ""  # of a step that has run: whether its kernel was compiled, on disk or in memory
 
     @property
@@ -133,26 +133,26 @@ class ReportedStep:
 class Reuse:
     """How far regions share kernels: how many launch how many distinct ones, how many have an earlier region's kernel.
 
-    ``exact`` regions have one that was made for both, ``near`` ones share one that was made for several lengths of a fold;
+    ``exact`` regions have one that was made for both, ``family`` ones share one that was made for several lengths of a fold;
     ``apart`` are those whose kernel is new though an earlier one nearly does. Regions of earlier graphs count as earlier.
     """
 
     regions: int
     distinct: int
     exact: int
-    near: int
+    family: int
     apart: int
 
     @property
     def rate(self) -> float:
         """Which part of the regions has an earlier one's kernel; 0 without regions."""
-        return (self.exact + self.near) / self.regions if self.regions else 0.0
+        return (self.exact + self.family) / self.regions if self.regions else 0.0
 
 
 def reuse_of(steps: Sequence[ReportedStep]) -> Reuse:
     """How far some steps share kernels; eager ones do not count."""
     fused = [step for step in steps if step.key is not None]
-    shared = [step.near is not None for step in fused if step.reused]
+    shared = [step.family is not None for step in fused if step.reused]
     apart = sum(step.relative is not None for step in fused)
     return Reuse(len(fused), len({step.key for step in fused}), shared.count(False), shared.count(True), apart)
 

@@ -341,7 +341,7 @@ function prices(step) {
 }
 
 function reuse(step) {
-  return step.near ? `near: ${step.near}` : step.reused ? "reused" : step.origin;
+  return step.family ? `family: ${step.family}` : step.reused ? "reused" : step.origin;
 }
 
 function kernel(step) {
@@ -349,7 +349,7 @@ function kernel(step) {
   const made = section("Kernel", element("code", {}, step.key));
   if (step.reused) made.push(element("p", {class: "soft"}, "Reused: an earlier step has made it."));
   if (step.apart) made.push(...section(`Nearly the kernel of ${string(step.nearly)}, but`, list(step.apart.map(string), 12)));
-  if (step.near) made.push(element("p", {class: "soft"}, `Not its own, but one that other lengths share: ${step.near}.`));
+  if (step.family) made.push(element("p", {class: "soft"}, `Not its own, but one that other lengths share: ${step.family}.`));
   return alike.length ? [...made, ...section(`Same kernel in this graph (${alike.length})`, links(alike))] : made;
 }
 

@@ -82,7 +82,7 @@ def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
         "host": _rounded(step.host_us),
         "reused": step.reused,
         "origin": step.origin,
-        "near": str(step.near) if step.near else None,
+        "family": str(step.family) if step.family else None,
         "kernel_class": step.kernel_class,
         "prices": [[p.executor, _rounded(p.device_us), _rounded(p.host_us), p.override] for p in step.prices],
         "unsure": list(step.unsure),

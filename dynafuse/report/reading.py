@@ -57,8 +57,8 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
         if isinstance(step, CanonicalRegion):
             reused, relative = kernels.add(step, step.name, number)
             fused = _fused_step(step.region, plan.annotated, step.key, reads[step.name])
-            near = step.region.decision.near if step.near else None
-            steps.append(replace(fused, reused=reused, relative=relative, near=near))
+            family = step.region.decision.family if step.near else None
+            steps.append(replace(fused, reused=reused, relative=relative, family=family))
         elif _launches(step, plan.annotated):
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     computed = {node for region in plan.regions for node in _computing(region, plan.annotated)}

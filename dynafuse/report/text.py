@@ -77,9 +77,9 @@ def reused(reuse: Reuse) -> str:
 
     launched = f"{count(reuse.regions, 'region')} on {count(reuse.distinct, 'kernel')}"
     has = "has" if reuse.exact == 1 else "have"
-    near = f", {part(reuse.near)} one for folds of several lengths" if reuse.near else ""
+    families = f", {part(reuse.family)} one for folds of several lengths" if reuse.family else ""
     apart = f"; {reuse.apart} of the others nearly {'does' if reuse.apart == 1 else 'do'}" if reuse.apart else ""
-    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's{near}{apart}"
+    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's{families}{apart}"
 
 
 NEARLY = "nearly the same kernels"
@@ -156,9 +156,9 @@ def _cells(step: ReportedStep, bound_by: str | None) -> Sequence[str]:
 
 
 def reuse(step: ReportedStep) -> str:
-    """Whether the kernel was there before, or is one of another length of the fold: ``near: fold of 5 in 8``. Of a step that
-    has run, whether it was compiled or on disk."""
-    return f"near: {step.near}" if step.near else "reused" if step.reused else step.origin
+    """Return where the kernel comes from: a fold family (``family: fold of 5 in 8``), an earlier step (``reused``), or, of
+    a step that has run, how it was obtained (``compiled``, ``disk``, ``memory``)."""
+    return f"family: {step.family}" if step.family else "reused" if step.reused else step.origin
 
 
 def shorten(ops: Sequence[str]) -> str:
@@ -225,12 +225,12 @@ def _measured(steps: Sequence[ReportedStep]) -> Notes:
             yield "measured", f"{step.name}: {times_} µs"
 
 
-def _near(steps: Sequence[ReportedStep]) -> Notes:
-    for width, group in _grouped((str(step.near.width), step) for step in steps if step.near):
-        lost = max(step.near.loss_us for step in group if step.near)
-        saved = min(step.near.saved_us for step in group if step.near)
+def _families(steps: Sequence[ReportedStep]) -> Notes:
+    for width, group in _grouped((str(step.family.width), step) for step in steps if step.family):
+        lost = max(step.family.loss_us for step in group if step.family)
+        saved = min(step.family.saved_us for step in group if step.family)
         told = f"a call loses {lost:.2f} µs at most, and saves {saved:.2f} of compile time at least"
-        yield "near", f"{_names(group)} in kernels of {width} terms: {told}"
+        yield "family", f"{_names(group)} in kernels of {width} terms: {told}"
 
 
 def _forced(steps: Sequence[ReportedStep]) -> Notes:
@@ -249,7 +249,7 @@ def _noted(steps: Sequence[ReportedStep]) -> Notes:
 
 
 NOTES: tuple[Callable[[Sequence[ReportedStep]], Notes], ...] = (
-    _eager, _forced, _fallback, _unsure, _overrides, _measured, _near, _noted,
+    _eager, _forced, _fallback, _unsure, _overrides, _measured, _families, _noted,
 )
 """What is said below a table, in order."""
 

@@ -16,7 +16,7 @@ from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion, family, reu
 from dynafuse.config import Config
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import family_gain_us, family_loss_us
-from dynafuse.ir import Near
+from dynafuse.ir import FoldFamily
 from dynafuse.lowering.triton.schedule import choose_schedule
 
 LENGTHS: dict[str, set[int]] = {}
@@ -90,7 +90,7 @@ def _chosen(own: CanonicalRegion, shared: CanonicalRegion, sites: int, plan: Can
     lengths = len(LENGTHS[shared.key])
     saved = family_gain_us(lengths, sites, device)
     if loss < saved:
-        decision = replace(region.decision, near=Near(member.terms, member.width, loss, saved))
+        decision = replace(region.decision, family=FoldFamily(member.terms, member.width, loss, saved))
         return replace(shared, region=replace(region, decision=decision))
     if lengths < 2:
         return own

@@ -286,7 +286,7 @@ def explained(layers: int) -> Report:
 
 
 def lengths(report: Report) -> list[str]:
-    return [str(step.near) for graph in report.graphs for step in graph.steps if step.near]
+    return [str(step.family) for graph in report.graphs for step in graph.steps if step.family]
 
 
 @pytest.mark.parametrize(("layers", "kernels"), [(4, 6), (8, 7), (16, 8), (32, 9)])
@@ -299,11 +299,11 @@ def test_kernels_grow_with_the_logarithm_of_the_layers(layers: int, kernels: int
 def test_the_report_tells() -> None:
     report = explained(6)
     steps = report.to_dict()["graphs"][0]["steps"]
-    near = [step["near"] for step in steps if step["near"]]
-    assert [(one["terms"], one["width"]) for one in near] == [(3, 4), (4, 4), (5, 8), (6, 8)]
-    assert all(0 < one["loss_us"] < one["saved_us"] for one in near)
-    assert all(step["near"] is None for step in steps if step["executor"] == "eager")
-    assert "near: fold of 5 in 8" in str(report) and "in kernels of 8 terms: a call loses" in str(report)
+    families = [step["family"] for step in steps if step["family"]]
+    assert [(family["terms"], family["width"]) for family in families] == [(3, 4), (4, 4), (5, 8), (6, 8)]
+    assert all(0 < family["loss_us"] < family["saved_us"] for family in families)
+    assert all(step["family"] is None for step in steps if step["executor"] == "eager")
+    assert "family: fold of 5 in 8" in str(report) and "in kernels of 8 terms: a call loses" in str(report)
 
 
 @pytest.mark.parametrize(("name", "value"), [

@@ -75,7 +75,7 @@ def section(report: Report) -> list[str]:
 
 def test_masks_that_alternate() -> None:
     report = planned(*(Attention(window) for window in (16, None) * 3))
-    assert report.reuse == Reuse(regions=33, distinct=13, exact=20, near=0, apart=5)
+    assert report.reuse == Reuse(regions=33, distinct=13, exact=20, family=0, apart=5)
     assert [graph.reuse for graph in report.graphs] == [Reuse(15, 7, 8, 0, 3), Reuse(18, 6, 12, 0, 2)]
     assert "reuse: 33 regions on 13 kernels; 20 (61 %) have an earlier region's; 5 of the others nearly do" in str(report)
     assert section(report)[0] == "graph 1: r4 differs from r1: op 4 of the second: lt in the second alone; … 2 more"
@@ -83,13 +83,13 @@ def test_masks_that_alternate() -> None:
 
 def test_first_layers_that_are_dense() -> None:
     report = planned(Dense(), Dense(), Mixture(), Mixture(), Mixture())
-    assert report.reuse == Reuse(regions=36, distinct=17, exact=19, near=0, apart=2)
+    assert report.reuse == Reuse(regions=36, distinct=17, exact=19, family=0, apart=2)
     assert "graph 2: r4 differs from r1: op 0: select with index 0 against 1" in section(report)
 
 
 def test_a_last_layer_without_a_norm() -> None:
     report = planned(*(Dense(norm=i < 5) for i in range(6)))
-    assert report.reuse == Reuse(regions=25, distinct=10, exact=15, near=0, apart=1)
+    assert report.reuse == Reuse(regions=25, distinct=10, exact=15, family=0, apart=1)
     steps = {step.name: step for step in report.graphs[0].fused}
     last, with_norm = steps["r10"], steps["r8"]
     assert with_norm.reused and "aten.rsqrt.default" in with_norm.ops
@@ -103,7 +103,7 @@ def by_rates(*rates: float) -> Report:
 
 def test_rates_of_dropout_are_no_reason_for_a_kernel() -> None:
     equal, other = by_rates(0.1, 0.1, 0.1, 0.1), by_rates(0.1, 0.15, 0.2, 0.3)
-    assert other.reuse == equal.reuse == Reuse(regions=18, distinct=10, exact=8, near=0, apart=1)
+    assert other.reuse == equal.reuse == Reuse(regions=18, distinct=10, exact=8, family=0, apart=1)
     keys = [[step.key for graph in report.graphs for step in graph.fused] for report in (other, equal)]
     assert keys[0] == keys[1]
     assert by_rates(0.1, 0.15, 0.2, 0.3, 0.35, 0.4).kernels == 10, "more layers need no more kernels"
@@ -120,9 +120,9 @@ def test_regions_are_exact_near_or_new() -> None:
     table = [line.split()[-1] for line in str(report).splitlines() if " triton " in line]
     assert table.count("reused") == report.reuse.exact
     data = report.to_dict()
-    assert data["reuse"] == {"regions": 14, "distinct": 10, "exact": 4, "near": 0, "apart": report.reuse.apart}
-    assert [sum(graph["reuse"][name] for graph in data["graphs"]) for name in ("regions", "exact", "near")] == [
-        data["reuse"][name] for name in ("regions", "exact", "near")
+    assert data["reuse"] == {"regions": 14, "distinct": 10, "exact": 4, "family": 0, "apart": report.reuse.apart}
+    assert [sum(graph["reuse"][name] for graph in data["graphs"]) for name in ("regions", "exact", "family")] == [
+        data["reuse"][name] for name in ("regions", "exact", "family")
     ]
 
 

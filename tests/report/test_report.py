@@ -336,7 +336,7 @@ def test_keyword_arguments_reach_the_function() -> None:
 
 def test_a_function_without_tensors_has_no_graphs() -> None:
     report = on_h200(lambda: 3)
-    nothing = {"regions": 0, "distinct": 0, "exact": 0, "near": 0, "apart": 0}
+    nothing = {"regions": 0, "distinct": 0, "exact": 0, "family": 0, "apart": 0}
     assert report.to_dict() == {"device": "h200", "graphs": [], "kernels": 0, "reuse": nothing, "unusable": {},
                                 "breaks": [], "dropped": 0}
     assert report.refusals == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynafuse.ir import Near, Override, Refusal, RefusalKind
+from dynafuse.ir import FoldFamily, Override, Refusal, RefusalKind
 from dynafuse.report import Price, Relative, Report, ReportedGraph, ReportedStep
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \" ' {{ 7 * 7 }} <!-- \u2028"
@@ -28,7 +28,7 @@ def small() -> Report:
         host_us=5.0, prices=(Price("triton", 2.0, 5.0),), notes=("not on nvFuser: an input overlaps itself",),
         fallback=("nvfuser: nvFuser has no complex64",), reads=("mm",), nodes=("mul", "mul_1", "cast"),
         relative=Relative("r0", 1, ("op 2: mul with other 2.0 against k0", "input 0: dtype float32 against bfloat16")),
-        near=Near(3, 4, 0.1, 3.67),
+        family=FoldFamily(3, 4, 0.1, 3.67),
     )
     forced = replace(
         softmax, name="r2", executor="nvfuser", prices=prices[::-1], reused=True, forced="nvfuser", margin=9.6, measured_us={},
