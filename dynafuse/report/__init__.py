@@ -1,4 +1,4 @@
-"""What dynafuse decided about a function: :func:`explain` plans it, a :class:`Report` shows the plan.
+"""Reports of what dynafuse decided about a function: :func:`explain` plans it, a :class:`Report` shows the plan.
 
 Worked example, for a machine without a GPU::
 

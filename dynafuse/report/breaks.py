@@ -6,7 +6,7 @@ Worked example, for ``y = x.sum().item()`` on line 7 of ``model.py``::
           "Unsupported Tensor.item() call with capture_scalar_outputs=False: Dynamo does not support …",
           "Set `torch._dynamo.config.capture_scalar_outputs = True` or …")
 
-Dynamo tells this to two of its loggers only (those of ``TORCH_LOGS=graph_breaks``), so they are listened to.
+Dynamo reports breaks to two of its loggers only (those of ``TORCH_LOGS=graph_breaks``), so a handler listens to these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch._dynamo.utils import DuplicateWarningChecker
 from dynafuse.fx import PACKAGES
 
 LOGGERS = ("torch._dynamo.symbolic_convert.__graph_breaks", "torch._dynamo.convert_frame.__graph_breaks")
-TOLD_BEFORE = "suppressed due to duplicate"  # a place comes again where the function that breaks is compiled by itself
+DUPLICATE = "suppressed due to duplicate"  # logged again when Dynamo compiles the function that breaks by itself
 PLACE = re.compile(r"in user code at (.*):(\d+)\n")
 FRAME = re.compile(r'File "(.*)", line (\d+), in ')
 CAUSE = re.compile(r"(?:^|: |\n)([^\n]+)\n  Explanation: ([^\n]+)")
@@ -44,24 +44,24 @@ class Break:
 
 @contextlib.contextmanager
 def graph_breaks() -> Iterator[list[Break]]:
-    """The breaks that Dynamo meets on this thread meanwhile, each once, in order.
+    """Collect the breaks that Dynamo meets on this thread inside the block, each once, in order.
 
-    Dynamo remembers which places it has told of and then leaves out the stack, so it gets a memory of its own for this.
+    Dynamo remembers which places it has reported and leaves the stack out the second time, so it gets a fresh memory here.
     """
     listener = _Listener()
     dynamo: Any = symbolic_convert
-    known, dynamo.graph_break_dup_warning_checker = dynamo.graph_break_dup_warning_checker, DuplicateWarningChecker()
+    checker, dynamo.graph_break_dup_warning_checker = dynamo.graph_break_dup_warning_checker, DuplicateWarningChecker()
     try:
         with contextlib.ExitStack() as stack:
             for name in LOGGERS:
                 stack.enter_context(_listening(logging.getLogger(name), listener))
             yield listener.breaks
     finally:
-        dynamo.graph_break_dup_warning_checker = known
+        dynamo.graph_break_dup_warning_checker = checker
 
 
 class _Listener(logging.Handler):
-    """Keeps the breaks among the records of a thread."""
+    """Collects the breaks among the log records of one thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -69,17 +69,17 @@ class _Listener(logging.Handler):
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = record.getMessage()
-        if record.thread != self._thread or TOLD_BEFORE in told:
+        message = record.getMessage()
+        if record.thread != self._thread or DUPLICATE in message:
             return
-        found = break_of(told, record.exc_info[1] if record.exc_info else None)
-        if found and found not in self.breaks:
-            self.breaks.append(found)
+        graph_break = break_of(message, record.exc_info[1] if record.exc_info else None)
+        if graph_break and graph_break not in self.breaks:
+            self.breaks.append(graph_break)
 
 
 @contextlib.contextmanager
 def _listening(logger: logging.Logger, listener: logging.Handler) -> Iterator[None]:
-    """Hand a logger's records to a listener; they are shown only if they were before."""
+    """Hand a logger's records to a listener; the user sees them only where they would have been shown anyway."""
     level, propagate, shown = logger.level, logger.propagate, logger.isEnabledFor(logging.DEBUG)
     logger.addHandler(listener)
     logger.setLevel(logging.DEBUG)
@@ -92,19 +92,19 @@ def _listening(logger: logging.Logger, listener: logging.Handler) -> Iterator[No
         logger.propagate = propagate
 
 
-def break_of(told: str, error: BaseException | None = None) -> Break | None:
-    """The break that a line of Dynamo's log is about; ``error`` is the exception that came with it.
+def break_of(message: str, error: BaseException | None = None) -> Break | None:
+    """Parse the break that a message of Dynamo's log is about; None if it names no place.
 
-    A break inside of torch is one of the line that calls it.
+    ``error`` is the exception that was logged with it. A break inside of torch is reported at the line that calls torch.
     """
-    frames = [(frame[1], int(frame[2])) for frame in FRAME.finditer(told)]
-    place = PLACE.search(told)
+    frames = [(frame[1], int(frame[2])) for frame in FRAME.finditer(message)]
+    place = PLACE.search(message)
     places = [*frames, (place[1], int(place[2]))] if place else frames
     if not places:
         return None
-    file, line = next((one for one in reversed(places) if not one[0].startswith(PACKAGES)), places[-1])
+    file, line = next((place for place in reversed(places) if not place[0].startswith(PACKAGES)), places[-1])
     text = linecache.getline(file, line).strip()
-    words = str(error) if error is not None else told.partition("Graph Break Reason: ")[2]
-    cause, hint = CAUSE.search(words), HINT.search(words)
-    reason = f"{cause[1]}: {cause[2]}" if cause else words.strip().partition("\n")[0]
+    explanation = str(error) if error is not None else message.partition("Graph Break Reason: ")[2]
+    cause, hint = CAUSE.search(explanation), HINT.search(explanation)
+    reason = f"{cause[1]}: {cause[2]}" if cause else explanation.strip().partition("\n")[0]
     return Break(f"{file}:{line}" + (f": {text}" if text else ""), reason, hint[1] if hint else "")

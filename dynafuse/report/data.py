@@ -1,4 +1,4 @@
-"""What a report holds: frozen values, as data (``to_dict``), as text (``str``) and as a page (``to_html``).
+"""The values of a report: frozen, and readable as data (``to_dict``), as text (``str``) and as a page (``to_html``).
 
 Worked example, with the numbers of a softmax that two executors could run::
 
@@ -21,10 +21,10 @@ from dynafuse.report.breaks import Break
 
 @dataclass(frozen=True)
 class Price:
-    """What a step costs on one executor: predicted microseconds of the device and of the host.
+    """The predicted price of a step on one executor, in microseconds of the device and of the host.
 
-    ``flip`` is the override of a cost constant that would make the executor as fast on the device as the one that was
-    chosen; None for the chosen one, and where no single constant does it.
+    ``flip`` is the override of a cost constant that would make the executor as fast on the device as the chosen one; None
+    for the chosen one, and where no single constant does it.
     """
 
     executor: str
@@ -44,8 +44,11 @@ class Price:
 
 @dataclass(frozen=True)
 class Second:
-    """The executor that came second for a step: its time of the ``device`` or the ``host`` (``of``), whichever bounds the
-    graph, and how much more that is than the same time of the executor that was chosen; None where that takes none."""
+    """The executor that came second for a step.
+
+    ``us`` is its time in microseconds, of the ``device`` or the ``host`` (``of``), whichever bounds the graph. ``more`` is
+    how much longer that is than the chosen executor's, relatively; None where the chosen one takes no time.
+    """
 
     executor: str
     of: str
@@ -58,15 +61,15 @@ class Second:
 
 
 def percent(more: float) -> str:
-    """A relative difference: ``+31 %``, ``-4 %``; as a factor from ten on."""
+    """Format a relative difference: ``+31 %``, ``-4 %``; from ten times on as a factor, ``×12``."""
     return f"{100 * more:+.0f} %" if more < 9 else f"×{1 + more:.0f}"
 
 
 @dataclass(frozen=True)
 class Relative:
-    """The earlier step whose kernel is nearly that of a step, in which graph it is (from 1 on), and what keeps them apart.
+    """The earlier step whose kernel nearly equals that of a new one: its name, its graph (from 1 on) and the differences.
 
-    The differences are those of ``dynafuse.cache.canonical.diff``; "the first" in them is the step itself.
+    The differences are those of ``dynafuse.cache.canonical.diff``; "the first" in them is the new step.
     """
 
     step: str
@@ -78,10 +81,10 @@ class Relative:
 class ReportedStep:
     """One step that launches work: a fused region, or an op that runs eager.
 
-    ``ops`` are overload names in graph order, ``nodes`` the names that they have in the graph. ``bytes`` counts what is
-    read and written, each tensor once. ``key`` is None for eager steps, ``predicted_us`` is the device time on the executor
-    that runs the step, None where there is no price. ``reused`` says that an earlier step of the report has the same key;
-    ``reason`` says why an eager step is eager.
+    ``ops`` are overload names in graph order, ``nodes`` their names in the graph. ``bytes`` counts what is read and
+    written, each tensor once. ``key`` is the kernel's, None for eager steps. ``predicted_us`` and ``host_us`` are the times
+    on the executor that runs the step, None where there is no price. ``reused`` says that an earlier step of the report has
+    the same key, ``reason`` why an eager step is eager.
     """
 
     name: str
@@ -95,46 +98,47 @@ class ReportedStep:
     host_us: float | None = None
     prices: tuple[Price, ...] = ()  # of the executors that could run the step, best first
     margin: float | None = None  # how much longer the user would wait, host and device together, with the second
-    unsure: tuple[str, ...] = ()  # executors that the predictions cannot tell apart
-    measured_us: Mapping[str, float] = field(default_factory=dict)  # device time per executor, where it was measured
+    unsure: tuple[str, ...] = ()  # executors whose predictions are closer than the model's error
+    measured_us: Mapping[str, float] = field(default_factory=dict)  # measured device time by executor
     kernel_class: str = ""
     merges: tuple[str, ...] = ()  # pairs of nodes along which a region grew
-    notes: tuple[str, ...] = ()  # whatever else was decided about the step
+    notes: tuple[str, ...] = ()  # other decisions about the step
     forced: str | None = None
-    fallback: tuple[str, ...] = ()  # executors that were asked for and do not run it, with the reason
-    reads: tuple[str, ...] = ()  # earlier steps of the graph whose results it reads
+    fallback: tuple[str, ...] = ()  # executors that were asked for and do not run the step, with the reason
+    reads: tuple[str, ...] = ()  # earlier steps of the graph whose results the step reads
     nodes: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()  # the user's lines that it computes
-    relative: Relative | None = None  # where its kernel is new: the earlier step whose kernel nearly is the same
-    family: FoldFamily | None = None  # the kernel is one that other lengths of its fold share
-    origin: str = ""  # of a step that has run: whether its kernel was compiled, on disk or in memory
+    lines: tuple[str, ...] = ()  # the user's lines that the step computes
+    relative: Relative | None = None  # of a step with a new kernel: the earlier step whose kernel is nearly the same
+    family: FoldFamily | None = None  # set if the kernel is one that several lengths of the fold share
+    origin: str = ""  # of a step that has run: "compiled", or where its kernel was found, "disk" or "memory"
 
     @property
     def others(self) -> tuple[Price, ...]:
-        """The prices of the executors that were not chosen, the next best first."""
+        """The prices of the executors that were not chosen, the best first."""
         return tuple(price for price in self.prices if price.executor != self.executor)
 
     def second(self, bound_by: str | None) -> Second | None:
-        """The next best executor, by the time that bounds the graph; None without one."""
+        """Return the best executor that was not chosen, by the time that bounds the graph; None without one."""
         if not self.others:
             return None
         other = self.others[0]
         of = "host" if bound_by == "host" else "device"
-        own, us = (self.host_us, other.host_us) if of == "host" else (self.predicted_us, other.device_us)
-        return Second(other.executor, of, us, us / own - 1 if own else None)
+        chosen_us, us = (self.host_us, other.host_us) if of == "host" else (self.predicted_us, other.device_us)
+        return Second(other.executor, of, us, us / chosen_us - 1 if chosen_us else None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The step as data."""
+        """Return the step as data that ``json`` can write."""
         plain = {name: _plain(value) for name, value in asdict(self).items()}
         return plain | {"prices": [price.to_dict() for price in self.prices]}
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """How far regions share kernels: how many launch how many distinct ones, how many have an earlier region's kernel.
+    """Counts of how far ``regions`` share their ``distinct`` kernels.
 
-    ``exact`` regions have one that was made for both, ``family`` ones share one that was made for several lengths of a fold;
-    ``apart`` are those whose kernel is new though an earlier one nearly does. Regions of earlier graphs count as earlier.
+    Of the regions that have an earlier region's kernel, ``exact`` ones are equal to that region, and ``family`` ones share a
+    kernel that was made for several lengths of a fold. ``apart`` ones have a new kernel though an earlier one is nearly the
+    same. Regions of earlier graphs count as earlier.
     """
 
     regions: int
@@ -145,21 +149,21 @@ class Reuse:
 
     @property
     def rate(self) -> float:
-        """Which part of the regions has an earlier one's kernel; 0 without regions."""
+        """The share of regions that have an earlier region's kernel; 0 without regions."""
         return (self.exact + self.family) / self.regions if self.regions else 0.0
 
 
 def reuse_of(steps: Sequence[ReportedStep]) -> Reuse:
-    """How far some steps share kernels; eager ones do not count."""
+    """Count how far some steps share kernels; eager ones do not count."""
     fused = [step for step in steps if step.key is not None]
-    shared = [step.family is not None for step in fused if step.reused]
+    in_family = [step.family is not None for step in fused if step.reused]
     apart = sum(step.relative is not None for step in fused)
-    return Reuse(len(fused), len({step.key for step in fused}), shared.count(False), shared.count(True), apart)
+    return Reuse(len(fused), len({step.key for step in fused}), in_family.count(False), in_family.count(True), apart)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a forward leaves in memory for its backward: how many tensors, and their bytes. Inputs are there anyway."""
+    """What a forward keeps in memory for its backward, besides its inputs: how many tensors, and their bytes."""
 
     tensors: int
     bytes: int
@@ -167,11 +171,11 @@ class Kept:
 
 @dataclass(frozen=True)
 class ReportedGraph:
-    """One graph: ``forward``, ``backward`` or ``inference``. ``ops`` counts those that compute, each once.
+    """One graph of a ``kind``: ``forward``, ``backward`` or ``inference``. ``ops`` counts the ops that compute, each once.
 
     ``captured`` says that the graph is replayed as a CUDA graph: its launches then cost the host nothing. ``called`` is
-    how often a step calls it: once, but for layers that are compiled once (``reuse_layers``). All times are those of a call.
-    ``kept`` is None but for a forward.
+    how often a step of training or inference calls the graph: more than once for layers that ``reuse_layers`` compiles
+    once. All times are those of one call. ``kept`` is None except for a forward.
     """
 
     kind: str
@@ -184,7 +188,7 @@ class ReportedGraph:
 
     @property
     def title(self) -> str:
-        """Its kind, and how often it is called if that is more than once."""
+        """The kind, with the number of calls if that is more than one."""
         return self.kind if self.called == 1 else f"{self.kind}, {self.called} times a step"
 
     @property
@@ -194,7 +198,7 @@ class ReportedGraph:
 
     @property
     def reuse(self) -> Reuse:
-        """How far its regions share kernels with each other and with those of earlier graphs."""
+        """How far the regions share kernels with each other and with those of earlier graphs."""
         return reuse_of(self.steps)
 
     @property
@@ -215,7 +219,7 @@ class ReportedGraph:
         return "device" if self.captured or self.device_us >= self.host_us else "host"
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph as data."""
+        """Return the graph as data that ``json`` can write."""
         return {
             "kind": self.kind,
             "called": self.called,
@@ -235,9 +239,9 @@ class ReportedGraph:
 class Report:
     """The plans of all graphs of a function, in the order in which they were compiled.
 
-    ``device`` names what was planned for, ``title`` spells it out. ``unusable`` are executors that the options name and
-    that cannot be used, with the reason. ``breaks`` says why there is more than one graph, or code that runs eager because
-    Dynamo cannot follow it. ``str`` gives plain tables of a fixed width.
+    ``device`` names the device that was planned for, ``title`` spells it out. ``unusable`` are executors that the options
+    name but that cannot be used, with the reason. ``breaks`` are the places where Dynamo ended a graph, so that there are
+    several, or code runs eager. ``str`` gives plain tables of a fixed width.
     """
 
     device: str
@@ -245,8 +249,8 @@ class Report:
     graphs: tuple[ReportedGraph, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
     breaks: tuple[Break, ...] = ()
-    dropped: int = 0  # graphs before those that are here
-    empty: str = "nothing to compile: no tensor operations were captured"  # what to say without graphs
+    dropped: int = 0  # earlier graphs that are not listed
+    empty: str = "nothing to compile: no tensor operations were captured"  # the text of a report without graphs
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -255,7 +259,7 @@ class Report:
 
     @property
     def kernels(self) -> int:
-        """How many different kernels the graphs need."""
+        """The number of different kernels that the graphs need."""
         return self.reuse.distinct
 
     @property
@@ -264,31 +268,32 @@ class Report:
         return reuse_of([step for graph in self.graphs for step in graph.steps])
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as data that ``json`` can write."""
+        """Return the report as data that ``json`` can write."""
         graphs = [graph.to_dict() for graph in self.graphs]
         return {"device": self.device, "graphs": graphs, "kernels": self.kernels, "reuse": asdict(self.reuse),
-                "unusable": dict(self.unusable), "breaks": [asdict(one) for one in self.breaks], "dropped": self.dropped}
+                "unusable": dict(self.unusable), "breaks": [asdict(graph_break) for graph_break in self.breaks],
+                "dropped": self.dropped}
 
     def to_html(self) -> str:
-        """The report as one page that needs nothing else: no network, no fonts, no other files."""
-        from dynafuse.report.page import page
+        """Return the report as one page that needs nothing else: no network, no fonts, no other files."""
+        from dynafuse.report.page import page  # needs jinja2, which is optional
 
         return page(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write :meth:`to_html` to a file; returns its path. Raises OSError where it cannot be written."""
+        """Write :meth:`to_html` to a file and return its path. Raises OSError if that cannot be written."""
         path = Path(path)
         path.write_text(self.to_html(), encoding="utf-8")
         return path
 
     def __str__(self) -> str:
-        from dynafuse.report.text import text
+        from dynafuse.report.text import text  # rich is slow to import
 
         return text(self)
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, as JSON would have them."""
+    """Return a value with lists for its tuples, as JSON would have them."""
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

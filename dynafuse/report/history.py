@@ -1,12 +1,12 @@
-"""What this process has compiled and run, for :func:`process_report`: the latest graphs, as values of the report.
+"""The history of this process for :func:`process_report`: the graphs that it has compiled and called, the latest ones.
 
 Worked example::
 
     for batch in batches:
         step(batch)
-    print(dynafuse.process_report())     # plans, kernels, and whether these were compiled, on disk or there already
+    print(dynafuse.process_report())     # plans, kernels, and whether these were compiled, on disk or in memory
 
-A graph is noted when its function is made, at its first call, as plain numbers and texts: nothing of it is kept alive.
+A graph is noted at its first call, as plain numbers and texts: the history keeps none of its tensors or nodes alive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class History:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all graphs."""
         with self._lock:
             self._graphs: deque[ReportedGraph] = deque()
             self._keys: set[str] = set()
@@ -42,7 +42,7 @@ class History:
             self._device: tuple[str, str] | None = None
 
     def note(self, compiled: Compiled, origins: Mapping[str, str]) -> None:
-        """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for."""
+        """Add a graph. ``origins`` says where each kernel came from when it was first requested, by key."""
         graph = graph_of(compiled)
         with self._lock:
             self._add(graph, origins)
@@ -59,13 +59,13 @@ class History:
             steps.append(step)
         self._graphs.append(replace(graph, steps=tuple(steps), refusals=()))
         while len(self._graphs) > 1 and (
-            len(self._graphs) > self._most_graphs or sum(len(one.steps) for one in self._graphs) > self._most_steps
+            len(self._graphs) > self._most_graphs or sum(len(graph.steps) for graph in self._graphs) > self._most_steps
         ):
             self._graphs.popleft()
             self._dropped += 1
 
     def report(self) -> Report:
-        """All of it."""
+        """Return a report of all graphs that are kept."""
         with self._lock:
             device, title = self._device or ("none", "no device")
             return Report(device, f"{title}, as this process has compiled it", tuple(self._graphs), dict(self._unusable),
@@ -73,15 +73,15 @@ class History:
 
 
 HISTORY = History()
-"""That of this process."""
+"""The history of this process."""
 
 OBSERVERS.append(HISTORY)
 
 
 def process_report() -> Report:
-    """What this process runs: the graphs that it has compiled and called since it began, or since ``torch.compiler.reset``.
+    """Report the graphs that this process has compiled and called since it began, or since ``torch.compiler.reset``.
 
-    Steps that are fused say where their kernel came from (``origin``): ``compiled``, ``disk``, or ``memory`` if an earlier
-    graph has it. What runs eager has no price. At most 128 graphs and 8192 steps are kept, the latest ones.
+    Fused steps say where their kernel came from (``origin``): ``compiled``, ``disk``, or ``memory`` if an earlier graph has
+    it. Eager steps have no price. At most 128 graphs and 8192 steps are kept, the latest ones.
     """
     return HISTORY.report()

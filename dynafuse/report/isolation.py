@@ -1,9 +1,10 @@
-"""Running Dynamo beside what the process has compiled, and taking away afterwards what that has left.
+"""Isolation of :func:`explain`: Dynamo runs as in a fresh process, and what it leaves behind is removed afterwards.
 
 Dynamo keeps what it compiles on code objects, which a function to be explained shares with the same function compiled by the
-user. So all entries that came meanwhile are taken out of them again: where there are no others the code object is as new,
-else ours are made ones that never match, never count as a recompilation, and hold nothing. The functions in which code goes
-on after a graph break are made anew. Functions that Dynamo has given up on it tries again, or else it would not say why.
+user. So the entries that were added inside the block are removed again: a code object without others is reset, and on one
+with others ours are replaced by entries that never match, never count as a recompilation, and hold nothing. The functions in
+which code resumes after a graph break are made anew. Functions that Dynamo had given up on are tried again, so that it says
+why.
 
 Worked example: ``model`` is compiled and called, explained, and called again: the last call compiles nothing.
 """
@@ -29,9 +30,9 @@ NO_LIMIT = 1 << 30
 def beside_what_is_compiled(backend: Callable[..., Any]) -> Iterator[None]:
     """Let Dynamo compile with ``backend``, which has to be a new object, as if nothing had been compiled before."""
     codes: dict[int, CodeType] = {}
-    told = len(graph_break_reasons)
+    reasons_before = len(graph_break_reasons)
     hook = convert_frame.register_bytecode_hook(lambda code, _: codes.setdefault(id(code), code) and None)
-    known = set(eval_frame.cached_backends)
+    backends_before = set(eval_frame.cached_backends)
     limits = torch._dynamo.config.patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT)
     try:
         _try_again()
@@ -41,14 +42,14 @@ def beside_what_is_compiled(backend: Callable[..., Any]) -> Iterator[None]:
         hook.remove()
         for code in codes.values():
             _forget(code, backend)
-        for name in set(eval_frame.cached_backends) - known:
+        for name in set(eval_frame.cached_backends) - backends_before:
             del eval_frame.cached_backends[name]
-        del graph_break_reasons[told:]
+        del graph_break_reasons[reasons_before:]
 
 
 @contextlib.contextmanager
 def _no_profile() -> Iterator[None]:
-    """Without what Dynamo has seen of sizes, by which it makes them dynamic, and without leaving any."""
+    """Hide the sizes that Dynamo has seen, by which it makes sizes dynamic, and drop those that it sees inside."""
     names = ("_CODE_STATE", "_INIT_CODE_STATE")
     before = {name: getattr(pgo, name) for name in names}
     for name in names:
@@ -62,7 +63,7 @@ def _no_profile() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_resumptions() -> Iterator[None]:
-    """With functions for the code behind graph breaks that nobody else has."""
+    """Give Dynamo an empty cache of the functions that resume after graph breaks."""
     caches = resume_execution.ContinueExecutionCache
     before = caches.cache, caches.generated_code_metadata
     caches.cache, caches.generated_code_metadata = ExactWeakKeyDictionary(), ExactWeakKeyDictionary()
@@ -73,7 +74,7 @@ def _own_resumptions() -> Iterator[None]:
 
 
 def _try_again() -> None:
-    """Forget which functions could not be compiled: nothing is kept of them but that."""
+    """Reset the functions that could not be compiled: their code objects hold nothing but that fact."""
     for reference in list(convert_frame.input_codes.seen):
         code = reference()
         if code is not None and not _debug_get_cache_entry_list(code):
@@ -81,7 +82,7 @@ def _try_again() -> None:
 
 
 def _forget(code: CodeType, backend: Callable[..., Any]) -> None:
-    """Take what was compiled by ``backend`` out of a code object."""
+    """Remove what ``backend`` has compiled from a code object."""
     entries = _debug_get_cache_entry_list(code)
     ours = [entry for entry in entries if _compiled_by(entry, backend)]
     if len(ours) == len(entries):
@@ -93,12 +94,12 @@ def _forget(code: CodeType, backend: Callable[..., Any]) -> None:
 
 
 def _compiled_by(entry: Any, backend: Callable[..., Any]) -> bool:
-    """Whether a cache entry is one of ``backend``, however Dynamo has wrapped it."""
+    """Whether a cache entry was compiled by ``backend``, which Dynamo may have wrapped."""
     return getattr(entry.backend, "compiler_fn", entry.backend) is backend
 
 
 class _Gone(DeletedGuardManagerWrapper):
-    """The guards of an entry that is gone: Dynamo counts those as recompilations whose objects are a frame's own."""
+    """The guards of a removed entry. Dynamo counts a recompilation where these objects equal a frame's: none does."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

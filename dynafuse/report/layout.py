@@ -1,4 +1,4 @@
-"""Where the steps of a graph stand in its picture: rows from top to bottom, each step below what it reads.
+"""Layout of a graph's picture: rows from top to bottom, each step below the steps that it reads.
 
 Rows follow the order of the plan. An edge that passes rows gets a lane in each, so that it does not run through boxes; one
 that passes many is left out of the picture and shown for the selected step only.
@@ -18,12 +18,15 @@ MOST_IN_ROW = 6
 MOST_ROWS_PASSED = 12
 BOX, LANE, GAP = 212.0, 8.0, 20.0  # widths in pixels
 SWEEPS = 4
-PULL = 0.12  # towards the middle of the picture: otherwise residual paths push a deep model ever further to one side
+PULL = 0.12  # share of a pull to the middle of the picture: without it residual paths push a deep model to one side
 
 
 @dataclass(frozen=True)
 class Edge:
-    """From step ``source`` to ``target``; ``lanes`` are where it passes the rows between. ``far`` ones pass too many."""
+    """An edge from step ``source`` to ``target``. ``lanes`` are the pixels at which it passes the rows between the two.
+
+    ``far`` edges pass too many rows to be drawn.
+    """
 
     source: int
     target: int
@@ -33,7 +36,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Layout:
-    """Per step its row and the middle of its box, in pixels from the left; ``width`` of all."""
+    """Per step its row and the centre of its box, in pixels from the left; ``width`` is that of the picture."""
 
     rows: tuple[int, ...]
     centres: tuple[float, ...]
@@ -42,16 +45,16 @@ class Layout:
 
 
 def layout(reads: Sequence[Sequence[int]]) -> Layout:
-    """Places for steps in the order of a plan; ``reads`` names per step earlier ones."""
+    """Place steps, given in the order of the plan; ``reads`` has per step the positions of those that it reads."""
     rows = _rows(reads)
     pairs = [(source, target) for target, sources in enumerate(reads) for source in sources]
-    near = [(a, b) for a, b in pairs if rows[b] - rows[a] <= MOST_ROWS_PASSED]
-    items, above, below = _with_lanes(rows, near)
+    drawn = [(a, b) for a, b in pairs if rows[b] - rows[a] <= MOST_ROWS_PASSED]
+    items, above, below = _with_lanes(rows, drawn)
     widths = {item: BOX if isinstance(item, int) else LANE for row in items for item in row}
     centres = _placed(items, above, below, widths)
     left = min((centres[i] - widths[i] / 2 for i in centres), default=0.0)
     x = {item: round(centre - left, 1) for item, centre in centres.items()}
-    edges = [Edge(a, b, tuple(x[a, b, row] for row in range(rows[a] + 1, rows[b]))) for a, b in near]
+    edges = [Edge(a, b, tuple(x[a, b, row] for row in range(rows[a] + 1, rows[b]))) for a, b in drawn]
     edges += [Edge(a, b, far=True) for a, b in pairs if rows[b] - rows[a] > MOST_ROWS_PASSED]
     right = max((x[i] + widths[i] / 2 for i in x), default=0.0)
     return Layout(tuple(rows), tuple(x[i] for i in range(len(reads))), tuple(edges), right)
@@ -62,7 +65,7 @@ Item: TypeAlias = int | tuple[int, int, int]
 
 
 def _rows(reads: Sequence[Sequence[int]]) -> list[int]:
-    """The first row below all that a step reads which has room; one that reads nothing stands beside its predecessor."""
+    """Give each step the first row with room below all that it reads; one that reads nothing goes beside its predecessor."""
     rows: list[int] = []
     filled: dict[int, int] = {}
     for sources in reads:
@@ -77,7 +80,7 @@ def _rows(reads: Sequence[Sequence[int]]) -> list[int]:
 def _with_lanes(
     rows: Sequence[int], edges: Sequence[tuple[int, int]]
 ) -> tuple[list[list[Item]], Mapping[Item, list[Item]], Mapping[Item, list[Item]]]:
-    """The items of each row, and what each is joined to in the rows above and below."""
+    """Return the items of each row, and the neighbours of each item in the row above and in the row below."""
     items: list[list[Item]] = [[] for _ in range(max(rows, default=-1) + 1)]
     above: dict[Item, list[Item]] = {}
     below: dict[Item, list[Item]] = {}
@@ -97,25 +100,27 @@ def _placed(
     items: Sequence[Sequence[Item]], above: Mapping[Item, list[Item]], below: Mapping[Item, list[Item]],
     widths: Mapping[Item, float],
 ) -> dict[Item, float]:
-    """Centres, found by sweeps down and up: everything near the middle of what it is joined to."""
+    """Return the centres: sweeps down and up move each item to the mean of its neighbours (the barycentre heuristic)."""
     x: dict[Item, float] = {}
     for row in items:
         _place(row, {item: _mean(x, above.get(item, ()), 0.0) for item in row}, widths, x)
     for _ in range(SWEEPS):
-        for joined, order in ((below, reversed(items)), (above, iter(items))):
+        for neighbours, order in ((below, reversed(items)), (above, iter(items))):
             for row in order:
-                _place(row, {item: _mean(x, joined.get(item, ()), x[item]) for item in row}, widths, x)
+                _place(row, {item: _mean(x, neighbours.get(item, ()), x[item]) for item in row}, widths, x)
     return x
 
 
-def _mean(x: Mapping[Item, float], joined: Sequence[Item], otherwise: float) -> float:
-    return (1 - PULL) * sum(x[item] for item in joined) / len(joined) if joined else otherwise
+def _mean(x: Mapping[Item, float], neighbours: Sequence[Item], default: float) -> float:
+    """Return the mean of the neighbours' centres, pulled to the middle, which is 0; ``default`` without neighbours."""
+    return (1 - PULL) * sum(x[item] for item in neighbours) / len(neighbours) if neighbours else default
 
 
 def _place(row: Sequence[Item], wanted: Mapping[Item, float], widths: Mapping[Item, float], x: dict[Item, float]) -> None:
-    """Put the items of a row where they want to be, in that order, as far as they do not overlap.
+    """Move the items of a row as near to their wanted centres as they go without overlap, in the order of those centres.
 
-    Least squares: items that get in each other's way form a block, which stands at the mean of what they want.
+    Minimises the squared distances by pooling adjacent violators (isotonic regression): items that would overlap form a
+    block, which stands at the mean of what its items want. Writes the centres into ``x``.
     """
     order = sorted(row, key=lambda item: wanted[item])
     offsets, position = {}, 0.0

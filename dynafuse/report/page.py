@@ -1,6 +1,6 @@
-"""A report as one HTML page: its data as JSON inside, and a script that draws what is in view of it.
+"""The HTML page of a report: the data as JSON, and a script that draws the part that is in view.
 
-The page loads nothing. Whatever comes from the user's code (names of ops, lines) is data for the script, which sets text
+The page loads nothing else. What comes from the user's code (names of ops, lines) is data for the script, which sets text
 and never markup; the JSON has no character that could end the element it is in.
 
 Worked example: ``page(report)`` begins with ``<!DOCTYPE html>``; a plan of 2,000 steps takes about a megabyte.
@@ -23,12 +23,12 @@ if TYPE_CHECKING:  # a report is printed by this module
 
 MOST_REFUSALS = 5000  # of a graph that the page lists
 MOST_MERGES = 40  # of a step that the page lists
-MOST_DIFFERENCES = 12  # between a step's kernel and its relative's that the page lists
+MOST_DIFFERENCES = 12  # between two kernels that the page lists
 MOST_TEXT = 400  # characters of anything that the user's code named
 
 
 def page(report: Report) -> str:
-    """The page."""
+    """Return the page of a report."""
     strings: dict[str, int] = {}
     graphs = [_graph(graph, number, strings) for number, graph in enumerate(report.graphs, 1)]
     data = {"graphs": graphs, "strings": list(strings)}
@@ -47,7 +47,7 @@ def _template() -> Template:
 
 
 def _graph(graph: ReportedGraph, number: int, strings: dict[str, int]) -> dict[str, Any]:
-    """A graph for the script. Texts that repeat are numbers into ``strings``, steps are numbers in the order of the plan."""
+    """Return a graph for the script. Texts are numbers into ``strings``, which grows; steps are numbers in plan order."""
     position = {step.name: i for i, step in enumerate(graph.steps)}
     places = layout([[position[name] for name in step.reads] for step in graph.steps])
     steps = [_step(step, strings) | _second(step.second(graph.bound_by)) | _relative(step, number, strings)
@@ -69,13 +69,13 @@ def _graph(graph: ReportedGraph, number: int, strings: dict[str, int]) -> dict[s
 
 
 def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
-    """A step for the script; what is empty is left out."""
+    """Return a step for the script, without empty fields."""
     ops = Counter(map(short, step.ops))
-    found = {
+    fields = {
         "name": _cut(step.name),
         "executor": step.executor,
-        "label": _held(shorten(step.ops), strings),
-        "ops": [[_held(name, strings), number] for name, number in ops.items()],
+        "label": _number(shorten(step.ops), strings),
+        "ops": [[_number(name, strings), number] for name, number in ops.items()],
         "key": step.key,
         "bytes": step.bytes,
         "us": _rounded(step.predicted_us),
@@ -87,18 +87,18 @@ def _step(step: ReportedStep, strings: dict[str, int]) -> dict[str, Any]:
         "prices": [[p.executor, _rounded(p.device_us), _rounded(p.host_us), p.override] for p in step.prices],
         "unsure": list(step.unsure),
         "measured": {name: _rounded(us) for name, us in step.measured_us.items()},
-        "reason": _held(step.reason, strings) if step.reason else None,
+        "reason": _number(step.reason, strings) if step.reason else None,
         "forced": step.forced,
-        "fallback": [_held(reason, strings) for reason in step.fallback],
-        "notes": [_held(note, strings) for note in step.notes],
-        "merges": [_held(merge, strings) for merge in step.merges[:MOST_MERGES]],
-        "lines": [_held(line, strings) for line in step.lines],
+        "fallback": [_number(reason, strings) for reason in step.fallback],
+        "notes": [_number(note, strings) for note in step.notes],
+        "merges": [_number(merge, strings) for merge in step.merges[:MOST_MERGES]],
+        "lines": [_number(line, strings) for line in step.lines],
     }
-    return {name: value for name, value in found.items() if not (value is None or value is False or value in ("", [], {}))}
+    return {name: value for name, value in fields.items() if not (value is None or value is False or value in ("", [], {}))}
 
 
 def _second(second: Second | None) -> dict[str, Any]:
-    """The next best executor: its name, of what its time is, the time, and how much more that is."""
+    """Return the next best executor: its name, whether its time is the device's or the host's, the time, how much more."""
     if second is None:
         return {}
     more = None if second.more is None else _rounded(second.more)
@@ -106,28 +106,29 @@ def _second(second: Second | None) -> dict[str, Any]:
 
 
 def _relative(step: ReportedStep, graph: int, strings: dict[str, int]) -> dict[str, Any]:
-    """The step whose kernel is nearly this one's, and what keeps them apart."""
+    """Return the earlier step whose kernel is nearly this one's, and the differences."""
     if step.relative is None:
         return {}
     listed = step.relative.differences[:MOST_DIFFERENCES]
-    return {"nearly": _held(place(step.relative, graph), strings), "apart": [_held(one, strings) for one in listed]}
+    differences = [_number(difference, strings) for difference in listed]
+    return {"nearly": _number(place(step.relative, graph), strings), "apart": differences}
 
 
 def _refusals(graph: ReportedGraph, strings: dict[str, int]) -> list[Any]:
-    """Kind, both nodes and the detail of each, with the steps that the nodes are in."""
+    """Return per refusal its kind, both nodes, the detail, and the steps that hold either node."""
     holders: dict[str, set[int]] = {}
     for i, step in enumerate(graph.steps):
         for name in step.nodes:
             holders.setdefault(name, set()).add(i)
     return [
-        [_held(r.kind, strings), _held(r.first, strings), _held(r.second, strings), _held(r.detail, strings),
+        [_number(r.kind, strings), _number(r.first, strings), _number(r.second, strings), _number(r.detail, strings),
          sorted(holders.get(r.first, set())), sorted(holders.get(r.second, set()))]
         for r in islice(graph.refusals, MOST_REFUSALS)
     ]
 
 
-def _held(value: str, strings: dict[str, int]) -> int:
-    """The number of a text."""
+def _number(value: str, strings: dict[str, int]) -> int:
+    """Return the number of a text in ``strings``, where it is added if it is new."""
     return strings.setdefault(_cut(value), len(strings))
 
 
@@ -136,5 +137,5 @@ def _cut(value: str) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Three digits behind the point; more than JSON can hold as a very large number."""
+    """Round to three decimals; infinity, which JSON cannot hold, becomes a very large number."""
     return None if value is None else round(min(value, 1e12), 3)

@@ -1,4 +1,4 @@
-"""From plans to the values of a report.
+"""Reading of plans into the values of a report.
 
 Worked example: a plan of ``relu(x @ w)`` has an eager step ``mm``, priced by its arithmetic, and a region ``r0`` that reads
 it: ``ReportedStep("r0", "triton", ("aten.relu.default",), ..., reads=("mm",))``.
@@ -28,28 +28,31 @@ MOST_LINES = 8  # of the user's code that a step names
 
 
 def report_of(compiled: Sequence[Compiled], device: str | None, captured: bool) -> Report:
-    """The report of graphs in the order in which they were compiled, planned for a described device if one is named."""
+    """Return the report of graphs, given in the order in which they were compiled.
+
+    ``device`` names the described device that was planned for, if there is one; ``captured`` says that the graphs are to be
+    replayed as CUDA graphs.
+    """
     named = devices.describe(device) if device else _planned_for(compiled)
     kernels = Kernels()
-    graphs = tuple(_graph(one, number, named is not None, captured, kernels) for number, one in enumerate(compiled, 1))
-    unusable = {name: reason for one in compiled for name, reason in one.unusable.items()}
+    graphs = tuple(_graph(graph, number, named is not None, captured, kernels) for number, graph in enumerate(compiled, 1))
+    unusable = {name: reason for graph in compiled for name, reason in graph.unusable.items()}
     title = named.title if named else "CPU, where nothing is fused"
     return Report(named.name if named else "cpu", title, graphs, unusable)
 
 
 def graph_of(compiled: Compiled) -> ReportedGraph:
-    """A graph by itself; what runs eager has no price, which would take longer to find than all the rest."""
+    """Return a graph by itself. Eager steps get no price: finding one takes longer than all the rest."""
     return _graph(compiled, 1, False, compiled.captured, Kernels())
 
 
 def _planned_for(compiled: Sequence[Compiled]) -> devices.Device | None:
-    """The device whose costs decided; None if no graph had anything to fuse and no GPU is there."""
-    found = [one.device for one in compiled if one.plan.regions or torch.cuda.is_available()]
-    return found[0] if found else None
+    """Return the device whose costs decided; None if no graph had anything to fuse and there is no GPU."""
+    return next((graph.device for graph in compiled if graph.plan.regions or torch.cuda.is_available()), None)
 
 
 def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernels: Kernels) -> ReportedGraph:
-    """One graph's steps; ``kernels`` are those of the graphs before, and grows. Without a device eager has no price."""
+    """Return a graph's report. ``kernels`` are those of earlier graphs, and grows. Eager steps are priced if ``priced``."""
     plan = compiled.plan
     reads = _reads(plan)
     steps: list[ReportedStep] = []
@@ -71,24 +74,25 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
 
 
 def _kept(annotated: Annotated, descriptions: Sequence[Any]) -> Kept:
-    """What a forward returns for its backward, each tensor once however it is looked at."""
+    """Count the tensors that a forward returns for its backward; views of one tensor count once, inputs do not."""
     output = annotated.graph.output_node()
     pairs = zip(output.args[0], descriptions, strict=True)  # type: ignore[arg-type]
-    saved = (value for value, said in pairs if isinstance(value, Node) and type(said).__name__.startswith(SAVED))
-    tensors = {node: found for node in map(base, saved)
-               if node.op != "placeholder" and (found := annotated.facts[node].tensor) is not None}
+    saved = (value for value, kind in pairs if isinstance(value, Node) and type(kind).__name__.startswith(SAVED))
+    tensors = {node: tensor for node in map(base, saved)
+               if node.op != "placeholder" and (tensor := annotated.facts[node].tensor) is not None}
     return Kept(len(tensors), sum(tensor.bytes for tensor in tensors.values()))
 
 
 def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
-    """The prices by what the graph waits for, the chosen executor's first.
+    """Sort the prices by the time that bounds the graph, the chosen executor's first.
 
-    Where the host bounds the graph, less device time wins nothing for an executor that needs more of the host.
+    Where the host bounds the graph, an executor that takes more of the host loses its ``override``: no device time that the
+    constant could save would make up for it.
     """
     if bound_by != "host":
         return tuple(sorted(step.prices, key=lambda p: (p.executor != step.executor, p.device_us)))
-    told = (replace(p, flip=None) if p.host_us > (step.host_us or 0.0) else p for p in step.prices)
-    return tuple(sorted(told, key=lambda p: (p.executor != step.executor, p.host_us)))
+    prices = (replace(p, flip=None) if p.host_us > (step.host_us or 0.0) else p for p in step.prices)
+    return tuple(sorted(prices, key=lambda p: (p.executor != step.executor, p.host_us)))
 
 
 # ---------------------------------------------------------------------- one step
@@ -98,12 +102,12 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str
     nodes = _computing(region, annotated)
     forced, fallback = _forcing(nodes, annotated, region.executor)
     prices = _prices(region)
-    own = next((price for price in prices if price.executor == region.executor), None)
+    price = next((price for price in prices if price.executor == region.executor), None)
     margin = region.decision.margin
     return ReportedStep(
         region.name, region.executor, tuple(str(node.target) for node in nodes), key, region.bytes,
-        own.device_us if own else region.predicted_us,
-        host_us=own.host_us if own else None,
+        price.device_us if price else region.predicted_us,
+        host_us=price.host_us if price else None,
         prices=prices,
         margin=margin if margin != float("inf") else None,
         unsure=region.decision.unsure,
@@ -116,17 +120,17 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str
 
 
 def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None, reads: tuple[str, ...]) -> ReportedStep:
-    """An op that runs eager, priced as the planner prices it: by its arithmetic, or by the bytes that are known."""
-    known = _tensor_bytes(node, annotated)
+    """Return the step of an op that runs eager, priced as the planner does: by its arithmetic, or by the bytes known."""
+    sizes = _tensor_bytes(node, annotated)
     prices: tuple[Price, ...] = ()
     notes: tuple[str, ...] = ()
     if device is not None:
-        found = call_prediction(node, sum(size for size in known if size is not None), device)
-        prices = (Price("eager", found.device_us, found.host_us),)
-        notes = (PARTIAL,) if found.partial else ()
+        prediction = call_prediction(node, sum(size for size in sizes if size is not None), device)
+        prices = (Price("eager", prediction.device_us, prediction.host_us),)
+        notes = (PARTIAL,) if prediction.partial else ()
     forced, fallback = _forcing([node], annotated, "eager")
     return ReportedStep(
-        node.name, "eager", (str(node.target),), None, None if None in known else sum(filter(None, known)),
+        node.name, "eager", (str(node.target),), None, None if None in sizes else sum(filter(None, sizes)),
         prices[0].device_us if prices else None,
         reason=annotated.facts[node].reason,
         host_us=prices[0].host_us if prices else None,
@@ -135,33 +139,34 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
 
 
 def _computing(region: Region, annotated: Annotated) -> Sequence[Node]:
+    """Return the nodes of a region that compute, without its views."""
     return [node for node in region.nodes if annotated.facts[node].role is Role.FUSED]
 
 
 def _launches(node: Node, annotated: Annotated) -> bool:
-    """Whether a step outside the regions calls something."""
+    """Whether a step outside the regions calls a kernel or a library."""
     return annotated.facts[node].role is Role.EAGER and launches(node)
 
 
 def _tensor_bytes(node: Node, annotated: Annotated) -> Sequence[int | None]:
-    """Bytes of an eager call's tensors, each once; None for what is not known, as of several outputs."""
+    """Return the bytes of each tensor that an eager call reads or writes; None where unknown, as of several outputs."""
     facts = [annotated.facts[n] for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
     return [f.tensor.bytes if f.tensor is not None else None for f in facts if f.role is not Role.HOST]
 
 
 def _prices(region: Region) -> tuple[Price, ...]:
-    """The options of a region's decision, the executor that runs it first."""
+    """Return the prices of a region's options, that of the executor that runs it first."""
     options = sorted(region.decision.options, key=lambda option: option.executor != region.executor)
     return tuple(Price(o.executor, o.device_us, o.host_us, _flip(o, options[0])) for o in options)
 
 
 def _flip(option: Option, chosen: Option) -> Override | None:
-    """An option's override; None where the executor is fast enough on the device already and lost by its host time."""
+    """Return an option's override; None for an executor that is as fast on the device and lost by host time."""
     return option.override if option.device_us > chosen.device_us else None
 
 
 def _forcing(nodes: Iterable[Node], annotated: Annotated, executor: str) -> tuple[str | None, tuple[str, ...]]:
-    """The executor that the nodes are forced to, if that runs them, and what was asked for and is not kept."""
+    """Return the executor that the nodes are forced to, if it runs them, and the requests that are not met, with reasons."""
     facts = [annotated.facts[node] for node in nodes]
     forced = next((f.forced for f in facts if f.forced == executor), None)
     elsewhere = (f"{f.forced}: {f.reason or f'runs on {executor}'}" for f in facts if f.forced not in (None, executor))
@@ -169,7 +174,7 @@ def _forcing(nodes: Iterable[Node], annotated: Annotated, executor: str) -> tupl
 
 
 def _lines(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """The user's lines that the nodes come from, each once, in order."""
+    """Return the user's lines that the nodes come from, each once, in order."""
     return tuple(dict.fromkeys(filter(None, map(user_line, nodes))))[:MOST_LINES]
 
 
@@ -177,26 +182,28 @@ def _lines(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def _reads(plan: Plan) -> Mapping[str, tuple[str, ...]]:
-    """Per step the names of the earlier steps that made what it reads, through views and picks of an output."""
+    """Return per step the names of the earlier steps whose results it reads, also through views and ``getitem``."""
     annotated = plan.annotated
     launching = [step for step in plan.steps if isinstance(step, Region) or _launches(step, annotated)]
-    makers = {node for step in launching for node in ([step] if isinstance(step, Node) else step.outputs)}
-    roots = _roots(annotated, makers)
-    made: dict[Node, str] = {}
-    found: dict[str, tuple[str, ...]] = {}
+    results = {node for step in launching for node in ([step] if isinstance(step, Node) else step.outputs)}
+    roots = _roots(annotated, results)
+    maker: dict[Node, str] = {}  # the latest step that has written a tensor
+    reads: dict[str, tuple[str, ...]] = {}
     for step in launching:
         sources = step.inputs if isinstance(step, Region) else step.all_input_nodes
-        reached = (made.get(root) for source in sources for root in roots.get(source, ()))
-        found[step.name] = tuple(dict.fromkeys(name for name in reached if name is not None))
-        made.update(dict.fromkeys((*step.outputs, *step.copies.values()) if isinstance(step, Region) else [step], step.name))
-    return found
+        makers = (maker.get(root) for source in sources for root in roots.get(source, ()))
+        reads[step.name] = tuple(dict.fromkeys(name for name in makers if name is not None))
+        written = (*step.outputs, *step.copies.values()) if isinstance(step, Region) else [step]
+        maker.update(dict.fromkeys(written, step.name))
+    return reads
 
 
-def _roots(annotated: Annotated, makers: set[Node]) -> Mapping[Node, tuple[Node, ...]]:
-    """What each node is a look at: itself if a step makes it or it comes from outside, else what its operands look at."""
+def _roots(annotated: Annotated, results: set[Node]) -> Mapping[Node, tuple[Node, ...]]:
+    """Return the tensors that each node is a view of: itself for a step's result or an input, else its operands' roots."""
     roots: dict[Node, tuple[Node, ...]] = {}
     for node in annotated.graph.nodes:
-        looks = node.op == "call_function" and node not in makers and annotated.facts[node].role in (Role.VIEW, Role.EAGER)
-        through = [root for source in node.all_input_nodes for root in roots[source]] if looks else [node]
-        roots[node] = tuple(dict.fromkeys(through))
+        computes = node.op == "call_function" and node not in results
+        is_view = computes and annotated.facts[node].role in (Role.VIEW, Role.EAGER)
+        viewed = [root for source in node.all_input_nodes for root in roots[source]] if is_view else [node]
+        roots[node] = tuple(dict.fromkeys(viewed))
     return roots

@@ -1,6 +1,6 @@
-"""A report as plain text: a table of steps per graph, and below it what they have in common. No line is over 120 columns.
+"""The text of a report: per graph a table of steps, and below it notes. No line is over 120 columns.
 
-Worked example of what stands below a table::
+Worked example of the notes below a table::
 
     eager       mm ×9: contraction: stays with the vendor's library
     would flip  DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 0.93 (r4), 0.97 (r0, r9)
@@ -27,17 +27,17 @@ if TYPE_CHECKING:  # a report is printed by this module
 WIDTH = 120  # columns of what is printed, whatever the terminal is
 STEP_WIDTH = 24  # columns for a step's name
 OPS_SHOWN = 6  # different ops that a step's line names
-STEPS_SHOWN = 6  # steps that a line below the table names
-LABEL_WIDTH = 12  # columns for what such a line is about
-RELATIVES_SHOWN = 10  # kernels that are nearly an earlier one's
+STEPS_SHOWN = 6  # steps that a note names
+LABEL_WIDTH = 12  # columns for a note's label
+RELATIVES_SHOWN = 10  # new kernels that are nearly equal to an earlier one
 RELATIVES_INDENT = 2
-MOST_NARROW = 40  # columns that what keeps them apart has at least, whatever the steps are called
+DIFFERENCES_WIDTH = 40  # columns that their differences have at least, however long the names of steps are
 
-Notes = Iterator[tuple[str, str]]  # what a line below the table is about, the line
+Notes = Iterator[tuple[str, str]]  # pairs of a label and a line
 
 
 def text(report: Report) -> str:
-    """The whole report."""
+    """Return the text of a report."""
     lines = wrapped(f"plan for {report.title}: {extent(report)}")
     for reason in report.unusable.values():
         lines += wrapped(reason)
@@ -56,22 +56,24 @@ def text(report: Report) -> str:
         if graph.steps:
             lines.append(_rendered(_table(graph)))
             lines += notes(graph)
-    found = relatives(report)
-    return "\n".join([*lines, "", f"{NEARLY}:", *(" " * RELATIVES_INDENT + line for line in found)] if found else lines)
+    related = relatives(report)
+    if related:
+        lines += ["", f"{NEARLY}:", *(" " * RELATIVES_INDENT + line for line in related)]
+    return "\n".join(lines)
 
 
 def breaks(report: Report) -> list[str]:
-    """The places where Dynamo ended a graph, a line each, with the cause."""
-    return [f"graph break at {one.where} – {one.reason}" for one in report.breaks]
+    """Return a line per place where Dynamo ended a graph, with the cause."""
+    return [f"graph break at {graph_break.where} – {graph_break.reason}" for graph_break in report.breaks]
 
 
 def extent(report: Report) -> str:
-    """How much a report covers: ``2 graphs, 14 distinct kernels``."""
+    """Return how much a report covers: ``2 graphs, 14 distinct kernels``."""
     return f"{count(len(report.graphs), 'graph')}, {count(report.kernels, 'distinct kernel')}"
 
 
 def reused(reuse: Reuse) -> str:
-    """How far they are shared: ``reuse: 9 regions on 5 kernels; 4 (44 %) have an earlier region's; 1 of the others …``."""
+    """Return a line on reuse: ``reuse: 9 regions on 5 kernels; 4 (44 %) have an earlier region's; 1 of the others …``."""
     def part(number: int) -> str:
         return f"{number} ({100 * number / reuse.regions:.0f} %)"
 
@@ -86,32 +88,32 @@ NEARLY = "nearly the same kernels"
 
 
 def relatives(report: Report) -> list[str]:
-    """What keeps kernels apart that are nearly the same, a line each, those with the fewest differences first."""
-    found = [(number, step) for number, graph in enumerate(report.graphs, 1) for step in graph.fused if step.relative]
-    found.sort(key=lambda pair: len(pair[1].relative.differences) if pair[1].relative else 0)
-    lines = [apart(step, number, len(report.graphs) > 1) for number, step in found[:RELATIVES_SHOWN]]
-    rest = len(found) - RELATIVES_SHOWN
+    """Return a line per new kernel that has a relative, with the differences, the fewest first."""
+    related = [(number, step) for number, graph in enumerate(report.graphs, 1) for step in graph.fused if step.relative]
+    related.sort(key=lambda pair: len(pair[1].relative.differences) if pair[1].relative else 0)
+    lines = [apart(step, number, len(report.graphs) > 1) for number, step in related[:RELATIVES_SHOWN]]
+    rest = len(related) - RELATIVES_SHOWN
     return [*lines, f"… {rest} more"] if rest > 0 else lines
 
 
 def apart(step: ReportedStep, graph: int, named: bool) -> str:
-    """What keeps a step's kernel apart from its relative's, cut to a line; ``named``: with the number of the graph."""
+    """Return a line with a step's differences from its relative; it begins with the graph's number if ``named``."""
     assert step.relative is not None
-    said = list(step.relative.differences)
+    differences = list(step.relative.differences)
     head = (f"graph {graph}: " if named else "") + f"{step.name} differs from {place(step.relative, graph)}: "
     room = WIDTH - RELATIVES_INDENT - len(head) - len("; … 999 more")
-    shown = sum(length <= room for length in itertools.accumulate(len(one) + 2 for one in said)) or 1
-    cut = textwrap.shorten("; ".join(said[:shown]), max(room, MOST_NARROW), placeholder=" …")
-    return head + cut + (f"; … {len(said) - shown} more" if len(said) > shown else "")
+    shown = sum(length <= room for length in itertools.accumulate(len(difference) + 2 for difference in differences)) or 1
+    cut = textwrap.shorten("; ".join(differences[:shown]), max(room, DIFFERENCES_WIDTH), placeholder=" …")
+    return head + cut + (f"; … {len(differences) - shown} more" if len(differences) > shown else "")
 
 
 def place(relative: Relative, graph: int) -> str:
-    """A relative as it is called in a graph: ``r3``, or ``graph 1's r3``."""
+    """Return the name of a relative as seen from a graph: ``r3``, or ``graph 1's r3``."""
     return relative.step if relative.graph == graph else f"graph {relative.graph}'s {relative.step}"
 
 
 def summary(graph: ReportedGraph) -> str:
-    """What became of a graph, in one line."""
+    """Return a line on a graph: ``8 ops → 2 kernels (1 distinct), 1 eager call; fused part 2.9 µs``."""
     calls = len(graph.steps) - len(graph.fused)
     distinct = len({step.key for step in graph.fused})
     us = sum(step.predicted_us or 0.0 for step in graph.fused)
@@ -120,7 +122,7 @@ def summary(graph: ReportedGraph) -> str:
 
 
 def total(graph: ReportedGraph) -> str:
-    """The plan's predicted time in one line, and what it keeps in memory."""
+    """Return a line on a graph's predicted time, and on what it keeps in memory for the backward."""
     bound = "as a CUDA graph, the device bounds it" if graph.captured else f"the {graph.bound_by} bounds it"
     line = f"predicted: device {graph.device_us:.1f} µs, host {graph.host_us:.1f} µs; {bound}"
     if graph.kept is None:
@@ -132,7 +134,7 @@ def total(graph: ReportedGraph) -> str:
 
 
 def _table(graph: ReportedGraph) -> Table:
-    """The steps; a column for the next best executor only where there is one."""
+    """Return the table of steps, with a column for the next best executor where any step has one."""
     compared = any(step.others for step in graph.steps)
     table = Table(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False)
     table.add_column("step", max_width=STEP_WIDTH, no_wrap=True)
@@ -162,29 +164,29 @@ def reuse(step: ReportedStep) -> str:
 
 
 def shorten(ops: Sequence[str]) -> str:
-    """Ops without their overloads, equal ones counted: ``mul ×3, add, rsqrt``."""
+    """Return ops without their overloads, equal ones counted: ``mul ×3, add, rsqrt``."""
     parts = [times(name, n) for name, n in Counter(map(short, ops)).items()]
     return _some(parts, OPS_SHOWN)
 
 
 def short(op: str) -> str:
-    """``aten.mul.Tensor`` as ``mul``."""
+    """Return ``mul`` for ``aten.mul.Tensor``; casts are all called ``cast``."""
     name = op.split(".")[1] if op.count(".") == 2 else op
     return "cast" if name in ("convert_element_type", "_to_copy") else name
 
 
 def _rendered(table: Table) -> str:
-    """A table as plain text; no line ends in a space."""
+    """Return a table as plain text without trailing spaces."""
     file = io.StringIO()
     Console(file=file, width=WIDTH, force_terminal=False, color_system=None, legacy_windows=False).print(table)
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
-# ---------------------------------------------------------------------- what stands below the table
+# ---------------------------------------------------------------------- the notes below the table
 
 
 def notes(graph: ReportedGraph) -> list[str]:
-    """What several steps have in common, or what concerns a few: labelled lines, with an empty one before."""
+    """Return the notes on a graph's steps as lines: an empty one, then labelled ones. Empty without notes."""
     lines: list[str] = []
     shown = ""
     for label, line in itertools.chain.from_iterable(find(graph.steps) for find in NOTES):
@@ -197,19 +199,19 @@ def notes(graph: ReportedGraph) -> list[str]:
 
 
 def _eager(steps: Sequence[ReportedStep]) -> Notes:
-    """Why ops run eager, one line per reason."""
+    """Yield why ops run eager, a line per reason."""
     for reason, group in _grouped((step.reason, step) for step in steps if step.reason):
         yield "eager", f"{shorten([step.ops[0] for step in group])}: {reason}"
 
 
 def _overrides(steps: Sequence[ReportedStep]) -> Notes:
-    """Per constant at which values steps go to another executor, the first one to go first."""
-    found: dict[str, dict[float, list[str]]] = {}
+    """Yield per cost constant the values at which steps would go to another executor, in ascending order."""
+    flips: dict[str, dict[float, list[str]]] = {}  # by constant and value, the names of the steps
     for step in steps:
         for price in step.others if not step.reused else ():
             if price.flip:
-                found.setdefault(price.flip.variable, {}).setdefault(price.flip.above, []).append(step.name)
-    for constant, values in sorted(found.items()):
+                flips.setdefault(price.flip.variable, {}).setdefault(price.flip.above, []).append(step.name)
+    for constant, values in sorted(flips.items()):
         yield "would flip", f"{constant} above {_some([f'{v:.2f} ({_some(values[v])})' for v in sorted(values)])}"
 
 
@@ -229,8 +231,8 @@ def _families(steps: Sequence[ReportedStep]) -> Notes:
     for width, group in _grouped((str(step.family.width), step) for step in steps if step.family):
         lost = max(step.family.loss_us for step in group if step.family)
         saved = min(step.family.saved_us for step in group if step.family)
-        told = f"a call loses {lost:.2f} µs at most, and saves {saved:.2f} of compile time at least"
-        yield "family", f"{_names(group)} in kernels of {width} terms: {told}"
+        gain = f"a call loses {lost:.2f} µs at most, and saves {saved:.2f} of compile time at least"
+        yield "family", f"{_names(group)} in kernels of {width} terms: {gain}"
 
 
 def _forced(steps: Sequence[ReportedStep]) -> Notes:
@@ -251,11 +253,11 @@ def _noted(steps: Sequence[ReportedStep]) -> Notes:
 NOTES: tuple[Callable[[Sequence[ReportedStep]], Notes], ...] = (
     _eager, _forced, _fallback, _unsure, _overrides, _measured, _families, _noted,
 )
-"""What is said below a table, in order."""
+"""The kinds of notes below a table, in order."""
 
 
 def _grouped(pairs: Iterable[tuple[str, ReportedStep]]) -> Iterable[tuple[str, list[ReportedStep]]]:
-    """Steps by what they share, in the order of the first ones."""
+    """Group steps by the string that they are paired with, in the order of first occurrence."""
     groups: dict[str, list[ReportedStep]] = {}
     for shared, step in pairs:
         groups.setdefault(shared, []).append(step)
@@ -267,21 +269,21 @@ def _names(steps: Sequence[ReportedStep]) -> str:
 
 
 def _some(parts: Sequence[str], most: int = STEPS_SHOWN) -> str:
-    """The first few, and how many there are besides."""
+    """Join the first parts by commas, followed by the number of the others."""
     rest = len(parts) - most
     return ", ".join(parts[:most]) + (f", … {rest} more" if rest > 0 else "")
 
 
 def wrapped(line: str) -> list[str]:
-    """A line in as many as it needs."""
+    """Wrap a line to the width of the text."""
     return textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def count(number: int, what: str) -> str:
-    """``1 graph``, ``2 graphs``."""
+    """Return a number with its noun: ``1 graph``, ``2 graphs``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def times(name: str, number: int) -> str:
-    """``mul``, or ``mul ×3``."""
+    """Return a name with how often it occurs: ``mul``, or ``mul ×3``."""
     return name if number == 1 else f"{name} ×{number}"

@@ -1,4 +1,4 @@
-"""Planning a function without running it for real: :func:`explain` leaves everything as it was.
+"""Tracing of a function in order to plan it, by :func:`explain`, which leaves everything as it was.
 
 Worked example: ``explain(model, x)`` runs a copy of ``model`` on a copy of ``x`` once, with a backend that only plans.
 ``explain(torch.compile(model, backend="dynafuse", options=…), x)`` plans with those options.
@@ -31,23 +31,23 @@ def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode:
             options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
     """Plan ``fn(*args, **kwargs)``, and its backward if an output requires grad, and report the plan.
 
-    ``fn`` is a function or an nn.Module; ``device`` names a described GPU to plan for, such as ``"h200"``, which need
-    not be there. ``mode`` and ``options`` are those of ``torch.compile``; what has been compiled with this backend brings
-    its own, which those given here are put over. (Arguments of ``fn`` itself with these names can be bound with
+    ``fn`` is a function or an nn.Module; ``device`` names a described GPU to plan for, such as ``"h200"``, which the
+    machine need not have. ``mode`` and ``options`` are those of ``torch.compile``; if ``fn`` was compiled with this backend,
+    they are merged over the ones given then. (Arguments of ``fn`` itself with these names can be bound with
     ``functools.partial``.)
 
     The function is called once, and a backward runs from the sum of its outputs. A module, and the tensors among the
     arguments, are copied first, so that parameters, buffers and inputs stay as they are; gradients never go to a
-    ``.grad``, and random number generators are put back. Only what a plain function changes by itself (buffers of a
+    ``.grad``, and random number generators are restored. Only what a plain function changes by itself (buffers of a
     module that it closes over, a list that it appends to) stays changed: explaining a training step takes a step. What was
     compiled before stays compiled.
 
     Raises OptionError for a device that is not described and for wrong options, and whatever ``fn`` raises.
     """
-    resolve(mode, options)  # what is wrong with them is said of them alone
-    own = settings_of(fn)
-    options = {**own.options, **(options or {})} | ({} if device is None else {"device": device})
-    mode = mode or own.mode
+    resolve(mode, options)  # before merging, so that an error speaks of these alone
+    settings = settings_of(fn)
+    options = {**settings.options, **(options or {})} | ({} if device is None else {"device": device})
+    mode = mode or settings.mode
     config = resolve(mode, options)
     if config.device is not None:
         devices.describe(config.device)
@@ -56,16 +56,16 @@ def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode:
     planner = functools.partial(backend.dynafuse, mode=mode, options=options)
     with (beside_what_is_compiled(planner), graph_breaks() as breaks, _unchanged_random(),
           listening(compiled.append, plan_only=True)):
-        _backward(torch.compile(call, backend=planner, dynamic=own.dynamic)(*args, **kwargs))
+        _backward(torch.compile(call, backend=planner, dynamic=settings.dynamic)(*args, **kwargs))
     return replace(report_of(compiled, config.device, config.cudagraphs), breaks=tuple(breaks))
 
 
-# ---------------------------------------------------------------------- what was compiled before
+# ---------------------------------------------------------------------- settings of compiled functions
 
 
 @dataclass(frozen=True)
 class Settings:
-    """With what ``torch.compile`` was called."""
+    """The arguments that ``torch.compile`` was called with."""
 
     mode: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -73,17 +73,17 @@ class Settings:
 
 
 def settings_of(fn: Any) -> Settings:
-    """The settings of what was compiled with this backend; none for anything else."""
-    inside: Any = _callback(fn)
-    while inside is not None and not isinstance(inside, torch._TorchCompileWrapper):
-        inside = getattr(inside, "_torchdynamo_orig_backend", None)
-    if inside is None or inside.compiler_fn is not backend.dynafuse:
+    """Return the settings of a function or module that was compiled with this backend; empty ones for any other."""
+    compiler: Any = _callback(fn)
+    while compiler is not None and not isinstance(compiler, torch._TorchCompileWrapper):
+        compiler = getattr(compiler, "_torchdynamo_orig_backend", None)
+    if compiler is None or compiler.compiler_fn is not backend.dynafuse:
         return Settings()
-    return Settings(inside.kwargs.get("mode"), inside.kwargs.get("options", {}), inside.dynamic)
+    return Settings(compiler.kwargs.get("mode"), compiler.kwargs.get("options", {}), compiler.dynamic)
 
 
 def _callback(fn: Any) -> Any:
-    """What Dynamo calls for the frames of a compiled module or function; None for others."""
+    """Return what Dynamo calls for the frames of a compiled module or function; None for others."""
     if isinstance(fn, torch._dynamo.OptimizedModule):
         return fn.dynamo_ctx.callback
     if isinstance(fn, torch.nn.Module):  # compiled in place, by its method ``compile``
@@ -97,14 +97,14 @@ def _callback(fn: Any) -> Any:
 
 
 def _eager(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """What a compiled function or module was compiled from; anything else as it is."""
+    """Return what a compiled function or module was compiled from; anything else as it is."""
     return torch._dynamo.eval_frame.innermost_fn(getattr(fn, "_orig_mod", fn))
 
 
 def _detached(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The function with its arguments, where modules and tensors are copies that share memory as the originals do."""
+    """Copy the modules and tensors among a function and its arguments; the copies share memory as the originals do."""
     memo: dict[int, Any] = {}
     call = copy.deepcopy(fn, memo) if isinstance(fn, torch.nn.Module) else _wrapped(fn)
     twins: dict[int, torch.Tensor] = {}
@@ -119,27 +119,27 @@ def _detached(
 
 
 def _wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of our own around ``fn``: Dynamo skips torch's functions when they are what is compiled."""
+    """Wrap ``fn`` in a function of ours: Dynamo skips functions of torch that are compiled directly."""
     return lambda *args, **kwargs: fn(*args, **kwargs)
 
 
 def _twin(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """The same sizes, strides, values and marks (``mark_dynamic``), outside the original's autograd graph."""
-    made: torch.Tensor = copy.deepcopy(tensor.detach(), memo).requires_grad_(tensor.requires_grad)
-    made = made if tensor.is_leaf else made.clone()  # no leaf either: it may be overwritten
-    made.__dict__.update(tensor.__dict__)
-    return made
+    """Copy a tensor with its sizes, strides, values and marks (``mark_dynamic``) out of its autograd graph."""
+    twin: torch.Tensor = copy.deepcopy(tensor.detach(), memo).requires_grad_(tensor.requires_grad)
+    twin = twin if tensor.is_leaf else twin.clone()  # a leaf that requires grad could not be overwritten
+    twin.__dict__.update(tensor.__dict__)
+    return twin
 
 
 @contextmanager
 def _unchanged_random() -> Iterator[None]:
-    """Put torch's random number generators back, on all devices."""
+    """Restore torch's random number generators on all devices when the block ends."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield
 
 
-DONE = "backward through the graph a second time"
-"""What torch says of outputs whose backward the function has run by itself, as a training step does."""
+BACKWARD_DONE = "backward through the graph a second time"
+"""Torch's error where the function has run the backward of its outputs by itself, as a training step does."""
 
 
 def _backward(result: Any) -> None:
@@ -152,13 +152,13 @@ def _backward(result: Any) -> None:
     try:
         torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
     except RuntimeError as error:
-        if DONE not in str(error):
+        if BACKWARD_DONE not in str(error):
             raise
 
 
 def _grad_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that a backward from ``outputs`` would put gradients on."""
-    found = {id(t): t for t in outputs if t.grad_fn is None}
+    """Return the tensors that a backward from ``outputs`` would accumulate gradients into."""
+    tensors = {id(t): t for t in outputs if t.grad_fn is None}
     stack = [t.grad_fn for t in outputs]
     seen = set()
     while stack:
@@ -168,5 +168,5 @@ def _grad_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         seen.add(node)
         stack.extend(after for after, _ in node.next_functions)
         if hasattr(node, "variable"):  # only the nodes that accumulate into a leaf have one
-            found[id(node.variable)] = node.variable
-    return list(found.values())
+            tensors[id(node.variable)] = node.variable
+    return list(tensors.values())
