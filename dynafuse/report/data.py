@@ -38,7 +38,7 @@ class Price:
         return str(self.flip or "")
 
     def to_dict(self) -> dict[str, Any]:
-        """The price as data."""
+        """Return the price as data that ``json`` can write."""
         return {"executor": self.executor, "device_us": self.device_us, "host_us": self.host_us, "override": self.override}
 
 

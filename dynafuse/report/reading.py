@@ -86,7 +86,7 @@ def _kept(annotated: Annotated, descriptions: Sequence[Any]) -> Kept:
 def _ordered(step: ReportedStep, bound_by: str | None) -> tuple[Price, ...]:
     """Sort the prices by the time that bounds the graph, the chosen executor's first.
 
-    Where the host bounds the graph, an executor that takes more of the host loses its ``override``: no device time that the
+    Where the host bounds the graph, an executor that takes more of the host loses its ``flip``: no device time that the
     constant could save would make up for it.
     """
     if bound_by != "host":

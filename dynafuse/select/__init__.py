@@ -1,8 +1,10 @@
-"""Measuring where the cost model is unsure: which executor is the fastest for a region, found out by running it."""
+"""Selection among executors: where the cost model is unsure, regions are measured on random data.
 
-from dynafuse.lowering.interpret import eager
+Worked example: see :mod:`dynafuse.select.tuner`.
+"""
+
 from dynafuse.select.measurement import Measurement, MeasurementStore, Timing, measurement_key
-from dynafuse.select.tuner import MEASUREMENTS, Tuner, contenders, needs
+from dynafuse.select.tuner import MEASUREMENTS, Tuner, contenders, needs_measuring
 
 __all__ = [
     "MEASUREMENTS",
@@ -11,7 +13,6 @@ __all__ = [
     "Timing",
     "Tuner",
     "contenders",
-    "eager",
     "measurement_key",
-    "needs",
+    "needs_measuring",
 ]

@@ -19,28 +19,28 @@ Run = Callable[[], object]
 
 
 class Refused(Exception):
-    """A measurement that is not to be trusted; the message says why."""
+    """Raised for a measurement that is not to be trusted; the message says why."""
 
 
 class CaptureFailed(Refused):
-    """A call that cannot be captured into a CUDA graph."""
+    """Raised if a call cannot be captured into a CUDA graph."""
 
 
 class Timer(Protocol):
-    """The clocks; all give microseconds per call of ``run``."""
+    """Clocks; all return microseconds per call of ``run``."""
 
     def device(self, run: Run, calls: int) -> float:
-        """Device time, the host's pace left out."""
+        """Return the device time of a call, however slow the host is."""
 
     def host(self, run: Run, calls: int) -> float:
-        """Host time, of calls that the device keeps up with."""
+        """Return the host time of a call, of calls that the device keeps up with."""
 
     def replay(self, run: Run, calls: int = ..., replays: int = ..., rounds: int = ...) -> float:
-        """Device time of a captured call, replayed; the median of rounds. Raises CaptureFailed."""
+        """Return the device time of a call in a CUDA graph, as the median of rounds of replays. Raises CaptureFailed."""
 
 
 class Gpu:
-    """The clocks on the current CUDA device and stream."""
+    """Clocks on the current CUDA device and stream."""
 
     HOLD_CYCLES = 4_000_000  # some 2 ms
     LONGEST_HOLD = 1_000_000_000
@@ -48,7 +48,10 @@ class Gpu:
     CALLS = 20
 
     def device(self, run: Run, calls: int) -> float:
-        """Events around calls that queue up while the device is held; held longer until the host is ahead."""
+        """Time calls by events, while the device is held before the first; held longer until the host is ahead.
+
+        Raises Refused if the host never gets ahead of the device.
+        """
         cycles = self.HOLD_CYCLES
         while cycles < self.LONGEST_HOLD:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -65,21 +68,21 @@ class Gpu:
         raise Refused("the host did not get ahead of the device")
 
     def host(self, run: Run, calls: int) -> float:
-        """Wall time of calls, from an idle device, without waiting for it at the end."""
+        """Time calls on the host, from an idle device on, without waiting for the device at the end."""
         torch.cuda.synchronize()
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(calls):
             run()
-        us = 1e6 * (time.perf_counter() - began) / calls
+        us = 1e6 * (time.perf_counter() - start) / calls
         torch.cuda.synchronize()
         return us
 
     def replay(self, run: Run, calls: int = CALLS, replays: int = CALLS, rounds: int = 1) -> float:
-        """Replays of ``calls`` captured calls, through :meth:`device`."""
-        graph = self._captured(run, calls)
+        """Capture ``calls`` calls into a graph and time its replays by :meth:`device`. Raises CaptureFailed."""
+        graph = self._capture(run, calls)
         return median(self.device(graph.replay, replays) for _ in range(rounds)) / calls
 
-    def _captured(self, run: Run, calls: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, run: Run, calls: int) -> torch.cuda.CUDAGraph:
         before, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(before)
         graph = torch.cuda.CUDAGraph()
@@ -100,7 +103,7 @@ class Gpu:
 
 
 def _end_capture() -> None:
-    """After a failed capture: an empty one, which takes the random number generator out of its capturing state."""
+    """Capture nothing after a failed capture, which takes the random number generator out of its capturing state."""
     with suppress(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the graph is empty
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):

@@ -1,4 +1,4 @@
-"""Random tensors in a spec's layouts, to run its kernels on.
+"""Random inputs in a spec's layouts, to run its kernels on.
 
 Floats are standard normal, booleans fair, integers small; those that index stay within what they index (``indices``).
 Memory is laid out as the layout says: an expanded dimension is stored once, a permuted one stays permuted.
@@ -8,6 +8,7 @@ Worked example: for an input ``bfloat16[8, 4] (0, 1)`` four random numbers are d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,11 +22,11 @@ SEED = 0x5EED
 
 
 class NoData(Exception):
-    """No data can be made up for a region; the message says why."""
+    """Raised if no data can be made up for a region; the message says why."""
 
 
 def extent(layout: Layout, hints: Mapping[str, int]) -> int:
-    """Elements of memory that a layout spans."""
+    """Return how many elements of memory a layout spans, from its first element to its last."""
     shape, stride = sizes_at(layout.shape, hints), sizes_at(layout.stride, hints)
     if 0 in shape:
         return 0
@@ -33,47 +34,46 @@ def extent(layout: Layout, hints: Mapping[str, int]) -> int:
 
 
 def needed_bytes(spec: Spec, hints: Mapping[str, int]) -> int:
-    """Memory of a spec's inputs and outputs, and of its computed indices, which are evaluated beforehand."""
+    """Return the bytes of a spec's inputs and outputs, and of its computed indices, which are evaluated beforehand."""
     tensors = [*spec.inputs, *(store.layout for store in spec.stores if store.into is None)]
-    found = sum(extent(layout, hints) * layout.dtype.itemsize for layout in tensors)
+    total = sum(extent(layout, hints) * layout.dtype.itemsize for layout in tensors)
     checks = indices.rules(spec, hints).checks
     for op in (spec.ops[i] for i in {i for use in checks for i in operands_of(spec, use.index)}):
-        elements = 1
-        for size in sizes_at(op.shape, hints):
-            elements *= size
-        found += elements * max(op.dtype.itemsize, 8)
-    return found
+        total += math.prod(sizes_at(op.shape, hints)) * max(op.dtype.itemsize, 8)
+    return total
 
 
 def inputs_for(spec: Spec, hints: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:
-    """A tensor per input. Raises NoData where an index could leave what it indexes.
+    """Return a random tensor per input of a spec. Raises NoData if an index could leave what it indexes.
 
-    Uses a generator of its own: the global ones stay as they are.
+    Where random integers violate a computed index, all inputs that index are zeros. Torch's global generators are not used.
     """
     rules = indices.rules(spec, hints)
     if rules.reason:
         raise NoData(rules.reason)
     generator = torch.Generator(device=device)
     generator.manual_seed(SEED)
-    made = [_made(layout, hints, device, generator, rules.limits.get(i, LARGEST)) for i, layout in enumerate(spec.inputs)]
-    reason = indices.broken(spec, hints, rules.checks, made, device)
-    if reason:
+    inputs = [_random(layout, hints, device, generator, rules.limits.get(i, LARGEST))
+              for i, layout in enumerate(spec.inputs)]
+    violation = indices.violation(spec, hints, rules.checks, inputs, device)
+    if violation:
         for i in rules.limits:
-            made[i].zero_()
-        reason = indices.broken(spec, hints, rules.checks, made, device)
-    if reason:
-        raise NoData(reason)
-    return made
+            inputs[i].zero_()
+        violation = indices.violation(spec, hints, rules.checks, inputs, device)
+    if violation:
+        raise NoData(violation)
+    return inputs
 
 
-def _made(layout: Layout, hints: Mapping[str, int], device: torch.device, generator: torch.Generator,
-          limit: int) -> torch.Tensor:
-    """A random tensor of a layout; integers are in [0, limit)."""
-    flat = _random(extent(layout, hints), layout.dtype, device, generator, limit)
-    return _seen(flat, layout, hints)
+def _random(layout: Layout, hints: Mapping[str, int], device: torch.device, generator: torch.Generator,
+            limit: int) -> torch.Tensor:
+    """Return a random tensor of a layout; integers are in [0, limit)."""
+    flat = _random_flat(extent(layout, hints), layout.dtype, device, generator, limit)
+    return _strided(flat, layout, hints)
 
 
-def _random(count: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator, limit: int) -> torch.Tensor:
+def _random_flat(count: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator,
+                 limit: int) -> torch.Tensor:
     if dtype is torch.bool:
         return torch.randint(0, 2, (count,), dtype=torch.uint8, device=device, generator=generator).to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
@@ -83,19 +83,19 @@ def _random(count: int, dtype: torch.dtype, device: torch.device, generator: tor
     return torch.randint(0, most, (count,), device=device, generator=generator, dtype=torch.int64).to(dtype)
 
 
-def _seen(flat: torch.Tensor, layout: Layout, hints: Mapping[str, int]) -> torch.Tensor:
-    """Memory as a tensor of a layout; one that may be unaligned starts at its second element."""
+def _strided(flat: torch.Tensor, layout: Layout, hints: Mapping[str, int]) -> torch.Tensor:
+    """Return flat memory in a layout; a tensor that may be unaligned starts at the second element of its memory."""
     if not layout.aligned:
         flat = torch.cat([flat[:1], flat])
     offset = 0 if layout.aligned else min(1, flat.numel() - 1)
     return flat.as_strided(sizes_at(layout.shape, hints), sizes_at(layout.stride, hints), max(offset, 0))
 
 
-def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same data in memory of its own, laid out alike."""
-    return [_copied(tensor) for tensor in tensors]
+def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of tensors, each with the layout and the offset of its original."""
+    return [_copy(tensor) for tensor in tensors]
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
     flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return flat.clone().as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())

@@ -1,11 +1,11 @@
-"""Which values a spec's index inputs may have, so that no kernel reads out of bounds on data that is made up.
+"""Rules for the values of a spec's index inputs, so that no kernel reads out of bounds on made-up data.
 
-An input that indexes directly (through views and casts at most) is below the size that it indexes. An index that is
-computed from integer inputs is evaluated on the data beforehand; one that is computed from floats, or from an input that
-the kernel overwrites, is not trusted at all. An index that depends on no input is the graph's own business.
+An input that indexes directly (through views and casts at most) has to be below the size that it indexes. An index that is
+computed from integer inputs is evaluated on the data beforehand. One that is computed from floats, or from an input that the
+kernel overwrites, rules the region out. An index that depends on no input is right or wrong whatever the data are.
 
 Worked example: for ``embedding(weight[32000, 4096], tokens)`` the rules are ``limits={1: 32000}`` and nothing to check;
-for ``gather(x, 1, where(target == -100, 0, target))`` ``target`` is limited and the ``where`` is to be checked.
+for ``gather(x, 1, where(target == -100, 0, target))`` ``target`` is limited, and the ``where`` is to be checked.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Rules:
-    """``limits``: integer inputs that have to stay below a number; ``checks``: computed indices, in the order of the ops;
-    ``reason``: why no data can be made up, or ""."""
+    """Rules for a spec's inputs: per integer input that indexes, the number it has to stay below (``limits``), and the
+    computed indices in the order of the ops (``checks``). ``reason`` says why no data can be made up, or is ""."""
 
     limits: Mapping[int, int]
     checks: tuple[Use, ...] = ()
@@ -43,15 +43,15 @@ class Rules:
 
 
 def rules(spec: Spec, hints: Mapping[str, int]) -> Rules:
-    """What a spec's index inputs have to observe."""
+    """Return the rules for a spec's inputs. ``hints`` are the values of its size symbols."""
     limits: dict[int, int] = {}
     checks: list[Use] = []
     for position, op in enumerate(spec.ops):
-        found = list(uses(spec, position, hints))
+        op_uses = list(uses(spec, position, hints))
         row = lookup(overload(op.target))
-        if row is not None and row.kind is Kind.GATHER and not found:
+        if row is not None and row.kind is Kind.GATHER and not op_uses:
             return Rules({}, reason=f"{op.target}: what its indices may be is not known")
-        for use in found:
+        for use in op_uses:
             inputs = inputs_of(spec, use.index)
             reason = _distrusted(spec, use, inputs)
             if reason:
@@ -64,7 +64,7 @@ def rules(spec: Spec, hints: Mapping[str, int]) -> Rules:
 
 
 def uses(spec: Spec, position: int, hints: Mapping[str, int]) -> Iterator[Use]:
-    """The indices that an op takes."""
+    """Yield the indices that an op takes, with the sizes that they index."""
     op = spec.ops[position]
     row = lookup(overload(op.target))
     if row is None or row.indices is None:
@@ -83,7 +83,7 @@ def _tensor(spec: Spec, ref: Ref) -> Any:
 
 
 def _distrusted(spec: Spec, use: Use, inputs: frozenset[int]) -> str:
-    """Why an index cannot be made sure of, or ""."""
+    """Return why made-up data cannot be kept from leading an index out of bounds, or ""."""
     if inputs and use.size < 1:
         return "indexes a dimension without elements"
     floats = [i for i in inputs if spec.inputs[i].dtype.is_floating_point or spec.inputs[i].dtype.is_complex]
@@ -98,7 +98,7 @@ def _distrusted(spec: Spec, use: Use, inputs: frozenset[int]) -> str:
 
 
 def _direct(spec: Spec, ref: Ref) -> bool:
-    """Whether a value is an input's, through views and casts that keep what is not negative."""
+    """Whether a value is an input seen through views, and through casts that keep values that are not negative."""
     while ref.kind == "op":
         op = spec.ops[ref.position]
         row = lookup(overload(op.target))
@@ -113,13 +113,16 @@ def _direct(spec: Spec, ref: Ref) -> bool:
 
 def _narrows(spec: Spec, operand: Ref, dtype: torch.dtype) -> bool:
     """Whether a dtype may hold less than the operand's, or reinterprets it."""
-    before: torch.dtype = _tensor(spec, operand).dtype
-    return dtype.itemsize < before.itemsize
+    operand_dtype: torch.dtype = _tensor(spec, operand).dtype
+    return dtype.itemsize < operand_dtype.itemsize
 
 
-def broken(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: Sequence[torch.Tensor],
-           device: torch.device) -> str:
-    """The first check that data does not pass, or "". What is evaluated is evaluated in order, so safely itself."""
+def violation(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: Sequence[torch.Tensor],
+              device: torch.device) -> str:
+    """Return the first computed index that leaves its bounds on some inputs, as a message; "" if none does.
+
+    Indices are evaluated in the order of the ops, so that one that indexes for a later one has been checked before.
+    """
     values = Interpreter(spec, hints, inputs, device)
     for use in checks:
         try:
@@ -128,7 +131,7 @@ def broken(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: 
             return f"{use.index} as an index cannot be evaluated: {error}"
         if index.numel() == 0:
             continue
-        low, high = (int(one) for one in torch.aminmax(index.to(torch.int64)))
+        low, high = (int(bound) for bound in torch.aminmax(index.to(torch.int64)))
         if low < 0 or high >= use.size:
             return f"{use.index} as an index is from {low} to {high}, not within {use.size} elements"
     return ""

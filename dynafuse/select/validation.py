@@ -1,6 +1,6 @@
-"""Whether a kernel of another library computes what torch computes: gross differences, not rounding.
+"""Validation of another library's kernel against torch: for gross differences, not for rounding.
 
-Worked example: a kernel for ``relu(x) + 1`` that forgets the 1 is off by about its own magnitude, and refused; one that
+Worked example: a kernel for ``relu(x) + 1`` that forgets the 1 is off by about its own magnitude, and is rejected; one that
 rounds to bfloat16 once where torch rounds twice is off by a few thousandths, and passes.
 """
 
@@ -21,7 +21,7 @@ from dynafuse.select.runners import Runner, runner
 
 log = logging.getLogger(__name__)
 
-GROSS = 0.25  # relative: the norm of a difference, or the share of elements that differ
+GROSS = 0.25  # of the expected norm, for a difference of floats; of the elements, for those that differ otherwise
 
 
 def validate(kernel: Any, region: CanonicalRegion) -> None:
@@ -39,24 +39,27 @@ def validate(kernel: Any, region: CanonicalRegion) -> None:
 
 
 def check(run: Runner, spec: Spec, hints: Mapping[str, int], device: torch.device) -> None:
-    """Run a kernel once on made-up data. Raises RuntimeError if a result is wrong, NoData if no data can be made up."""
+    """Run a kernel once on made-up data and compare its results with torch's.
+
+    Raises RuntimeError if a result is wrong, and NoData if no data can be made up.
+    """
     inputs = inputs_for(spec, hints, device)
-    evaluation = Interpreter(spec, hints, [tensor.clone() for tensor in inputs], device)
-    expected = [evaluation.value(Ref("op", store.op)) for store in spec.stores]
-    for number, (found, wanted) in enumerate(zip(run(inputs), expected, strict=True)):
-        if differs(found, wanted):
+    interpreter = Interpreter(spec, hints, [tensor.clone() for tensor in inputs], device)
+    expected = [interpreter.value(Ref("op", store.op)) for store in spec.stores]
+    for number, (result, reference) in enumerate(zip(run(inputs), expected, strict=True)):
+        if differs(result, reference):
             raise RuntimeError(f"result {number}, of {spec.ops[spec.stores[number].op].target}, is not torch's")
 
 
-def differs(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether two results of equal sizes have little to do with each other."""
-    wanted = wanted.broadcast_to(found.shape)
-    if not found.numel():
+def differs(result: torch.Tensor, reference: torch.Tensor) -> bool:
+    """Whether a result is grossly different from a reference of the same size, or of one that broadcasts to it."""
+    reference = reference.broadcast_to(result.shape)
+    if not result.numel():
         return False
-    if not found.dtype.is_floating_point:
-        return bool((found != wanted).float().mean() > GROSS)
-    finite = found.isfinite() & wanted.isfinite()
-    if bool((found.isfinite() != wanted.isfinite()).float().mean() > GROSS):
+    if not result.dtype.is_floating_point:
+        return bool((result != reference).float().mean() > GROSS)
+    if bool((result.isfinite() != reference.isfinite()).float().mean() > GROSS):
         return True
-    ours, theirs = (torch.where(finite, tensor.float(), 0.0) for tensor in (found, wanted))
-    return bool((ours - theirs).norm() > GROSS * theirs.norm() + 1e-3)
+    finite = result.isfinite() & reference.isfinite()
+    values, expected = (torch.where(finite, tensor.float(), 0.0) for tensor in (result, reference))
+    return bool((values - expected).norm() > GROSS * expected.norm() + 1e-3)

@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.ir import Layout, Spec
-from dynafuse.lowering.interpret import Interpreter
+from dynafuse.lowering.interpret import Interpreter, eager
 from dynafuse.ops import lookup, table
-from dynafuse.select import data, eager, indices
+from dynafuse.select import data, indices
 from dynafuse.select.runners import runner
 from tests.support import graphs
 from tests.support.tuning_bounds import bounds, native_kernel, softmax
@@ -47,7 +47,7 @@ def test_tensors_have_their_layout(
         layout = Layout(dtype, shape, stride, aligned)
         spec = Spec((layout,), (), (), (), (), ())
         (made,) = data.inputs_for(spec, {}, CPU)
-        (other,) = data.copied([made])
+        (other,) = data.copies([made])
         for tensor in (made, other):
             assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, stride, dtype)
         assert data.extent(layout, {}) == elements
@@ -274,7 +274,7 @@ def test_kernels_get_their_arguments(write: Any, inputs: Any, dynamic: bool) -> 
     for bound in bounds(graphs.built(write, *inputs, dynamic=dynamic)):
         hints = bound.hints
         made = data.inputs_for(bound.spec, hints, CPU)
-        mine, theirs = data.copied(made), data.copied(made)
+        mine, theirs = data.copies(made), data.copies(made)
         found = runner(native_kernel(bound), bound.spec, hints, CPU)(mine)
         expected = eager(bound.spec, hints)(theirs)
         for one, other in zip([*found, *mine], [*expected, *theirs], strict=True):

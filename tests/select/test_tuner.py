@@ -15,8 +15,9 @@ from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cost.device import describe
 from dynafuse.cost.model import Choice, Prediction, choose
 from dynafuse.ir import Decision
+from dynafuse.lowering.interpret import eager
 from dynafuse.lowering.nvfuser import availability
-from dynafuse.select import Measurement, MeasurementStore, Timing, Tuner, contenders, eager, measurement_key, needs, tuner
+from dynafuse.select import Measurement, MeasurementStore, Timing, Tuner, contenders, measurement_key, needs_measuring, tuner
 from dynafuse.select.clock import CaptureFailed, Gpu, Refused
 from tests.support import graphs
 from tests.support.tuning_bounds import bounds, native_kernel, softmax
@@ -131,7 +132,7 @@ def test_buffers_and_calls(shape: tuple[int, int], us: float, sets: int, calls: 
     found, bound = tuned(clock=(clock := Clock())), add_region(*shape)
     found.measure(bound, builds(a=Candidate(us), b=Candidate(us)), CPU)
     assert clock.calls == [calls, calls]
-    made = found._sets(bound.spec, HINTS, CPU)
+    made = found._input_sets(bound.spec, HINTS, CPU)
     assert len(made) == sets and len({tensor.data_ptr() for one in made for tensor in one}) == 2 * sets
     assert all(torch.equal(x, y) for one in made for x, y in zip(one, made[0], strict=True))
 
@@ -298,7 +299,7 @@ def test_what_is_measured(tune: str, unsure: Any, sure: Any, single: Any) -> Non
                (Decision(), ("triton",), single)]
     for choice, executors, expected in choices:
         assert contenders(choice, tune, executors) == expected
-        assert needs(choice, tune) == bool(expected)
+        assert needs_measuring(choice, tune) == bool(expected)
 
 
 def test_without_a_gpu_nothing_is_measured() -> None:
