@@ -1,7 +1,7 @@
 """Relatives: new kernels that are nearly equal to an earlier one of the report, with the differences.
 
 Worked example: layers attend in turn to a window of positions and to all of them. Where ``r1`` masks by both ends of a
-window, ``r4`` masks by one: its kernel is new, and has ``Relative("r1", 1, ("op 4 of the second: lt in ... alone",))``.
+window, ``r4`` masks by one: its kernel is new, with ``Relative("r1", 1, ("op 4 of the second: lt in ... alone",))``.
 
 A kernel is compared with a bounded number of others, so that the work is linear in the kernels: with the latest ones, of
 those with the ones that have most ops in common, and only where that is three quarters of the ops.
