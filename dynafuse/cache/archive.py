@@ -1,7 +1,8 @@
-"""All entries of a cache as one file, and back: an entry whose blobs are entries, with the checks of one.
+"""Export of a cache to one file, and import: the file is an entry whose blobs are entries, checked like any other.
 
-Worked example: ``export(disk, Path("kernels.dynafuse"))`` on one machine, ``take_in(disk, Path("kernels.dynafuse"))`` on
-another of the same GPU and versions; entries for anything else are taken in as well, and never asked for.
+Worked example: ``export_entries(disk, Path("kernels.dynafuse"))`` on one machine, and
+``import_entries(disk, Path("kernels.dynafuse"))`` on another with the same GPU and versions. Entries for other machines are
+imported too, and never read.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from dynafuse.errors import CacheError
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What became of an archive's entries: how many were ``written``, were ``there``, could ``not`` be used or kept."""
+class Imported:
+    """Counts of an archive's entries: ``written`` ones, those ``present`` before, and damaged or unwritable ones."""
 
     written: int
-    there: int
+    present: int
     unusable: int
 
     def __str__(self) -> str:
-        return f"{self.written} taken in, {self.there} were there, {self.unusable} could not be used or kept"
+        return f"{self.written} taken in, {self.present} were there, {self.unusable} could not be used or kept"
 
 
-def export(disk: Disk, path: Path) -> int:
-    """Write all undamaged entries to a file; how many. Raises CacheError."""
-    blobs = {held.key: pack(entry) for held, entry in disk.entries() if isinstance(entry, Entry)}
+def export_entries(disk: Disk, path: Path) -> int:
+    """Write all undamaged entries to a file; return how many. Raises CacheError if the file cannot be written."""
+    blobs = {file.key: pack(entry) for file, entry in disk.entries() if isinstance(entry, Entry)}
     packed = pack(Entry("archive", "", {}, blobs))
     try:
         descriptor, partial = tempfile.mkstemp(".partial", f".{path.name[:64]}-", path.absolute().parent)
@@ -48,24 +49,22 @@ def export(disk: Disk, path: Path) -> int:
     return len(blobs)
 
 
-def take_in(disk: Disk, path: Path) -> Taken:
-    """Keep the entries of an exported file that are not there yet. Raises CacheError for a file that is none."""
+def import_entries(disk: Disk, path: Path) -> Imported:
+    """Write the entries of an exported file that the cache lacks. Raises CacheError for any other file."""
     try:
         archive = unpack(path.read_bytes(), "")
-    except OSError as error:
-        raise CacheError(f"cannot import {path}: {error}") from None
-    except Damaged as error:
+    except (OSError, Damaged) as error:
         raise CacheError(f"cannot import {path}: {error}") from None
     if archive.kind != "archive":
         raise CacheError(f"cannot import {path}: it is an entry, not an exported cache")
-    there = {held.key for held, entry in disk.entries() if isinstance(entry, Entry)}
-    new = {key: packed for key, packed in archive.blobs.items() if key not in there}
-    written = sum(_taken(disk, key, packed) for key, packed in new.items())
-    return Taken(written, len(archive.blobs) - len(new), len(new) - written)
+    present = {file.key for file, entry in disk.entries() if isinstance(entry, Entry)}
+    new = {key: packed for key, packed in archive.blobs.items() if key not in present}
+    written = sum(_write(disk, key, packed) for key, packed in new.items())
+    return Imported(written, len(archive.blobs) - len(new), len(new) - written)
 
 
-def _taken(disk: Disk, key: str, packed: bytes) -> bool:
-    """Keep one entry; whether it is sound and kept."""
+def _write(disk: Disk, key: str, packed: bytes) -> bool:
+    """Write one entry if it is undamaged; return whether it was written."""
     if not KEY.fullmatch(key):
         return False
     try:

@@ -1,4 +1,4 @@
-"""``dynafuse cache``: what is in the kernel cache, whether it is sound, and how it moves to another machine.
+"""The subcommands of ``dynafuse cache``: count, check, remove, export and import entries of the kernel cache.
 
 Worked example::
 
@@ -29,12 +29,15 @@ WITH_FILE = ("export", "import")
 
 
 def run(command: str, disk: Disk, file: Path | None = None, say: Callable[[str], None] = print) -> int:
-    """Run a command; its exit status. Raises CacheError for a file that cannot be read or written."""
+    """Run one of COMMANDS and return its exit status; ``file`` is what WITH_FILE commands write or read.
+
+    Raises CacheError for a file that cannot be read or written.
+    """
     if command == "export" and file is not None:
-        say(f"{_entries(archive.export(disk, file))} exported to {file}")
+        say(f"{_entries(archive.export_entries(disk, file))} exported to {file}")
         return 0
     if command == "import" and file is not None:
-        say(str(archive.take_in(disk, file)))
+        say(str(archive.import_entries(disk, file)))
         return 0
     return {"stats": _stats, "clear": _clear, "verify": _verify}[command](disk, say)
 
@@ -42,9 +45,9 @@ def run(command: str, disk: Disk, file: Path | None = None, say: Callable[[str],
 def _stats(disk: Disk, say: Callable[[str], None]) -> int:
     kinds: Counter[str] = Counter()
     size = 0
-    for held, entry in disk.entries():
+    for file, entry in disk.entries():
         kinds["damaged" if isinstance(entry, Damaged) else entry.kind] += 1
-        size += held.bytes
+        size += file.bytes
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     say(f"folder   {disk.folder}")
     say(f"entries  {kinds.total()}" + (f": {counts}" if counts else ""))
@@ -59,10 +62,10 @@ def _clear(disk: Disk, say: Callable[[str], None]) -> int:
 
 def _verify(disk: Disk, say: Callable[[str], None]) -> int:
     sound = damaged = 0
-    for held, entry in disk.entries():
+    for file, entry in disk.entries():
         if isinstance(entry, Damaged):
             damaged += 1
-            say(f"{held.path}: {entry}")
+            say(f"{file.path}: {entry}")
         else:
             sound += 1
     advice = "; a damaged one is compiled anew when it is needed" if damaged else ""

@@ -1,7 +1,7 @@
-"""Why two specs are not the same, in words.
+"""Differences of two specs, as sentences.
 
 Worked example: the specs of ``x.sum(0)`` and ``x.sum(1)`` over ``float32[8, 8]`` differ in ``op 0: sum over dimension 0
-against dimension 1`` and in the axis that is reduced; a spec differs from itself in nothing.
+against dimension 1`` and in the axis that is reduced.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from dynafuse.ops.algebra import DIMENSIONS
 
 
 def differences(first: Spec, second: Spec) -> list[str]:
-    """A sentence per difference; none exactly where the specs are written alike. Ops have the numbers of the first."""
-    pair = _Pair(first, second, tuple(_paired(first.ops, second.ops)))
+    """Return a sentence per difference, none if the specs are equal. Ops are numbered as in the first spec."""
+    pair = _Pair(first, second, tuple(_match(first.ops, second.ops)))
     return [*pair.inputs(), *pair.ops(), *pair.axes(), *pair.outputs(), *pair.symbols(), *pair.options()]
 
 
-def _paired(first: Sequence[OpSpec], second: Sequence[OpSpec]) -> Iterator[tuple[int | None, int | None]]:
-    """Positions of ops that stand for each other: equal ops in order, and what is between them one by one."""
-    names, others = ([op.target for op in ops] for ops in (first, second))
-    for _, i, after_i, j, after_j in SequenceMatcher(a=names, b=others, autojunk=False).get_opcodes():
-        yield from zip_longest(range(i, after_i), range(j, after_j))
+def _match(first: Sequence[OpSpec], second: Sequence[OpSpec]) -> Iterator[tuple[int | None, int | None]]:
+    """Match ops by their positions: equal targets in order, and the ops between them one by one. None stands for no op."""
+    first_targets, second_targets = ([op.target for op in ops] for ops in (first, second))
+    for _, i, end_i, j, end_j in SequenceMatcher(a=first_targets, b=second_targets, autojunk=False).get_opcodes():
+        yield from zip_longest(range(i, end_i), range(j, end_j))
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two specs, and which of their ops stand for each other."""
+    """Two specs, and which of their ops are matched."""
 
     first: Spec
     second: Spec
     paired: tuple[tuple[int | None, int | None], ...]
 
     def inputs(self) -> Iterator[str]:
-        yield from _counted("inputs", self.first.inputs, self.second.inputs)
+        yield from _count_compared("inputs", self.first.inputs, self.second.inputs)
         for i, (a, b) in enumerate(zip(self.first.inputs, self.second.inputs, strict=False)):
             yield from _layout(f"input {i}", a, b)
 
     def ops(self) -> Iterator[str]:
-        along, others = dict(self.first.reductions), dict(self.second.reductions)
+        first_axes, second_axes = dict(self.first.reductions), dict(self.second.reductions)
         for i, j in self.paired:
             if i is None or j is None:
                 yield from self._alone(i, j)
                 continue
             yield from _op(f"op {i}", self.first.ops[i], self._renumbered(self.second.ops[j]))
-            yield from _said(f"op {i}: its operand along axes", along.get(i), others.get(j))
+            yield from _compared(f"op {i}: its operand along axes", first_axes.get(i), second_axes.get(j))
 
     def _alone(self, i: int | None, j: int | None) -> Iterator[str]:
         if i is not None:
@@ -60,36 +60,36 @@ class _Pair:
             yield f"op {j} of the second: {_name(self.second.ops[j].target)} in the second alone"
 
     def axes(self) -> Iterator[str]:
-        yield from _counted("axes", self.first.axes, self.second.axes)
+        yield from _count_compared("axes", self.first.axes, self.second.axes)
         for i, (a, b) in enumerate(zip(self.first.axes, self.second.axes, strict=False)):
-            yield from _said(f"axis {i}: size", a.size, b.size)
-            yield from _in_one(f"axis {i} is reduced", a.reduced, b.reduced)
+            yield from _compared(f"axis {i}: size", a.size, b.size)
+            yield from _only_one(f"axis {i} is reduced", a.reduced, b.reduced)
 
     def outputs(self) -> Iterator[str]:
-        yield from _counted("outputs", self.first.stores, self.second.stores)
+        yield from _count_compared("outputs", self.first.stores, self.second.stores)
         for i, (a, b) in enumerate(zip(self.first.stores, self.second.stores, strict=False)):
             yield from self._output(f"output {i}", a, b)
 
     def _output(self, name: str, a: Store, b: Store) -> Iterator[str]:
-        yield from _said(f"{name}:", Ref("op", a.op), self._renamed(Ref("op", b.op)))
+        yield from _compared(f"{name}:", Ref("op", a.op), self._renamed(Ref("op", b.op)))
         yield from _layout(name, a.layout, b.layout)
-        yield from _said(f"{name}: along axes", a.dims, b.dims)
-        yield from _in_one(f"{name} aliases an input", a.into is not None, b.into is not None)
+        yield from _compared(f"{name}: along axes", a.dims, b.dims)
+        yield from _only_one(f"{name} aliases an input", a.into is not None, b.into is not None)
         if a.into is not None and b.into is not None:
-            yield from _said(f"{name} aliases input", a.into, b.into)
+            yield from _compared(f"{name} aliases input", a.into, b.into)
 
     def symbols(self) -> Iterator[str]:
-        yield from _said("size symbols", self.first.symbols, self.second.symbols)
+        yield from _compared("size symbols", self.first.symbols, self.second.symbols)
         if isinstance(self.first, Classed) and isinstance(self.second, Classed):
-            yield from _said("size s0 from", *(f"{one.least} to {one.most}" for one in (self.first, self.second)))
+            yield from _compared("size s0 from", *(f"{spec.least} to {spec.most}" for spec in (self.first, self.second)))
 
     def options(self) -> Iterator[str]:
-        known, others = dict(self.first.options), dict(self.second.options)
-        for name in dict.fromkeys((*known, *others)):
-            yield from _said(f"option {name}:", known.get(name), others.get(name))
+        first, second = dict(self.first.options), dict(self.second.options)
+        for name in dict.fromkeys((*first, *second)):
+            yield from _compared(f"option {name}:", first.get(name), second.get(name))
 
     def _renumbered(self, op: OpSpec) -> OpSpec:
-        """An op of the second spec with the first's numbers in its arguments."""
+        """Return an op of the second spec with the first spec's numbers in its arguments."""
         return replace(op, args=self._renamed(op.args))
 
     def _renamed(self, value: Any) -> Any:
@@ -97,49 +97,49 @@ class _Pair:
             return tuple(map(self._renamed, value))
         if not isinstance(value, Ref) or value.kind == "in":
             return value
-        known = next((i for i, j in self.paired if j == value.position), None)
-        return Ref("op", known) if known is not None else f"{value} of the second"
+        position = next((i for i, j in self.paired if j == value.position), None)
+        return Ref("op", position) if position is not None else f"{value} of the second"
 
 
 def _op(where: str, a: OpSpec, b: OpSpec) -> Iterator[str]:
-    """How two ops differ that stand for each other: as calls where an edge or the op itself does."""
-    one, other = dict(a.args), dict(b.args)
-    changed = {name: (one.get(name), other.get(name)) for name in dict.fromkeys((*one, *other))
-               if _differ(one.get(name), other.get(name))}
+    """Yield how two matched ops differ: as calls if an operand or the op itself differs, else argument by argument."""
+    a_args, b_args = dict(a.args), dict(b.args)
+    changed = {name: (a_args.get(name), b_args.get(name)) for name in dict.fromkeys((*a_args, *b_args))
+               if _differ(a_args.get(name), b_args.get(name))}
     if a.target != b.target or any(True for _ in references(tuple(changed.values()))):
-        told = _brief if _brief(a.target) != _brief(b.target) or a.target == b.target else str
-        yield f"{where}: {_call(told(a.target), a)} against {_call(told(b.target), b)}"
+        name_of = _brief if _brief(a.target) != _brief(b.target) or a.target == b.target else str
+        yield f"{where}: {_call(name_of(a.target), a)} against {_call(name_of(b.target), b)}"
     else:
         yield from (f"{where}: {_name(a.target)} {_argument(name, *values)}" for name, values in changed.items())
-    yield from _said(f"{where}: size", a.shape, b.shape)
-    yield from _said(f"{where}: dtype", a.dtype, b.dtype)
-    yield from _said(f"{where}: guard", a.guard, b.guard)
+    yield from _compared(f"{where}: size", a.shape, b.shape)
+    yield from _compared(f"{where}: dtype", a.dtype, b.dtype)
+    yield from _compared(f"{where}: guard", a.guard, b.guard)
 
 
 def _layout(where: str, a: Layout, b: Layout) -> Iterator[str]:
-    yield from _said(f"{where}: dtype", a.dtype, b.dtype)
-    yield from _said(f"{where}: size", a.shape, b.shape)
-    yield from _said(f"{where}: stride", a.stride, b.stride)
-    yield from _in_one(f"{where} is aligned to 16 bytes", a.aligned, b.aligned)
+    yield from _compared(f"{where}: dtype", a.dtype, b.dtype)
+    yield from _compared(f"{where}: size", a.shape, b.shape)
+    yield from _compared(f"{where}: stride", a.stride, b.stride)
+    yield from _only_one(f"{where} is aligned to 16 bytes", a.aligned, b.aligned)
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether a key tells two values apart: 1, 1.0 and True are three."""
+    """Whether two values give different keys: 1, 1.0 and True are three values."""
     return repr(a) != repr(b)
 
 
-def _said(what: str, a: Any, b: Any) -> Iterator[str]:
+def _compared(what: str, a: Any, b: Any) -> Iterator[str]:
     if _differ(a, b):
         yield f"{what} {_text(a)} against {_text(b)}"
 
 
-def _in_one(what: str, a: bool, b: bool) -> Iterator[str]:
+def _only_one(what: str, a: bool, b: bool) -> Iterator[str]:
     if a != b:
         yield f"{what} in the {'first' if a else 'second'} alone"
 
 
-def _counted(what: str, a: Sequence[Any], b: Sequence[Any]) -> Iterator[str]:
-    yield from _said(f"number of {what}:", len(a), len(b))
+def _count_compared(what: str, a: Sequence[Any], b: Sequence[Any]) -> Iterator[str]:
+    yield from _compared(f"number of {what}:", len(a), len(b))
 
 
 def _argument(name: str, a: Any, b: Any) -> str:
@@ -160,12 +160,12 @@ def _call(name: str, op: OpSpec) -> str:
 
 
 def _brief(target: str) -> str:
-    """``aten.sub.Tensor`` as ``aten.sub``."""
+    """Return ``aten.sub`` for ``aten.sub.Tensor``."""
     return target.rpartition(".")[0]
 
 
 def _name(target: str) -> str:
-    """``aten.sub.Tensor`` as ``sub``."""
+    """Return ``sub`` for ``aten.sub.Tensor``."""
     return _brief(target).rpartition(".")[2]
 
 

@@ -1,13 +1,13 @@
 """The kernel cache on disk: one file per entry, in a folder that only its user can enter.
 
-Nothing here raises for what a disk can do: a damaged, cut or foreign entry is a miss with a line of log; a full disk, a
-read-only folder or another user's folder make a cache that holds nothing, with one line of log.
+Nothing here raises for a disk's failures: a damaged, truncated or foreign entry is a miss, with a line of log; with a full
+disk, a read-only folder or another user's folder the cache stores nothing, with one line of log.
 
 Worked example::
 
     disk = Disk(Path("~/.cache/dynafuse/kernels").expanduser(), 1 << 30)
     disk.write(Entry("triton", "5f0c", {"shared": 0}, {"source": b"..."}))
-    disk.read("5f0c")            # the entry; None in a process that cannot read it
+    disk.read("5f0c")            # the entry, also in other processes
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ KERNELS = "kernels"
 KEY = re.compile(r"[0-9a-f]{4,64}")
 PARTIAL, LOCK = ".partial", ".lock"
 STALE_S = 3600.0
-"""Partial files that are older belong to nobody any more."""
+"""Age of partial files from which on their writer counts as dead."""
 
 MOST_BYTES = 1 << 28
-"""No entry is larger."""
+"""The largest size of an entry."""
 
-KEPT = 0.9
-"""What is left of the limit when entries have been removed, so that not every write has to remove some."""
+TRIMMED_SHARE = 0.9
+"""Share of the limit to which entries are removed, so that not every write has to remove some."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """An entry's file."""
+class EntryFile:
+    """The file of an entry."""
 
     key: str
     path: Path
@@ -56,17 +56,17 @@ class Held:
 
 @dataclass
 class Disk:
-    """Entries by key. ``limit`` is in bytes; ``seen`` is told of every entry that is read or written, as packed."""
+    """A folder of entries by key, of at most ``limit`` bytes. ``seen`` is called with every packed entry read or written."""
 
     folder: Path
     limit: int
     seen: Callable[[str, bytes], None] = lambda key, packed: None
-    _told: set[str] = field(default_factory=set, init=False, repr=False)
-    _size: int = field(default=-1, init=False, repr=False)  # as far as this process knows; -1: not looked yet
+    _logged: set[str] = field(default_factory=set, init=False, repr=False)
+    _size: int = field(default=-1, init=False, repr=False)  # in bytes, a lower bound; -1 until the folder is read
     _guard: Guard = field(default_factory=Guard, init=False, repr=False)
 
     def path(self, key: str) -> Path:
-        """Where a key's entry is. Raises ValueError for what is no key."""
+        """Return the path of a key's entry. Raises ValueError for a malformed key."""
         if not KEY.fullmatch(key):
             raise ValueError(f"{key!r} is no key")
         return self.folder / key
@@ -74,7 +74,7 @@ class Disk:
     # ------------------------------------------------------------------ one entry
 
     def read(self, key: str) -> Entry | None:
-        """The entry under a key, or None."""
+        """Return the entry of a key, or None."""
         path = self.path(key)
         try:
             if not self._is_ours():
@@ -84,87 +84,87 @@ class Disk:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._tell("read", f"cannot read {path}: {error}")
+            self._log_once("read", f"cannot read {path}: {error}")
             return None
         except Damaged as error:
             log.warning("ignored %s in the kernel cache: %s", path, error)
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # the least recently used go first
+            os.utime(path)  # the least recently used entries are removed first
         self.seen(key, packed)
         return entry
 
     def has(self, key: str) -> bool:
-        """Whether there is an entry under a key; whether it is sound, only reading it can tell."""
+        """Whether a key has an entry; only :meth:`read` checks that it is undamaged."""
         return os.path.isfile(self.path(key))
 
     def write(self, entry: Entry) -> bool:
-        """Keep an entry; whether it is kept."""
+        """Write an entry; return whether that succeeded."""
         return self.put(entry.key, pack(entry))
 
     def put(self, key: str, packed: bytes) -> bool:
-        """Keep an entry as :func:`pack` made it. A reader sees it as a whole or not at all."""
+        """Write an entry that :func:`pack` has packed; return whether that succeeded. Readers see all of it or nothing."""
         path = self.path(key)
         try:
-            if len(packed) > min(self.limit, MOST_BYTES) or not self._made():
+            if len(packed) > min(self.limit, MOST_BYTES) or not self._ensure_folder():
                 return False
             _replace(path, packed)
         except OSError as error:
-            self._tell("write", f"cannot write {self.folder}: {error}; kernels are compiled anew by every process")
+            self._log_once("write", f"cannot write {self.folder}: {error}; kernels are compiled anew by every process")
             return False
         self.seen(key, packed)
-        self._grown(len(packed))
+        self._count(len(packed))
         return True
 
     def lock(self, key: str) -> Lock | None:
-        """The lock of a key, None while another holds it. Where nothing can be locked, a lock that locks nothing."""
+        """Return the lock of a key, or None while another holds it; where files cannot be locked, a lock without effect."""
         path = self.path(key).with_name(key + LOCK)
         try:
-            return Lock.take(path) if self._made() else Lock.none(path)
+            return Lock.take(path) if self._ensure_folder() else Lock.none(path)
         except OSError as error:
-            self._tell("write", f"cannot write {self.folder}: {error}; kernels are compiled anew by every process")
+            self._log_once("write", f"cannot write {self.folder}: {error}; kernels are compiled anew by every process")
             return Lock.none(path)
 
     # ------------------------------------------------------------------ all entries
 
-    def held(self) -> list[Held]:
-        """All entries, the least recently used first."""
-        found = (_held(path) for path in self._files() if KEY.fullmatch(path.name))
-        return sorted((one for one in found if one is not None), key=lambda one: (one.used, one.key))
+    def files(self) -> list[EntryFile]:
+        """Return the files of all entries, the least recently used first."""
+        files = (_entry_file(path) for path in self._paths() if KEY.fullmatch(path.name))
+        return sorted((file for file in files if file is not None), key=lambda file: (file.used, file.key))
 
-    def entries(self) -> Iterator[tuple[Held, Entry | Damaged]]:
-        """All entries with their content, or with what is wrong with them; nothing counts as used by this."""
-        for one in self.held():
+    def entries(self) -> Iterator[tuple[EntryFile, Entry | Damaged]]:
+        """Yield all entries with their files, damaged ones as the error. Does not count as a use of them."""
+        for file in self.files():
             try:
-                yield one, unpack(_content(one.path), one.key)
+                yield file, unpack(_content(file.path), file.key)
             except FileNotFoundError:
                 continue
             except (OSError, Damaged) as error:
-                yield one, error if isinstance(error, Damaged) else Damaged(str(error))
+                yield file, error if isinstance(error, Damaged) else Damaged(str(error))
 
     def clear(self) -> int:
-        """Remove every entry, and what is left of interrupted writes; how many entries there were."""
+        """Remove all entries, and the files of interrupted writes; return the number of entries."""
         count = 0
-        for path in list(self._files()):
-            ours = bool(KEY.fullmatch(path.name))
-            if ours or path.name.endswith((PARTIAL, LOCK)):
-                count += _removed(path) and ours
+        for path in list(self._paths()):
+            is_entry = bool(KEY.fullmatch(path.name))
+            if is_entry or path.name.endswith((PARTIAL, LOCK)):
+                count += _remove(path) and is_entry
         with self._guard:
             self._size = -1
         return count
 
     def trim(self) -> int:
-        """Remove the least recently used entries while there is more than the limit; how many."""
-        held = self.held()
-        size, count = sum(one.bytes for one in held), 0
-        goal = self.limit if size <= self.limit else int(self.limit * KEPT)
-        for one in held:
+        """If the limit is exceeded, remove the least recently used entries; return how many."""
+        files = self.files()
+        size, count = sum(file.bytes for file in files), 0
+        goal = self.limit if size <= self.limit else int(self.limit * TRIMMED_SHARE)
+        for file in files:
             if size <= goal:
                 break
-            size, count = size - one.bytes, count + _removed(one.path)
-        for path in list(self._files()):
+            size, count = size - file.bytes, count + _remove(file.path)
+        for path in list(self._paths()):
             if path.name.endswith(PARTIAL) and _age(path) > STALE_S:
-                _removed(path)
+                _remove(path)
         with self._guard:
             self._size = size
         if count:
@@ -174,15 +174,15 @@ class Disk:
     # ------------------------------------------------------------------ the folder
 
     def _is_ours(self) -> bool:
-        """Whether the folder is there and this user's own. Raises OSError for one that is not there."""
-        found = os.stat(self.folder)
-        if found.st_uid == os.getuid():
+        """Whether the folder belongs to this user. Raises OSError if it does not exist."""
+        owner = os.stat(self.folder).st_uid
+        if owner == os.getuid():
             return True
-        self._tell("owner", f"not used: {self.folder} belongs to another user (uid {found.st_uid})")
+        self._log_once("owner", f"not used: {self.folder} belongs to another user (uid {owner})")
         return False
 
-    def _made(self) -> bool:
-        """Whether the folder is this user's own, made if it was not there, and closed to others."""
+    def _ensure_folder(self) -> bool:
+        """Create the folder if it does not exist and close it to others; return whether it belongs to this user."""
         try:
             ours = self._is_ours()
         except FileNotFoundError:
@@ -192,44 +192,44 @@ class Disk:
             os.chmod(self.folder, 0o700)
         return ours
 
-    def _files(self) -> Iterator[Path]:
+    def _paths(self) -> Iterator[Path]:
         try:
-            with os.scandir(self.folder) as found:
-                yield from [Path(one.path) for one in found]
+            with os.scandir(self.folder) as directory:
+                yield from [Path(item.path) for item in directory]
         except OSError:
             return
 
-    def _grown(self, size: int) -> None:
-        """Count what was written. Other processes write as well, so what is known is a lower bound."""
+    def _count(self, size: int) -> None:
+        """Count the bytes of a write, and trim the folder if it may be full. Other processes' writes are not counted."""
         with self._guard:
             unknown, self._size = self._size < 0, self._size + size
             full = unknown or self._size > self.limit
         if full:
             self.trim()
 
-    def _tell(self, what: str, text: str) -> None:
-        """Log what keeps the cache from working, once."""
-        if what not in self._told:
-            self._told.add(what)
+    def _log_once(self, kind: str, text: str) -> None:
+        """Log a failure if it is the first of its kind."""
+        if kind not in self._logged:
+            self._logged.add(kind)
             log.warning("kernel cache: %s", text)
 
 
 def _content(path: Path) -> bytes:
-    """A file's bytes. Raises OSError for a file that is not plain, not this user's, or too large."""
+    """Read a file. Raises OSError for one that is not plain, not this user's, or too large."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path.name} is no plain file")
-        if found.st_uid != os.getuid():
-            raise OSError(f"{path.name} belongs to another user (uid {found.st_uid})")
-        if found.st_size > MOST_BYTES:
-            raise OSError(f"{path.name} has {found.st_size} bytes")
+        if status.st_uid != os.getuid():
+            raise OSError(f"{path.name} belongs to another user (uid {status.st_uid})")
+        if status.st_size > MOST_BYTES:
+            raise OSError(f"{path.name} has {status.st_size} bytes")
         return file.read()
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file that only the user can read, as a whole."""
+    """Write a file that only this user can read, atomically."""
     descriptor, partial = tempfile.mkstemp(PARTIAL, f".{path.name[:16]}-", path.parent)
     try:
         with open(descriptor, "wb") as file:
@@ -241,15 +241,17 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def _held(path: Path) -> Held | None:
+def _entry_file(path: Path) -> EntryFile | None:
+    """Return an entry's file; None if it has been removed meanwhile."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return Held(path.name, path, found.st_size, found.st_mtime)
+    return EntryFile(path.name, path, status.st_size, status.st_mtime)
 
 
-def _removed(path: Path) -> bool:
+def _remove(path: Path) -> bool:
+    """Remove a file; return whether that succeeded."""
     try:
         path.unlink()
     except OSError:

@@ -1,7 +1,7 @@
-"""The file format of the kernel cache: one entry, checked as a whole, made of JSON and of named bytes.
+"""The file format of the kernel cache: an entry of JSON and named bytes, with a digest over all of it.
 
 A file is a header (magic, format version, length of the body, SHA-256 of all else) and a body (length of the JSON, the
-JSON, the bytes of the blobs). Whatever is not exactly what was written raises :class:`Damaged`, with the reason.
+JSON, the bytes of the blobs). Reading raises :class:`Damaged`, with the reason, unless the file is exactly as written.
 
 Worked example::
 
@@ -24,20 +24,20 @@ from typing import Any
 
 MAGIC = b"dynafuse"
 FORMAT = 1
-"""Raised by every change of the format: entries of another version are not read."""
+"""The version of the format: entries of another version are not read."""
 
-HEADER = struct.Struct("<8sIIQ32s")  # magic, format, nothing, length of the body, SHA-256
-_CHECKED = HEADER.size - hashlib.sha256().digest_size  # of the header, what the digest covers
+HEADER = struct.Struct("<8sIIQ32s")  # magic, format, zero, length of the body, SHA-256
+_CHECKED = HEADER.size - hashlib.sha256().digest_size  # bytes of the header that the digest covers
 _LENGTH = struct.Struct("<I")
 
 
 class Damaged(ValueError):
-    """Bytes that are not an entry, or not the one that was asked for; the text says why."""
+    """Raised for bytes that are not an entry, or not the one that was requested; the message says why."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept under a key: ``data`` as JSON can hold it, and ``blobs`` of bytes by name."""
+    """What is stored for a key: ``data`` that JSON can hold, and ``blobs`` of bytes by name."""
 
     kind: str  # triton | interpreter | nvfuser | plan | measurement | archive
     key: str
@@ -51,7 +51,7 @@ class Entry:
 
 
 def pack(entry: Entry) -> bytes:
-    """An entry as a file's content; equal entries give equal bytes."""
+    """Return an entry as the content of a file; equal entries give equal bytes."""
     sizes = [[name, len(blob)] for name, blob in entry.blobs.items()]
     fields = {"kind": entry.kind, "key": entry.key, "data": entry.data, "blobs": sizes}
     text = json.dumps(fields, separators=(",", ":")).encode()
@@ -60,8 +60,8 @@ def pack(entry: Entry) -> bytes:
 
 
 def unpack(packed: bytes, key: str | None = None) -> Entry:
-    """The entry of a file's content. Raises Damaged, also for an entry under another key than ``key``."""
-    body = _checked(packed)
+    """Return the entry of a file's content. Raises Damaged, also if it is not the entry of ``key``."""
+    body = _checked_body(packed)
     try:
         (size,) = _LENGTH.unpack_from(body)
         fields = json.loads(body[_LENGTH.size:_LENGTH.size + size])
@@ -75,17 +75,17 @@ def unpack(packed: bytes, key: str | None = None) -> Entry:
 
 
 def _digest(length: int, body: bytes | memoryview) -> bytes:
-    """Of all of a file but the digest itself."""
-    made = hashlib.sha256(HEADER.pack(MAGIC, FORMAT, 0, length, b"")[:_CHECKED])
-    made.update(body)
-    return made.digest()
+    """Return the digest of a file, over all of it but the digest itself."""
+    sha = hashlib.sha256(HEADER.pack(MAGIC, FORMAT, 0, length, b"")[:_CHECKED])
+    sha.update(body)
+    return sha.digest()
 
 
-def _checked(packed: bytes) -> bytes:
-    """The body of a file whose header fits it."""
+def _checked_body(packed: bytes) -> bytes:
+    """Return the body of a file. Raises Damaged if the header does not fit it."""
     if len(packed) < HEADER.size:
         raise Damaged(f"{len(packed)} bytes are no entry")
-    magic, version, nothing, length, digest = HEADER.unpack_from(packed)
+    magic, version, reserved, length, digest = HEADER.unpack_from(packed)
     if magic != MAGIC:
         raise Damaged("it is no entry of this cache")
     if version != FORMAT:
@@ -95,12 +95,13 @@ def _checked(packed: bytes) -> bytes:
         amount = f"{abs(missing)} byte{'s are' if abs(missing) > 1 else ' is'}"
         raise Damaged(f"{amount} missing" if missing > 0 else f"{amount} too many")
     body = packed[HEADER.size:]
-    if nothing or digest != _digest(length, body):
+    if reserved or digest != _digest(length, body):
         raise Damaged("its digest does not fit")
     return body
 
 
 def _blobs(sizes: Any, rest: bytes) -> dict[str, bytes]:
+    """Cut the blobs out of the bytes behind the JSON. Raises ValueError if their sizes do not add up."""
     blobs, start = {}, 0
     for name, size in sizes:
         if not isinstance(size, int) or not 0 <= size <= len(rest) - start:

@@ -1,8 +1,8 @@
-"""The integers of a region that are known when it runs: which its kernel takes as arguments, and of which sign.
+"""Integers of a region that are known only at run time: which its kernel takes as arguments, and their signs.
 
-Kernels compute with sizes as far as every executor's language does so as Python does: sums, products, extrema, and
-quotients and remainders of what is not negative. All else (``n // 2`` of an integer of any sign, ``ceil(1.5 * s)``,
-``abs(n)``) is computed once, by the function around the kernels, which is Python; the kernel is handed the result.
+Kernels compute with sizes where every executor's language agrees with Python: sums, products, extrema, and quotients and
+remainders of what is not negative. All else (``n // 2`` of an integer of any sign, ``ceil(1.5 * s)``, ``abs(n)``) is
+computed once, by the function around the kernels, which is Python; the kernel takes the result.
 
 Worked example: for ``x[:, : s77 // 2] * (n // 2)``, ``s77`` a size and ``n`` the user's integer, a kernel takes ``s0``,
 which is ``s77``, and ``n1``, which is ``n // 2``; in it there is ``s0 // 2``. Where torch has seen that ``n`` is negative,
@@ -29,7 +29,7 @@ _DIVISIONS = (FloorDiv, Mod, PythonMod, ModularIndexing)
 
 
 def sign_of_size(size: sympy.Expr, environment: ShapeEnv | None) -> str:
-    """What is known of a size's sign: by what it is made of, and by the range that torch guards."""
+    """Return POSITIVE, NONNEGATIVE or ANY for a size, by its expression and by the range that torch guards."""
     if size.is_positive:
         return POSITIVE
     low = sympy.S.NegativeInfinity if environment is None else environment.bound_sympy(size).lower
@@ -39,38 +39,38 @@ def sign_of_size(size: sympy.Expr, environment: ShapeEnv | None) -> str:
 
 
 def _signed(size: sympy.Expr, environment: ShapeEnv | None) -> tuple[sympy.Expr, str]:
-    """What a kernel is handed for a size, with its sign: the opposite of what is known to be negative."""
-    sign, opposite = sign_of_size(size, environment), sign_of_size(-size, environment)
-    return (-size, opposite) if sign == ANY and opposite != ANY else (size, sign)
+    """Return what a kernel takes for a size, with its sign: the size, or its negation if it is known to be negative."""
+    sign, negated_sign = sign_of_size(size, environment), sign_of_size(-size, environment)
+    return (-size, negated_sign) if sign == ANY and negated_sign != ANY else (size, sign)
 
 
 class Integers:
-    """Numbers the integers of a region in the order in which they are met."""
+    """Assigns symbols to the integers of a region, numbered in the order of first use."""
 
     def __init__(self, environment: ShapeEnv | None) -> None:
         self.environment = environment
-        self.symbols: dict[sympy.Expr, sympy.Symbol] = {}  # what kernels are handed, with what they call it
-        self._written: dict[sympy.Expr, sympy.Expr] = {}  # parts of sizes, over those symbols
+        self.symbols: dict[sympy.Expr, sympy.Symbol] = {}  # the kernel's arguments, with their symbols
+        self._replacements: dict[sympy.Expr, sympy.Expr] = {}  # parts of sizes, over those symbols
         self._sizes: dict[sympy.Expr, sympy.Expr] = {}  # whole sizes, over those symbols
 
     def named(self, size: Size) -> Size:
-        """A size over the symbols of the spec."""
+        """Return a size over the symbols of the spec."""
         if not isinstance(size, sympy.Expr):
             return size
         if size not in self._sizes:
-            self._sizes[size] = self._named(size)
+            self._sizes[size] = self._rename(size)
         return self._sizes[size]
 
-    def _named(self, size: sympy.Expr) -> sympy.Expr:
-        for one in sorted(set(self._arguments(size)), key=str):
-            if one not in self._written:
-                value, sign = _signed(one, self.environment)
+    def _rename(self, size: sympy.Expr) -> sympy.Expr:
+        for part in sorted(set(self._arguments(size)), key=str):
+            if part not in self._replacements:
+                value, sign = _signed(part, self.environment)
                 symbol = self.symbols.setdefault(value, symbol_of(f"{sign}{len(self.symbols)}"))
-                self._written[one] = symbol if value is one else -symbol
-        return size.xreplace(self._written)
+                self._replacements[part] = symbol if value is part else -symbol
+        return size.xreplace(self._replacements)
 
     def _arguments(self, size: sympy.Expr) -> Iterator[sympy.Expr]:
-        """The parts of a size that a kernel is handed: symbols, and what it could not compute from them."""
+        """Yield the parts of a size that a kernel takes as arguments: symbols, and what it could not compute from them."""
         if isinstance(size, sympy.Symbol) or not self._is_computed(size):
             yield size
             return
@@ -78,7 +78,7 @@ class Integers:
             yield from self._arguments(part)
 
     def _is_computed(self, size: sympy.Expr) -> bool:
-        """Whether kernels compute an expression from its parts."""
+        """Whether kernels can compute an expression from its parts."""
         if isinstance(size, sympy.Pow):
             return bool(size.exp.is_Integer and size.exp > 0)
         if isinstance(size, _DIVISIONS):

@@ -1,42 +1,38 @@
-"""Sizes, launches and workspaces as JSON can hold them. Sizes are read back by name and arguments: no text is evaluated.
+"""Conversion of sizes, launches and workspaces to JSON and back. Reading sizes back evaluates no text.
 
 Worked example: a grid of ``((s0 + 1023)//1024, 1, 1)`` becomes
-``[["FloorDiv", ["Add", 1023, "s0"], 1024], 1, 1]``, and that the same expression again.
+``[["FloorDiv", ["Add", 1023, "s0"], 1024], 1, 1]``, which is read back as the same expression.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
 from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch.utils._sympy import functions
 
 from dynafuse.ir import Launch, Size, Workspace
 from dynafuse.ops.symbols import symbol_of
 
 Symbols: TypeAlias = Callable[[str], sympy.Symbol]
-"""The symbol of a name: by default one of a spec, whose name says its sign."""
+"""Returns the symbol of a name: by default one of a spec, whose name says its sign."""
 
 
 class NoEntry(ValueError):
-    """What an entry cannot describe: it is not kept."""
+    """Raised for what no entry can describe; it is not stored."""
 
 
-@cache
-def _functions() -> Mapping[str, Callable[..., sympy.Expr]]:
-    """What sizes are made of."""
-    from torch.utils._sympy import functions
-
-    known: tuple[Any, ...] = (sympy.Add, sympy.Mul, sympy.Pow, functions.FloorDiv, functions.CleanDiv, functions.Mod,
-                              functions.PythonMod, functions.ModularIndexing, functions.Max, functions.Min)
-    return {function.__name__: function for function in known}
+_FUNCTIONS: Mapping[str, Callable[..., sympy.Expr]] = {function.__name__: function for function in (
+    sympy.Add, sympy.Mul, sympy.Pow, functions.FloorDiv, functions.CleanDiv, functions.Mod, functions.PythonMod,
+    functions.ModularIndexing, functions.Max, functions.Min)}
+"""The functions that sizes are made of."""
 
 
 def size_to_json(size: Size, symbols: Symbols = symbol_of) -> Any:
-    """A size over ``symbols``. Raises NoEntry for one that would not be read back as the same."""
+    """Convert a size over ``symbols``. Raises NoEntry for one that would not be read back as the same."""
     plain = _plain(size)
     if not isinstance(size, int) and _read_back(plain, symbols) != size:
         raise NoEntry(f"the size {size} is not the same when it is read back")
@@ -56,13 +52,13 @@ def _plain(size: Any) -> Any:
     if isinstance(size, sympy.Symbol):
         return str(size)
     name = type(size).__name__
-    if isinstance(size, sympy.Expr) and _functions().get(name) is type(size):
+    if isinstance(size, sympy.Expr) and _FUNCTIONS.get(name) is type(size):
         return [name, *map(_plain, size.args)]
     raise NoEntry(f"the size {size} is made of {name}")
 
 
 def size_from_json(plain: Any, symbols: Symbols = symbol_of) -> Size:
-    """The size that :func:`size_to_json` wrote."""
+    """Read the size that :func:`size_to_json` wrote."""
     return plain if isinstance(plain, int) else _expr(plain, symbols)
 
 
@@ -72,16 +68,16 @@ def _expr(plain: Any, symbols: Symbols) -> sympy.Expr:
     if isinstance(plain, str):
         return symbols(plain)
     name, *arguments = plain
-    return _functions()[name](*(_expr(one, symbols) for one in arguments))
+    return _FUNCTIONS[name](*(_expr(argument, symbols) for argument in arguments))
 
 
 def launch_to_json(launch: Launch) -> dict[str, Any]:
-    """A launch. Raises NoEntry."""
+    """Convert a launch. Raises NoEntry."""
     return {**asdict(launch), "grid": [size_to_json(size) for size in launch.grid], "unaligned": sorted(launch.unaligned)}
 
 
 def launch_from_json(plain: Mapping[str, Any]) -> Launch:
-    """The launch that :func:`launch_to_json` wrote."""
+    """Read the launch that :func:`launch_to_json` wrote."""
     x, y, z = map(size_from_json, plain["grid"])
     fields = {**plain, "grid": (x, y, z), "signature": _pairs(plain["signature"]),
               "constants": _pairs(plain["constants"]), "unaligned": frozenset(plain["unaligned"])}
@@ -93,14 +89,14 @@ def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
 
 
 def workspace_to_json(space: Workspace) -> list[Any]:
-    """A workspace. Raises NoEntry."""
+    """Convert a workspace. Raises NoEntry."""
     return [space.name, str(space.dtype)[6:], size_to_json(space.size)]
 
 
 def workspace_from_json(plain: Sequence[Any]) -> Workspace:
-    """The workspace that :func:`workspace_to_json` wrote."""
-    name, dtype, size = plain
-    found = getattr(torch, dtype)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{dtype!r} is no dtype")
-    return Workspace(name, found, size_from_json(size))
+    """Read the workspace that :func:`workspace_to_json` wrote."""
+    name, dtype_name, size = plain
+    dtype = getattr(torch, dtype_name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{dtype_name!r} is no dtype")
+    return Workspace(name, dtype, size_from_json(size))

@@ -1,14 +1,14 @@
-"""A lock between processes, on a file of its own: it ends with the process that holds it, however that ends.
+"""Locks between processes, each on a file of its own, which are released when their process ends, however it ends.
 
 Worked example::
 
-    held = Lock.take(Path("5f0c.lock"))      # None: another process, or another thread, has it
-    if held is not None:
+    lock = Lock.take(Path("5f0c.lock"))      # None: another process, or another thread, has it
+    if lock is not None:
         try: ...
-        finally: held.release()              # from any thread
+        finally: lock.release()              # from any thread
 
-``flock`` belongs to the open file, not to a thread: whoever compiled may release it. The file goes with its lock, so a
-lock counts only if its file still has its name.
+``flock`` belongs to the open file, not to a thread: any thread may release it. Releasing removes the file, so a lock
+counts only if its file still has its name.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pathlib import Path
 
 @dataclass
 class Lock:
-    """A lock that is held, or one that could not be had and locks nothing (``descriptor`` -1)."""
+    """A lock that this process holds; with ``descriptor`` -1 one without effect."""
 
     path: Path
     descriptor: int
 
     @classmethod
     def take(cls, path: Path) -> Lock | None:
-        """The lock, or None while somebody holds it. Raises OSError where files cannot be locked."""
+        """Take the lock; return None while somebody holds it. Raises OSError where files cannot be locked."""
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is(path, descriptor):
+                if _names(path, descriptor):
                     return cls(path, descriptor)
-                os.close(descriptor)  # its holder has removed it meanwhile: the name is another file's
+                os.close(descriptor)  # its holder removed it before we locked it: the path names another file now, or none
             except BlockingIOError:
                 os.close(descriptor)
                 return None
@@ -46,11 +46,11 @@ class Lock:
 
     @classmethod
     def none(cls, path: Path) -> Lock:
-        """A lock that locks nothing, for where there can be none."""
+        """Return a lock without effect, for where files cannot be locked."""
         return cls(path, -1)
 
     def release(self) -> None:
-        """Let others have it. Once is enough; more does no harm."""
+        """Release the lock. Further calls do nothing."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
             return
@@ -61,10 +61,10 @@ class Lock:
         os.close(descriptor)
 
 
-def _is(path: Path, descriptor: int) -> bool:
-    """Whether the path still names the open file."""
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether a path still names an open file."""
     try:
-        named = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return False
-    return os.path.samestat(named, os.fstat(descriptor))
+    return os.path.samestat(status, os.fstat(descriptor))

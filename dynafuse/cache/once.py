@@ -1,7 +1,7 @@
-"""From the disk, or made and then kept there: by one process, however many ask.
+"""Kernels from the disk, compiled by one process and stored there if they are missing, however many processes ask.
 
-Worked example: sixteen processes want the kernel of one key from an empty cache. One takes the key's lock and compiles;
-the others look every few milliseconds, and have it as soon as it is there. If that one dies, another compiles.
+Worked example: sixteen processes request the kernel of one key from an empty cache. One takes the key's lock and compiles;
+the others look every few milliseconds and read the kernel as soon as it is stored. If the first one dies, another compiles.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ T = TypeVar("T")
 
 POLL_S = 0.02
 PATIENCE_S = 120.0
-"""A process that holds a lock for longer hangs: the kernel is then compiled without it."""
+"""How long to wait for a lock: its process is then taken to hang, and the kernel is compiled without the lock."""
 
 
 @dataclass
 class Traffic:
-    """What the disk has been asked for by this process, and what was made instead."""
+    """Counts of this process's reads from the disk, and of the kernels that it compiled."""
 
     hits: int = 0
     misses: int = 0
     compiled: int = 0
     _lock: Mutex = field(default_factory=Mutex, repr=False)
 
-    def count(self, what: str) -> None:
-        """One more hit, miss or compiled kernel."""
+    def count(self, name: str) -> None:
+        """Add one to ``hits``, ``misses`` or ``compiled``."""
         with self._lock:
-            setattr(self, what, getattr(self, what) + 1)
+            setattr(self, name, getattr(self, name) + 1)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Set all counts to zero."""
         with self._lock:
             self.hits = self.misses = self.compiled = 0
 
 
 @dataclass(frozen=True)
 class Codec(Generic[K]):
-    """How a kernel becomes an entry and back. ``encode`` is None for a kernel that no entry can describe."""
+    """Conversion of kernels to entries and back. ``encode`` returns None for a kernel that no entry can describe."""
 
     encode: Callable[[K], Entry | None]
     decode: Callable[[Entry], K]
 
 
 @dataclass(frozen=True)
-class _Place(Generic[K]):
-    """Where a kernel is kept, as a disk whose failures are misses."""
+class _Slot(Generic[K]):
+    """The entry of one kernel on disk. Failures of the disk count as misses."""
 
     disk: Disk
     key: str
@@ -73,102 +73,111 @@ class _Place(Generic[K]):
         return self.guard.stage("kernels on disk", run, instead)
 
     def read(self) -> K | None:
-        """The kernel, or None."""
+        """Return the kernel, or None."""
         return self._stage(lambda: read(self.disk, self.key, self.codec.decode), lambda: None)
 
     def read_again(self) -> K | None:
-        """The kernel if somebody has kept it meanwhile."""
-        there = self._stage(lambda: self.disk.path(self.key).exists(), lambda: False)
-        return self.read() if there else None
+        """Return the kernel if another process has stored it meanwhile, else None."""
+        exists = self._stage(lambda: self.disk.path(self.key).exists(), lambda: False)
+        return self.read() if exists else None
 
     def lock(self) -> Lock | None:
-        """The lock of the key, None while another has it."""
+        """Take the lock of the key; return None while another holds it."""
         return self._stage(lambda: self.disk.lock(self.key), lambda: Lock.none(Path(self.key)))
 
-    def keep(self, kernel: K) -> None:
-        """Keep a kernel; one that cannot be kept is a kernel all the same."""
-        def keep() -> None:
+    def store(self, kernel: K) -> None:
+        """Store a kernel; one that cannot be stored can be used all the same."""
+        def store() -> None:
             entry = self.codec.encode(kernel)
             if entry is not None:
                 self.disk.write(entry)
 
-        attempted(keep, lambda error: log.warning("a kernel is not kept in the cache: %s", told(error)))
+        attempted(store, lambda error: log.warning("a kernel is not kept in the cache: %s", told(error)))
 
 
 def once(disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]], traffic: Traffic,
          guard: Guard = STRICT) -> Future[K]:
-    """The kernel under ``key``. ``make`` is called by one process at a time, and only if there is no entry."""
-    place = _Place(disk, key, codec, guard)
-    found = place.read()
-    if found is not None:
-        return _hit(found, traffic)
-    lock = place.lock()
+    """Return the kernel of a key, from the disk or made and stored.
+
+    Args:
+        disk: Where kernels are stored.
+        key: The kernel's key.
+        codec: How the kernel becomes an entry and back.
+        make: Compiles the kernel. It is called if there is no entry, by one process at a time.
+        traffic: Counts a hit or a miss.
+        guard: Says how far a failure of the disk reaches.
+    """
+    slot = _Slot(disk, key, codec, guard)
+    kernel = slot.read()
+    if kernel is not None:
+        return _hit(kernel, traffic)
+    lock = slot.lock()
     if lock is not None:
-        return _locked(lock, place, make, traffic)
-    later: Future[K] = Future()
-    threading.Thread(target=_wait, args=(later, place, make, traffic), daemon=True).start()
-    return later
+        return _make_locked(lock, slot, make, traffic)
+    awaited: Future[K] = Future()
+    threading.Thread(target=_wait, args=(awaited, slot, make, traffic), daemon=True).start()
+    return awaited
 
 
 def read(disk: Disk, key: str, decode: Callable[[Entry], K]) -> K | None:
-    """What an entry describes; None without an entry and, with a line of log, if it does not describe that."""
+    """Read and decode an entry; return None if there is none and, with a line of log, if it cannot be decoded."""
     entry = disk.read(key)
     if entry is None:
         return None
-    # Whatever a loader raises: what it should have been is made instead.
+    # Whatever a loader raises, the caller makes anew what the entry should have described.
     return attempted(lambda: decode(entry),
                      lambda error: log.warning("ignored %s in the kernel cache: %s", disk.path(key), told(error)))
 
 
 def _hit(kernel: K, traffic: Traffic) -> Future[K]:
     traffic.count("hits")
-    done: Future[K] = Future()
-    done.set_result(kernel)
-    return done
+    result: Future[K] = Future()
+    result.set_result(kernel)
+    return result
 
 
-def _locked(lock: Lock, place: _Place[K], make: Callable[[], Future[K]], traffic: Traffic) -> Future[K]:
-    """Make the kernel under a lock, unless somebody has done it meanwhile."""
-    found = place.read_again()
-    if found is not None:
+def _make_locked(lock: Lock, slot: _Slot[K], make: Callable[[], Future[K]], traffic: Traffic) -> Future[K]:
+    """Make and store the kernel under its lock, unless another process has stored it meanwhile; release the lock."""
+    kernel = slot.read_again()
+    if kernel is not None:
         lock.release()
-        return _hit(found, traffic)
+        return _hit(kernel, traffic)
     traffic.count("misses")
-    kept: Future[K] = Future()
+    stored: Future[K] = Future()
 
-    def keep(made: Future[K]) -> None:
-        error = made.exception()
+    def store(compiled: Future[K]) -> None:
+        error = compiled.exception()
         if error is None:
-            place.keep(made.result())
+            slot.store(compiled.result())
         lock.release()
         if error is not None:
-            kept.set_exception(error)
+            stored.set_exception(error)
         else:
-            kept.set_result(made.result())
+            stored.set_result(compiled.result())
 
     try:
-        making = make()
+        compiling = make()
     except BaseException:
         lock.release()
         raise
-    making.add_done_callback(keep)
-    return kept
+    compiling.add_done_callback(store)
+    return stored
 
 
-def _wait(later: Future[K], place: _Place[K], make: Callable[[], Future[K]], traffic: Traffic) -> None:
-    """Wait until the kernel is there, or until whoever makes it has given up."""
+def _wait(awaited: Future[K], slot: _Slot[K], make: Callable[[], Future[K]], traffic: Traffic) -> None:
+    """Wait for the lock of the kernel, then read what its holder has stored, or make the kernel."""
     try:
-        lock, began = place.lock(), time.monotonic()
+        lock, start = slot.lock(), time.monotonic()
         while lock is None:
-            if time.monotonic() - began > PATIENCE_S:
-                log.warning("compiled without waiting any longer for another process: %s", place.key)
-                lock = Lock.none(Path(place.key))
+            if time.monotonic() - start > PATIENCE_S:
+                log.warning("compiled without waiting any longer for another process: %s", slot.key)
+                lock = Lock.none(Path(slot.key))
                 break
             time.sleep(POLL_S)
-            lock = place.lock()
-        made = _locked(lock, place, make, traffic).result()
-    except BaseException as error:  # handed to whoever waits for the kernel
+            lock = slot.lock()
+        kernel = _make_locked(lock, slot, make, traffic).result()
+    except BaseException as error:  # raised again where the future is waited for
         with contextlib.suppress(Exception):
-            later.set_exception(error)
+            awaited.set_exception(error)
     else:
-        later.set_result(made)
+        awaited.set_result(kernel)

@@ -1,7 +1,7 @@
-"""Plans as JSON can hold them, and the graphs that they are made from, as text.
+"""Conversion of plans to JSON and back, and of the graphs that they are made from to text, which enters their keys.
 
-A plan is a function of the annotated graph and of what the planner is told besides. Its entry names nodes by their places in
-the graph, so it is read back onto an equal graph of another process, and nothing is grown or priced again.
+A plan is a function of the annotated graph and of the planner's other inputs. Its entry names nodes by their positions in
+the graph, so another process reads it onto an equal graph, and nothing is grown or priced again.
 
 Worked example: the plan of ``relu(x) + 1`` becomes ``{"steps": [{"name": "r0", "nodes": [1, 2], "inputs": [0], …}], …}``.
 """
@@ -39,42 +39,43 @@ KIND = "plan"
 LEAST_NODES = 64
 """Nodes of a graph from which its plan is kept: smaller ones are planned as fast as an entry is read."""
 
-TOLD = frozenset({int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout,
-                  torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool})
-"""Types of arguments whose text says all of them."""
+DESCRIBED_BY_TEXT = frozenset({
+    int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.SymInt, torch.SymFloat, torch.SymBool})
+"""Types of arguments that their text describes completely."""
 
 Line: TypeAlias = Callable[[Node], str]
-"""The line of the user's code that a node comes from."""
+"""Returns the line of the user's code that a node comes from."""
 
 
 def described(annotated: Annotated) -> str:
-    """All that the planner sees of an annotated graph, its nodes' names included, as text.
+    """Return all that the planner sees of an annotated graph, its nodes' names included, as text.
 
-    Raises NoEntry for a graph that no text describes: with a subgraph, or a row registered at run time.
+    Raises NoEntry for a graph that no text describes: one with a subgraph, or with a row registered at run time.
     """
     signs = " ".join(f"{name}:{sign_of_size(symbol, annotated.environment)}" for name, symbol in _symbols(annotated).items())
     return "\n".join([signs, *(_line(node, facts) for node, facts in annotated.facts.items())])
 
 
 def _symbols(annotated: Annotated) -> dict[str, sympy.Symbol]:
-    """The symbols that the sizes and numbers of a graph are made of, by name."""
+    """Return the symbols in the sizes and numbers of a graph, by name."""
     sizes: set[Any] = {size for facts in annotated.facts.values() if (tensor := facts.tensor) is not None
                        for size in (*tensor.shape, *tensor.stride)}
     values = (node.meta.get("val") for node in annotated.facts)
     sizes.update(value.node.expr for value in values if isinstance(value, torch.SymInt))
-    found = {symbol for size in sizes if isinstance(size, sympy.Expr) for symbol in size.free_symbols}
-    return {str(symbol): symbol for symbol in sorted(found, key=str)}
+    symbols = {symbol for size in sizes if isinstance(size, sympy.Expr) for symbol in size.free_symbols}
+    return {str(symbol): symbol for symbol in sorted(symbols, key=str)}
 
 
 def _line(node: Node, facts: Facts) -> str:
-    """All that the planner sees of a node."""
+    """Return all that the planner sees of a node. Raises NoEntry."""
     if facts.row is not None and not shipped(str(node.target)):
         raise NoEntry(f"the row of {node.target} was registered at run time")
-    found = facts.tensor
-    tensor = (found.shape, found.stride, found.dtype, found.device, found.hint) if found else None
+    tensor = facts.tensor
+    layout = (tensor.shape, tensor.stride, tensor.dtype, tensor.device, tensor.hint) if tensor else None
     _check(node.args)
     _check(node.kwargs)
-    return (f"{node.name} {node.op} {_target(node)} {node.args} {node.kwargs} {tensor} "
+    return (f"{node.name} {node.op} {_target(node)} {node.args} {node.kwargs} {layout} "
             f"{facts.role} {facts.reason!r} {facts.forced} {facts.fallback!r}")
 
 
@@ -88,12 +89,12 @@ def _target(node: Node) -> str:
 
 
 def _check(value: Any) -> None:
-    """Raises NoEntry for an argument that is more than its text."""
-    if isinstance(value, Node) or type(value) in TOLD:
+    """Check that text describes an argument. Raises NoEntry."""
+    if isinstance(value, Node) or type(value) in DESCRIBED_BY_TEXT:
         return
     if isinstance(value, (tuple, list)):
-        for one in value:
-            _check(one)
+        for item in value:
+            _check(item)
     elif isinstance(value, dict):
         _check(list(value.values()))
     else:
@@ -143,11 +144,11 @@ def key_of(annotated: Annotated, told: Sequence[object]) -> str | None:
     return digest_of(KIND, graph, repr(tuple(told)), sources.digest(sources.PLANNERS), *versions())
 
 
-# There ----------------------------------------------------------------------------------------------------------------
+# To JSON --------------------------------------------------------------------------------------------------------------
 
 
 def plan_to_json(plan: Plan, line: Line) -> dict[str, Any]:
-    """A plan. Raises NoEntry for one with a size that would not be read back as the same."""
+    """Convert a plan. Raises NoEntry for a size that would not be read back as the same."""
     place = {node: i for i, node in enumerate(plan.annotated.graph.nodes)}
     symbols = _symbols(plan.annotated).__getitem__
     steps = [_region_to_json(step, place, line, symbols) if isinstance(step, Region) else place[step] for step in plan.steps]
@@ -160,7 +161,7 @@ def _region_to_json(region: Region, place: Mapping[Node, int], line: Line, symbo
         return [place[node] for node in nodes]
 
     def by_place(dims: Mapping[Node, Dims]) -> list[Any]:
-        return [[place[node], one] for node, one in dims.items()]
+        return [[place[node], node_dims] for node, node_dims in dims.items()]
 
     decision, of_line = region.decision, {line(node): place[node] for node in reversed(region.nodes)}
     assert not decision.measured and decision.family is None, "what the planner left open"
@@ -183,11 +184,11 @@ def _option_to_json(option: Option) -> list[Any]:
     return [option.executor, option.device_us, option.host_us, [override.constant, override.above] if override else None]
 
 
-# And back -------------------------------------------------------------------------------------------------------------
+# From JSON ------------------------------------------------------------------------------------------------------------
 
 
 def plan_from_json(plain: Mapping[str, Any], annotated: Annotated, line: Line) -> Plan:
-    """The plan that :func:`plan_to_json` wrote, of an equal graph."""
+    """Read the plan that :func:`plan_to_json` wrote, onto an equal graph."""
     nodes = list(annotated.graph.nodes)
     symbols = _symbols(annotated).__getitem__
     steps = tuple(_region_from_json(s, nodes, line, symbols) if isinstance(s, dict) else nodes[s] for s in plain["steps"])

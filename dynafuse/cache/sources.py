@@ -1,4 +1,7 @@
-"""Digests of what writes kernels and plans: a changed checkout under an unchanged version must not find its old ones."""
+"""Digests of the sources that make kernels and plans: a changed checkout must not read what the old one has stored.
+
+Worked example: ``digest()`` enters the key of every kernel on disk, ``digest(PLANNERS)`` that of every plan.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WRITERS = ("ir", "ops", "lowering", "cache", "runtime")
-"""Files and folders of the package that decide what a kernel's text and its launches are, and how an entry is read."""
+"""Folders of the package that decide a kernel's text and launches, and how its entry is read."""
 
 PLANNERS = ("ir", "ops", "cost", "partition", "passes", "cache")
-"""Those that decide what a plan is, and how its entry is read."""
+"""Folders of the package that decide a plan, and how its entry is read."""
 
 
 @cache
 def digest(parts: tuple[str, ...] = WRITERS) -> str:
-    """Of the sources of this process, as they were when it first asked."""
+    """Return the digest of some parts of this package, as they were at the first call."""
     return digest_of(ROOT, parts)
 
 
 def digest_of(root: Path, parts: tuple[str, ...] = WRITERS) -> str:
-    """Of the sources in some files and folders of a package folder: their names and their content."""
-    made = hashlib.sha256()
+    """Return the digest of some files and folders below ``root``: of the names and contents of all Python files."""
+    sha = hashlib.sha256()
     for part in parts:
         path = root / part
         for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             content = source.read_bytes()
-            made.update(f"{source.relative_to(root).as_posix()} {len(content)}\n".encode())
-            made.update(content)
-    return made.hexdigest()
+            sha.update(f"{source.relative_to(root).as_posix()} {len(content)}\n".encode())
+            sha.update(content)
+    return sha.hexdigest()

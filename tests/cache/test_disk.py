@@ -98,8 +98,8 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
         os.utime(disk.path(key(number)), (number, number))
     assert disk.read(key(0)) is not None  # used just now
     disk.write(entry(10, 10_000))
-    left = {held.key for held in disk.held()}
-    assert sum(held.bytes for held in disk.held()) <= 0.9 * disk.limit
+    left = {file.key for file in disk.files()}
+    assert sum(file.bytes for file in disk.files()) <= 0.9 * disk.limit
     assert left == {key(n) for n in (0, 3, 4, 5, 6, 7, 8, 9, 10)}
 
 
@@ -107,19 +107,19 @@ def test_looking_for_an_entry_does_not_use_it(disk: Disk) -> None:
     assert not disk.has(key(1))
     disk.write(entry())
     os.utime(disk.path(key(1)), (5, 5))
-    assert disk.has(key(1)) and not disk.has(key(2)) and disk.held()[0].used == 5
+    assert disk.has(key(1)) and not disk.has(key(2)) and disk.files()[0].used == 5
 
 
 def test_looking_at_all_entries_uses_none(disk: Disk) -> None:
     disk.write(entry())
     os.utime(disk.path(key(1)), (5, 5))
     assert [found for _, found in disk.entries()] == [entry()]
-    assert disk.held()[0].used == 5
+    assert disk.files()[0].used == 5
 
 
 def test_an_entry_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "kernels", 1000)
-    assert not disk.write(entry(1, 2000)) and disk.write(entry(2)) and [held.key for held in disk.held()] == [key(2)]
+    assert not disk.write(entry(1, 2000)) and disk.write(entry(2)) and [file.key for file in disk.files()] == [key(2)]
 
 
 def test_old_remains_of_interrupted_writes_are_removed(disk: Disk) -> None:
@@ -374,7 +374,7 @@ def test_an_entry_that_cannot_be_loaded_is_compiled_anew(cached: Path, caplog: p
     """Sound by its digest, but not what a kernel needs."""
     run()
     kept = Disk(cached, MB)
-    (held,) = kept.held()
+    (held,) = kept.files()
     whole = kept.read(held.key)
     assert whole is not None
     worse = [replace(whole, blobs={}), replace(whole, kind="triton"), replace(whole, data={}),
@@ -520,9 +520,9 @@ def test_export_and_import(disk: Disk, tmp_path: Path) -> None:
     for number in range(3):
         disk.write(entry(number))
     file, other = tmp_path / "all.dynafuse", Disk(tmp_path / "other", MB)
-    assert archive.export(disk, file) == 3
+    assert archive.export_entries(disk, file) == 3
     other.write(entry(0))
-    assert str(archive.take_in(other, file)) == "2 taken in, 1 were there, 0 could not be used or kept"
+    assert str(archive.import_entries(other, file)) == "2 taken in, 1 were there, 0 could not be used or kept"
     assert [other.read(key(n)) for n in range(3)] == [entry(n) for n in range(3)]
 
 
@@ -531,8 +531,8 @@ def test_import_checks_every_entry(disk: Disk, tmp_path: Path) -> None:
     blobs = {key(1): good, key(2): good, key(3): good[:-1], "../x": good, key(4): pack(entry(4, 2 * MB))}
     file = tmp_path / "all.dynafuse"
     file.write_bytes(pack(Entry("archive", "", {}, blobs)))
-    assert archive.take_in(disk, file) == archive.Taken(1, 0, 4)
-    assert [held.key for held in disk.held()] == [key(1)]
+    assert archive.import_entries(disk, file) == archive.Imported(1, 0, 4)
+    assert [file.key for file in disk.files()] == [key(1)]
 
 
 @pytest.mark.parametrize("content", [b"", b"no cache at all" * 10, pack(entry(1)), pack(Entry("triton", "")),
@@ -540,11 +540,11 @@ def test_import_checks_every_entry(disk: Disk, tmp_path: Path) -> None:
 def test_what_is_no_export_is_refused(disk: Disk, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(CacheError, match="cannot import"):
-        archive.take_in(disk, tmp_path / "file")
+        archive.import_entries(disk, tmp_path / "file")
     with pytest.raises(CacheError, match="cannot import"):
-        archive.take_in(disk, tmp_path / "no such file")
+        archive.import_entries(disk, tmp_path / "no such file")
     with pytest.raises(CacheError, match="cannot export"):
-        archive.export(disk, tmp_path / "no such folder" / "file")
+        archive.export_entries(disk, tmp_path / "no such folder" / "file")
 
 
 def test_commands(cached: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_a_file_in_the_folder_s_place(tmp_path: Path, caplog: pytest.LogCaptureF
     (tmp_path / "kernels").write_text("a file")
     disk = Disk(tmp_path / "kernels", MB)
     works_without(disk)
-    assert disk.held() == [] and disk.clear() == 0 and disk.trim() == 0
+    assert disk.files() == [] and disk.clear() == 0 and disk.trim() == 0
     works_without(Disk(tmp_path / "kernels" / "below", MB))
     assert (tmp_path / "kernels").read_text() == "a file"
     assert 1 <= len(told(caplog)) <= 4
@@ -344,14 +344,14 @@ def test_processes_killed_at_any_moment_leave_a_usable_cache(tmp_path: Path, dic
             process.kill()
             process.wait()
         assert all(isinstance(found, Entry) for _, found in disk.entries())
-        left, written = disk.held(), written + len(disk.held())
+        left, written = disk.files(), written + len(disk.files())
         for held in dice.sample(left, len(left) // 2):
             held.path.unlink()  # so that there is something to write in every round
     assert written, "they were killed too early"
     last = subprocess.run([*command, *keys], env=environment(), capture_output=True, text=True, check=True, timeout=60)
     got, hits, misses = json.loads(last.stdout)
     assert got == [f"kernel {key}" for key in keys] and hits + misses == len(keys)
-    assert {held.key for held in disk.held()} == set(keys)
+    assert {file.key for file in disk.files()} == set(keys)
     for path in folder.iterdir():
         if path.name.endswith(".partial"):
             os.utime(path, (5, 5))
@@ -364,12 +364,12 @@ def test_entries_removed_while_they_are_read(disk: Disk) -> None:
     for number in range(50):
         disk.write(Entry("triton", f"{number:08x}", {}, {"s": b"x" * 1000}))
     other = Disk(disk.folder, 10_000)
-    held = disk.held()
+    held = disk.files()
     other.trim()
-    assert 0 < len(disk.held()) <= 10
+    assert 0 < len(disk.files()) <= 10
     found = [disk.read(one.key) for one in held]
-    assert sum(one is not None for one in found) == len(disk.held())
-    assert len(list(disk.entries())) == len(disk.held()) and other.clear() == sum(one is not None for one in found)
+    assert sum(one is not None for one in found) == len(disk.files())
+    assert len(list(disk.entries())) == len(disk.files()) and other.clear() == sum(one is not None for one in found)
 
 
 def test_the_limit_of_open_files_is_survived(disk: Disk) -> None:
