@@ -38,7 +38,7 @@ from dynafuse.passes.attention_masks import rewrite
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.joint import NotSplit, split_joint
 from dynafuse.passes.layers import take_apart
-from dynafuse.passes.rematerialize import Sides, kept
+from dynafuse.passes.rematerialize import Sides, saved_values
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.runtime import cuda_graphs, observers
 from dynafuse.runtime.catchable import catchable
@@ -156,7 +156,7 @@ def _cut(config: Config, forcing: Forcing, joint: GraphModule, sides: Sides) -> 
     with dynamo_timed("dynafuse.cut"):
         use, enabled, _ = executors_for(values_of(joint), config)
         annotated = annotate(joint, fused_device(use, enabled), forcing=allowing(forcing, use, enabled))
-        return kept(annotated, sides, device_of(values_of(joint), config))
+        return saved_values(annotated, sides, device_of(values_of(joint), config))
 
 
 def _dynamo_values(gm: GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:

@@ -1,8 +1,8 @@
-"""Rewrites of the Dynamo graph that need whole ops, before AOTAutograd picks their kernels.
+"""Recovery of constant attention masks in the Dynamo graph, before AOTAutograd picks kernels for attention.
 
-Attention masks that depend on no input are constants. One that keeps everything is dropped, one that is the causal
-triangle becomes ``is_causal=True``: then attention runs its causal kernel instead of reading a dense mask. Nothing is
-matched by name or form: the mask's subgraph is evaluated, and its value decides.
+A mask that depends on no input is a constant. One that keeps everything is dropped, one that is the causal triangle becomes
+``is_causal=True``: then attention runs its causal kernel instead of reading a dense mask. Nothing is matched by name or
+form: the mask's subgraph is evaluated, and its value decides.
 
 Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[None] <= arange(n)[:, None]))`` over static
 ``n`` becomes ``scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=True)``.
@@ -10,7 +10,7 @@ Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[Non
 
 from __future__ import annotations
 
-import functools
+import math
 from typing import Any
 
 import torch
@@ -23,35 +23,35 @@ ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "sc
 
 
 def rewrite(module: GraphModule) -> GraphModule:
-    """Run the rewrites, in place."""
+    """Run the rewrites of the Dynamo graph in place, and return the module."""
     recover_constant_masks(module)
     return module
 
 
 def recover_constant_masks(module: GraphModule) -> None:
-    """Replace constant attention masks by what they mean."""
+    """Replace constant attention masks by no mask, or by ``is_causal``, in place."""
     attentions = [n for n in module.graph.nodes if n.op == "call_function" and n.target in ATTENTION]
-    seen: dict[Node, str] = {}
+    meanings: dict[Node, str] = {}
     for node in attentions:
         arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
         mask = arguments.get("attn_mask")
         if not isinstance(mask, Node) or arguments.get("is_causal"):
             continue
-        if mask not in seen:
-            seen[mask] = _meaning(module, mask)
-        if seen[mask] != "other":
-            arguments |= {"attn_mask": None, "is_causal": seen[mask] == "causal"}
+        if mask not in meanings:
+            meanings[mask] = _meaning(module, mask)
+        if meanings[mask] != "other":
+            arguments |= {"attn_mask": None, "is_causal": meanings[mask] == "causal"}
             query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
             node.args, node.kwargs = (query, key, value), arguments
-    if any(meaning != "other" for meaning in seen.values()):
+    if any(meaning != "other" for meaning in meanings.values()):
         module.graph.eliminate_dead_code()
         module.recompile()
 
 
 def _meaning(module: GraphModule, mask: Node) -> str:
-    """``full``, ``causal`` or ``other``."""
+    """Return what a mask does: ``full`` keeps everything, ``causal`` is the triangle, ``other`` is all else."""
     shape = getattr(mask.meta.get("example_value"), "shape", ())
-    if not shape or not all(isinstance(s, int) for s in shape) or functools.reduce(int.__mul__, shape, 1) > LARGEST_MASK:
+    if not shape or not all(isinstance(s, int) for s in shape) or math.prod(shape) > LARGEST_MASK:
         return "other"
     constant = _constant(module, mask)
     if constant is None or constant.is_meta or constant.dtype is not torch.bool or constant.dim() < 2:
@@ -64,13 +64,13 @@ def _meaning(module: GraphModule, mask: Node) -> str:
 
 
 def _constant(module: GraphModule, node: Node) -> torch.Tensor | None:
-    """The value of a node that depends on no input, or None if it does or might."""
-    needed = _ancestors(node)
-    if needed is None:
+    """Return the value of a node; None if it depends on an input, or might."""
+    ancestors = _ancestors(node)
+    if ancestors is None:
         return None
     values: dict[Node, Any] = {}
     with torch.no_grad(), unset_fake_temporarily():
-        for ancestor in (n for n in module.graph.nodes if n in needed):
+        for ancestor in (n for n in module.graph.nodes if n in ancestors):
             args, kwargs = torch.fx.map_arg((ancestor.args, ancestor.kwargs), values.__getitem__)
             values[ancestor] = _call(ancestor, args, kwargs)
     value = values[node]
@@ -84,20 +84,20 @@ def _call(node: Node, args: Any, kwargs: Any) -> Any:
 
 
 def _ancestors(node: Node) -> set[Node] | None:
-    """All nodes that ``node`` is computed from; None if one is an input, is random, or is changed in place."""
-    found: set[Node] = set()
+    """Return the nodes that a node is computed from, itself included; None if one is an input, random or written to."""
+    ancestors: set[Node] = set()
     stack = [node]
     while stack:
         current = stack.pop()
-        if current in found:
+        if current in ancestors:
             continue
         if current.op not in ("call_function", "call_method") or not _pure(current):
             return None
         if any(not _pure(user) for user in current.users):
             return None
-        found.add(current)
+        ancestors.add(current)
         stack.extend(current.all_input_nodes)
-    return found
+    return ancestors
 
 
 IN_PLACE_OPERATORS = frozenset({
@@ -108,7 +108,7 @@ IMPURE = ("rand", "dropout", "bernoulli", "multinomial", "empty", "vmap", "batch
 
 
 def _pure(node: Node) -> bool:
-    """Whether calling it again gives the same and changes nothing, as far as its name tells; if in doubt, no."""
+    """Whether a call can be repeated without effects and with the same result, judged by its name; in doubt it cannot."""
     if getattr(node.target, "__module__", None) == "_operator":
         return node.target.__name__ not in IN_PLACE_OPERATORS  # type: ignore[union-attr]
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -1,8 +1,8 @@
-"""Tells casts that the user wrote from those that decompositions and autocast add.
+"""Separation of the casts that the user wrote from those that decompositions and autocast add.
 
-All of them arrive as ``prims.convert_element_type``. In eager a cast to 16 bits rounds; in a kernel, where values of 16 bits
-are held in 32, it need not, and the result is better for it. That is not so of a cast that the user asks for: it becomes
-``aten._to_copy``, whose row of the op table rounds. A cast in a backward is as the one in the forward that it comes from.
+All of them arrive as ``prims.convert_element_type``. In eager a cast to 16 bits rounds. In a kernel, where values of 16 bits
+are held in 32, it need not round, and the result is more exact. A cast that the user wrote has to round, though: it becomes
+``aten._to_copy``, whose row of the op table does. A cast in a backward is treated like its cast in the forward.
 
 Worked example: of ``softmax(x.half()).float()`` both casts become ``_to_copy``; those within ``softmax`` stay as they are.
 
@@ -24,10 +24,10 @@ from dynafuse.ops.literals import opmath
 aten, prims = torch.ops.aten, torch.ops.prims
 
 STACKS = ("source_fn_stack", "fwd_source_fn_stack")
-"""Where a node's metadata name the calls that it comes from: its own, or of a backward those of its forward."""
+"""The metadata that name the calls that a node comes from; in a backward, those of its forward."""
 
 CASTS = frozenset({str(aten._to_copy.default), str(prims.convert_element_type.default)})
-"""What a cast is in ATen before it is decomposed."""
+"""The ATen ops of casts, before decomposition."""
 
 WRITTEN = frozenset({
     "to", "type", "type_as", "half", "bfloat16", "float", "double", "bool", "byte", "char", "short", "int", "long",
@@ -37,7 +37,7 @@ WRITTEN = frozenset({
 
 
 def keep_written_casts(module: GraphModule) -> None:
-    """Make casts of their own kind of those that the user wrote, where it makes a difference."""
+    """Replace the casts that the user wrote by ``aten._to_copy`` in place, where rounding makes a difference."""
     for node in module.graph.nodes:
         if node.target is prims.convert_element_type.default and _matters(node) and is_written(node):
             source, dtype = node.args
@@ -45,9 +45,9 @@ def keep_written_casts(module: GraphModule) -> None:
 
 
 def is_written(node: Node) -> bool:
-    """Whether a cast is one that the user wrote."""
+    """Whether the user wrote a cast, by its metadata; a cast without metadata counts as written."""
     origin = node.meta.get("original_aten")
-    if origin is not None and str(origin) not in CASTS:  # it may be a copy of the op
+    if origin is not None and str(origin) not in CASTS:  # by text, for it may be a copy of the op
         return False
     stack = next((node.meta[name] for name in STACKS if node.meta.get(name)), None)
     return stack is None or _name(stack[-1][1]) in WRITTEN
@@ -58,6 +58,6 @@ def _name(function: object) -> str:
 
 
 def _matters(node: Node) -> bool:
-    """Whether a float of less than 32 bits takes part."""
-    source, made = node.all_input_nodes[0].meta["val"], node.meta["val"]
-    return made.dtype.is_floating_point and any(opmath(value.dtype) is not value.dtype for value in (source, made))
+    """Whether a cast to a float converts from or to fewer than 32 bits."""
+    source, result = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    return result.dtype.is_floating_point and any(opmath(value.dtype) is not value.dtype for value in (source, result))

@@ -1,8 +1,8 @@
-"""Memory layout of convolution nets: channels-last, when that is what their convolutions run in.
+"""Memory layout of convolution nets: channels-last, if their convolutions run in it.
 
-cuDNN's tensor-core kernels read channels-last; given anything else they transpose on the way in and out, for every
-convolution. torch's own heuristic (Inductor's) decides per graph. What the caller sees keeps eager's strides; tensors
-saved for the backward keep the new ones, and AOTAutograd is told so.
+cuDNN's tensor-core kernels read channels-last; in any other layout they transpose operands and results of every
+convolution. Inductor's heuristic decides per graph. Results that the caller sees keep eager's strides; tensors saved for
+the backward keep the new ones, and AOTAutograd is told these.
 
 Worked example: in ``relu(conv(conv(x)))`` the first convolution's input is copied to channels-last once, everything in
 between stays channels-last, and the result is copied back. The weight of a 1×1 convolution has the same memory in both
@@ -32,35 +32,38 @@ Strides = tuple[Any, ...]
 
 
 def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
-    """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides."""
-    others = strange_inputs(module, example_inputs) if kind == "backward" else {}
-    if not others and not convolutions(module):
+    """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides; in place.
+
+    ``kind`` is forward, backward or inference; ``example_inputs`` are the graph's inputs, real or fake.
+    """
+    restrided = restrided_inputs(module, example_inputs) if kind == "backward" else {}
+    if not restrided and not convolutions(module):
         return
     before = strides_of(module)
-    adopt(module, others, before)
+    adopt(module, restrided, before)
     moves = pays(kind, module)
     if moves:
         to_channels_last(module, before)
-    if moves or others:
+    if moves or restrided:
         restore_outputs(kind, module, before)
-        module.graph.eliminate_dead_code()  # copies and views that others took the place of
+        module.graph.eliminate_dead_code()  # copies and views that have been replaced
     if moves and kind == "forward":
         report_strides(module)
 
 
 def convolutions(module: GraphModule) -> list[Node]:
-    """The calls whose layout this is about."""
+    """Return the convolutions of a graph, those of a backward included."""
     return [node for node in module.graph.nodes if node.target in CONVOLUTIONS]
 
 
 def pays(kind: str, module: GraphModule) -> bool:
-    """Whether torch's heuristic would move this graph's convolutions to channels-last."""
-    found = convolutions(module)
-    if not found or not all(_may_move(n) for n in found):
+    """Whether Inductor's heuristic would move this graph's convolutions to channels-last."""
+    nodes = convolutions(module)
+    if not nodes or not all(_may_move(node) for node in nodes):
         return False
     if kind == "backward":  # its forward decided: follow the tensors that it saved
-        return any(_is_channels_last(a.meta["val"]) for n in found for a in _read(n))
-    from torch._inductor.graph import GraphLowering
+        return any(_is_channels_last(operand.meta["val"]) for node in nodes for operand in _operands(node))
+    from torch._inductor.graph import GraphLowering  # slow to import
 
     return bool(GraphLowering.decide_layout_opt(module, is_inference=kind == "inference"))
 
@@ -70,60 +73,59 @@ def _may_move(node: Node) -> bool:
     return value.dim() == 4 and value.is_cuda and all(isinstance(s, int) for s in value.shape)
 
 
-def _read(node: Node) -> list[Node]:
+def _operands(node: Node) -> list[Node]:
     return [a for i in CONVOLUTIONS[node.target] if isinstance(a := node.args[i], Node)]  # type: ignore[index]
 
 
 def _is_channels_last(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
-    only = value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
-    return bool(only)
+    return bool(value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous())
 
 
 # ---------------------------------------------------------------------- the change
 
 
 def to_channels_last(module: GraphModule, before: Mapping[Node, Strides]) -> None:
-    """Copy what convolutions read to channels-last, and let the new strides flow through the graph."""
+    """Copy what convolutions read to channels-last, and propagate the new strides through the graph."""
     copies: dict[Node, Node] = {}
     for node in convolutions(module):
         for i in CONVOLUTIONS[node.target]:  # type: ignore[index]
             source = node.args[i]
             if isinstance(source, Node) and source.meta["val"].dim() == 4:
                 if source not in copies:
-                    copies[source] = _laid_out(source, CHANNELS_LAST, _after(source))
+                    copies[source] = _in_order(source, CHANNELS_LAST, _after(source))
                 node.update_arg(i, copies[source])
     propagate(module, set(copies.values()), before)
     _drop_idle_copies(module, copies)
 
 
 def _after(source: Node) -> Node:
-    """The node after which ``source`` can be read: itself, or the last input if it is one."""
+    """Return the node behind which ``source`` can be read: itself, or the last input if it is an input."""
     place = source
     while place.op == "placeholder" and place.next.op == "placeholder":
         place = place.next
     return place
 
 
-def _laid_out(source: Node, order: Sequence[int], after: Node, share: bool = True) -> Node:
-    """``source`` densely in an order of its dimensions: a view if its elements lie so already and ``share``, else a copy."""
-    value, back = source.meta["val"], [order.index(dim) for dim in range(len(order))]
+def _in_order(source: Node, order: Sequence[int], after: Node, share: bool = True) -> Node:
+    """Return ``source`` dense in an order of its dimensions: a view if its memory is so and may be shared, else a copy."""
+    value, inverse = source.meta["val"], [order.index(dim) for dim in range(len(order))]
     if share and value.is_contiguous() and value.permute(order).is_contiguous():
-        flat = _called(after, aten.view.default, source, [value.numel()])
-        inside = _called(flat, aten.view.default, flat, [value.shape[dim] for dim in order])
-        return _called(inside, aten.permute.default, inside, back)
+        flat = _insert(after, aten.view.default, source, [value.numel()])
+        permuted = _insert(flat, aten.view.default, flat, [value.shape[dim] for dim in order])
+        return _insert(permuted, aten.permute.default, permuted, inverse)
     if order == CHANNELS_LAST:
-        return _called(after, aten.clone.default, source, memory_format=torch.channels_last)
+        return _insert(after, aten.clone.default, source, memory_format=torch.channels_last)
     if order == sorted(order):
-        return _called(after, aten.clone.default, source, memory_format=torch.contiguous_format)
-    turned = _called(after, aten.permute.default, source, order)
-    inside = _called(turned, aten.clone.default, turned, memory_format=torch.contiguous_format)
-    return _called(inside, aten.permute.default, inside, back)
+        return _insert(after, aten.clone.default, source, memory_format=torch.contiguous_format)
+    turned = _insert(after, aten.permute.default, source, order)
+    permuted = _insert(turned, aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return _insert(permuted, aten.permute.default, permuted, inverse)
 
 
-def _called(after: Node, target: Any, source: Node, *args: Any, **kwargs: Any) -> Node:
-    """A call on ``source``, behind another node, with its fake value."""
+def _insert(after: Node, target: Any, source: Node, *args: Any, **kwargs: Any) -> Node:
+    """Insert a call on ``source`` behind another node, with its fake value."""
     with after.graph.inserting_after(after):
         node = after.graph.call_function(target, (source, *args), kwargs)
     node.meta = {"val": _computed(node)}
@@ -131,13 +133,13 @@ def _called(after: Node, target: Any, source: Node, *args: Any, **kwargs: Any) -
 
 
 def _computed(node: Node) -> Any:
-    """The fake value of a call."""
+    """Return the fake value of a call."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _drop_idle_copies(module: GraphModule, copies: dict[Node, Node]) -> None:
-    """A source that became channels-last itself needs no copy."""
+    """Remove the copies of sources that have become channels-last themselves."""
     for source, copy in copies.items():
         if source.meta["val"].stride() == copy.meta["val"].stride():
             copy.replace_all_uses_with(source)
@@ -145,9 +147,9 @@ def _drop_idle_copies(module: GraphModule, copies: dict[Node, Node]) -> None:
 
 
 def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Strides]) -> None:
-    """Compute the fake values anew of what reads a tensor whose strides changed.
+    """Recompute the fake values of all that reads a tensor whose strides have ``changed``, to which they are added.
 
-    What reads the memory of one gets a copy that lies as ``before``.
+    Ops that address the memory of such a tensor get a copy with its strides of ``before``.
     """
     mode = detect_fake_mode([n.meta.get("val") for n in module.graph.nodes])
     assert mode is not None
@@ -167,12 +169,12 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
 
 
 def _evaluate(node: Node, changed: set[Node]) -> Any:
-    """The fake value of a call; a view that the new strides do not allow gets a contiguous copy to look at."""
+    """Return the fake value of a call; a view that the new strides do not allow becomes one of a contiguous copy."""
     try:
         return _computed(node)
     except (RuntimeError, ValueError):
         source = node.all_input_nodes[0]
-        copy = _called(_after(source), aten.clone.default, source, memory_format=torch.contiguous_format)
+        copy = _insert(_after(source), aten.clone.default, source, memory_format=torch.contiguous_format)
         changed.add(copy)
         node.replace_input_with(source, copy)
         return _computed(node)
@@ -188,49 +190,49 @@ def _strides_of(value: torch.Tensor) -> Strides:
     return tuple(s if isinstance(s, int) else s.node.expr for s in value.stride())
 
 
-# ---------------------------------------------------------------------- the strides of before
+# ---------------------------------------------------------------------- the original strides
 
 
 class Restored:
-    """Tensors with the strides of ``before`` again, those of views by the same views of what they look at."""
+    """Tensors with their strides of ``before`` restored; views are restored by the same views of their restored bases."""
 
     def __init__(self, before: Mapping[Node, Strides], may_share: Callable[[Node], bool]) -> None:
         self.before, self.may_share = before, may_share
         self.restored: dict[Node, Node] = {}
 
     def at(self, node: Node, after: Node) -> Node:
-        """``node`` if it has its strides and those of what it looks at, else another tensor, made behind ``after``."""
+        """Return ``node`` if it and its base have their strides of before, else a restored tensor behind ``after``."""
         if node not in self.restored:
-            self.restored[node] = self._again(node, after)
+            self.restored[node] = self._restore(node, after)
         return self.restored[node]
 
-    def _again(self, node: Node, after: Node) -> Node:
-        if node not in self.before:  # a copy that was made here stands for what it copies
+    def _restore(self, node: Node, after: Node) -> Node:
+        if node not in self.before:  # a copy that this pass has made
             return self.at(node.args[0], after)  # type: ignore[arg-type]
         if is_view(node):
             source = node.args[0]
             base = self.at(source, after)  # type: ignore[arg-type]
             if base is source:
                 return node
-            return _called(base, node.target, base, *node.args[1:], **node.kwargs)
+            return _insert(base, node.target, base, *node.args[1:], **node.kwargs)
         value = node.meta["val"]
         if _strides_of(value) == self.before[node]:
             return node
-        return _laid_out(node, _order(value, self.before[node]), after, share=self.may_share(node))
+        return _in_order(node, _order(value, self.before[node]), after, share=self.may_share(node))
 
 
-# ---------------------------------------------------------------------- the borders of the graph
+# ---------------------------------------------------------------------- inputs and outputs of the graph
 
 
-def strange_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, torch.Tensor]:
-    """The inputs of a backward that have got other strides from the forward than tracing knew, as they are."""
+def restrided_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, torch.Tensor]:
+    """Return the inputs of a backward to which the forward gives other strides than tracing knew, with their values."""
     placeholders = (node for node in module.graph.nodes if node.op == "placeholder")
     return {node: example for node, example in zip(placeholders, example_inputs, strict=True)
             if isinstance(example, torch.Tensor) and _layout(example) != _layout(node.meta["val"])}
 
 
 def adopt(module: GraphModule, inputs: Mapping[Node, torch.Tensor], before: Mapping[Node, Strides]) -> None:
-    """Take over the strides that inputs really have."""
+    """Adopt the strides that inputs really have, and propagate them."""
     for node, example in inputs.items():
         node.meta["val"] = example
     if inputs:
@@ -242,33 +244,33 @@ def _outputs(module: GraphModule) -> list[Any]:
 
 
 def strides_of(module: GraphModule) -> dict[Node, Strides]:
-    """The strides of every tensor of a graph, as tracing found them."""
+    """Return the strides of every strided tensor of a graph, as in the fake values."""
     values = ((node, node.meta.get("val")) for node in module.graph.nodes)
     return {node: _strides_of(value) for node, value in values
             if isinstance(value, torch.Tensor) and value.layout is torch.strided}
 
 
 def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Strides]) -> None:
-    """Give what the caller sees eager's strides again, and shared memory where eager's results share it.
+    """Restore eager's strides of the results that the caller sees, which share memory where eager's share it.
 
-    A forward's saved tensors are not seen.
+    Tensors that a forward saves for its backward are not seen.
     """
     outputs, after = _outputs(module), module.graph.output_node().prev
-    seen = _returned(len(outputs)) if kind == "forward" else len(outputs)
+    seen = _num_returned(len(outputs)) if kind == "forward" else len(outputs)
     restored = Restored(before, lambda node: _is_only(node, outputs))
-    known = (isinstance(output, Node) and output in before for output in outputs[:seen])
-    shown = [restored.at(output, after) if tensor else output for output, tensor in zip(outputs, known, strict=False)]
-    module.graph.output_node().args = ((*shown, *outputs[seen:]),)
+    is_tensor = [isinstance(output, Node) and output in before for output in outputs[:seen]]
+    results = [restored.at(output, after) if tensor else output for output, tensor in zip(outputs, is_tensor, strict=False)]
+    module.graph.output_node().args = ((*results, *outputs[seen:]),)
 
 
 def _is_only(output: Node, outputs: Sequence[Any]) -> bool:
-    """Whether the caller gets a tensor whose memory nothing else can reach: made here, returned once, read by nobody."""
+    """Whether only the caller can reach a result's memory: made in this graph, returned once, read by no other node."""
     maker = output.args[0] if output.target is operator.getitem else output
     return isinstance(maker, Node) and makes_memory(maker) and len(output.users) == 1 and outputs.count(output) == 1
 
 
 def _order(value: torch.Tensor, strides: Strides) -> list[int]:
-    """The dimensions from the outermost to the innermost under dense strides, which are those of eager's results."""
+    """Return the dimensions from the outermost to the innermost under dense strides, which eager's results have."""
     order = list(range(value.dim()))
     if value.dim() == 4 and strides == _strides_of(torch.empty_like(value, memory_format=torch.channels_last)):
         return CHANNELS_LAST
@@ -277,14 +279,15 @@ def _order(value: torch.Tensor, strides: Strides) -> list[int]:
     return sorted(order, key=lambda dim: -strides[dim]) if all(isinstance(stride, int) for stride in strides) else order
 
 
-def _returned(default: int) -> int:
+def _num_returned(default: int) -> int:
+    """Return how many results of a forward its caller sees: those before the saved tensors."""
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     return default if metadata is None else min(default, metadata.num_forward_returns)
 
 
 def report_strides(module: GraphModule) -> None:
-    """Tell AOTAutograd the strides of a forward's outputs, from which it traces the backward's inputs."""
+    """Report the strides of a forward's outputs to AOTAutograd, which traces the backward's inputs with them."""
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None and not context.output_strides:
         context.output_strides.extend(_reported(o) for o in _outputs(module))

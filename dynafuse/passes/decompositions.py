@@ -1,6 +1,6 @@
-"""Into which ops AOTAutograd decomposes: Inductor's table, less what is better kept whole.
+"""The decomposition table for AOTAutograd: Inductor's, without the ops that are better kept whole.
 
-Worked example: ``layer_norm`` arrives as ``var_mean``, ``sub``, ``rsqrt``, ``mul``; ``embedding`` has its backward whole.
+Worked example: ``layer_norm`` becomes ``var_mean``, ``sub``, ``rsqrt``, ``mul``; ``embedding``'s backward stays one op.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WHOLE = {
     aten.max_pool2d_with_indices: "its kernel reads each window once; its backward pairs with it",
     aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
     aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",
-    aten.frac: "what it rounds it also subtracts from: both as they are in 16 bits",
-    aten.sgn: "of 16 bits it looks at what is rounded to them",
+    aten.frac: "it subtracts its operand's rounded value: both have to be as they are in 16 bits",
+    aten.sgn: "in 16 bits it has to look at the rounded value",
     aten.soft_margin_loss_backward: "the decomposition subtracts nearly equal numbers",
     aten.max_pool2d_with_indices_backward: "pairs with the forward's int64 indices",
 }
-"""Ops that Inductor would decompose, with the reason why they stay whole here."""
+"""Ops that Inductor would decompose, with the reason why they are kept whole here."""
 
 DRAWN = (aten.bernoulli.default, aten.rrelu_with_noise_functional.default)
 """Ops whose decompositions draw other random numbers than they do, on a GPU or with older torch."""
@@ -38,8 +38,8 @@ DRAWN = (aten.bernoulli.default, aten.rrelu_with_noise_functional.default)
 
 @cache
 def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[..., Any]]:
-    """The decomposition table; with ``fallback_random`` ops that draw random numbers stay eager's own."""
-    from torch._inductor.decomposition import decompositions as plain
+    """Return the decomposition table; with ``fallback_random`` ops that draw random numbers stay eager's own."""
+    from torch._inductor.decomposition import decompositions as plain  # slow to import, and private to torch
     from torch._inductor.decomposition import fast_random_decomps
 
     table = dict(plain if fallback_random else fast_random_decomps())
@@ -55,32 +55,35 @@ def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[.
     return table
 
 
-def _cat(torchs: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor's own, which drops empty tensors and copies where all others are one, with eager's strides and dtype."""
+def _cat(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Inductor's decomposition, which drops empty tensors, with results in eager's strides and dtype."""
     def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-        made = torchs(tensors, dim)
-        if made is NotImplemented:
-            return made
+        result = decomposition(tensors, dim)
+        if result is NotImplemented:
+            return result
         formats = {suggest_memory_format(tensor) for tensor in tensors}
-        laid_out = made.contiguous(memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format)
-        return laid_out.to(reduce(torch.promote_types, (tensor.dtype for tensor in tensors)))
+        result = result.contiguous(memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format)
+        return result.to(reduce(torch.promote_types, (tensor.dtype for tensor in tensors)))
 
     return cat
 
 
-def _mish_backward(torchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Torch's own, in the input's dtype, as eager has it whatever the gradient's dtype is."""
+def _mish_backward(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return torch's decomposition with results in the input's dtype, as eager has them for any dtype of the gradient."""
     def mish_backward(grad_output: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
-        return torchs(grad_output, self).to(self.dtype)
+        return decomposition(grad_output, self).to(self.dtype)
 
     return mish_backward
 
 
-def _vector_norm(torchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Torch's own, of dimensions counted from the front: up to torch 2.11 it keeps one of size 1 counted from the end."""
+def _vector_norm(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return torch's decomposition, called with dimensions counted from the front.
+
+    Up to torch 2.11 it does not reduce a dimension of size 1 that is counted from the end.
+    """
     def vector_norm(x: torch.Tensor, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *,
                     dtype: torch.dtype | None = None) -> torch.Tensor:
         front = None if dim is None else [d % max(x.ndim, 1) for d in dim]
-        return torchs(x, ord, front, keepdim, dtype=dtype)
+        return decomposition(x, ord, front, keepdim, dtype=dtype)
 
     return vector_norm

@@ -1,16 +1,16 @@
-"""Makes one call of equal calls, where nobody can tell that there were two.
+"""Merging of equal calls, where nothing can tell that there were two.
 
 Two calls are equal if they call one op with the same operands and the same literals: ``0.0`` and ``-0.0`` differ, so do
-``1``, ``1.0`` and ``True``. They stay apart where a second call is more than the first one's value:
+``1``, ``1.0`` and ``True``. They are not merged where a second call is more than the first one's value:
 
-* ops whose result is not settled by their operands: random ones, memory that nobody has filled, and what is no op of torch's
-  own, of which nothing is known;
+* ops whose operands do not determine their result: random ones, uninitialized memory, and ops that are not torch's own, of
+  which nothing is known;
 * ops that write, and ops that read on different sides of one that writes;
-* ops whose result has a size or a value that only data tell: each has symbols of its own, which sizes further on name;
+* ops whose result has a size or a value that depends on data: each has symbols of its own, which later sizes contain;
 * values that share memory with what the graph returns: two results of the user's code are two tensors.
 
 Worked example: ``sigmoid`` of one value in the forward and again in the backward becomes one ``sigmoid``; of ``x[x > 1]``
-twice the comparison is made once, and both ``nonzero`` stay.
+twice one comparison is left, and both ``nonzero``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from dynafuse.ops import is_unfilled
 
-OWN = ("aten", "prims")
+TORCH_NAMESPACES = ("aten", "prims")
 PURE_MODULES = ("_operator", "math", "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.functions", "torch")
 
 
@@ -38,27 +38,27 @@ def merge_duplicates(graph: Graph) -> None:
     for node in list(graph.nodes):
         if writes(node):
             first.clear()
-        elif is_settled(node) and returned.isdisjoint(_memories([node])):
+        elif is_determined(node) and returned.isdisjoint(_memories([node])):
             other = first.setdefault(_call(node), node)
             if other is not node:
                 node.replace_all_uses_with(other)
                 graph.erase_node(node)
 
 
-def is_settled(node: Node) -> bool:
-    """Whether operands and literals settle a call's result, and calling it does nothing else."""
+def is_determined(node: Node) -> bool:
+    """Whether operands and literals determine a call's result, and the call has no other effect."""
     target = node.target
     if node.op != "call_function" or _new_symbols(node):
         return False
     if isinstance(target, torch._ops.OpOverload):
         is_random = torch.Tag.nondeterministic_seeded in target.tags
-        makes_nothing = not target._schema.returns or is_unfilled(target)
-        return target.namespace in OWN and not is_random and not makes_nothing
+        has_no_value = not target._schema.returns or is_unfilled(target)
+        return target.namespace in TORCH_NAMESPACES and not is_random and not has_no_value
     return getattr(target, "__module__", None) in PURE_MODULES  # arithmetic of sizes
 
 
 def writes(node: Node) -> bool:
-    """Whether a call may write into memory that was there before it."""
+    """Whether a call may write into memory that existed before it."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
@@ -66,11 +66,11 @@ def writes(node: Node) -> bool:
 
 
 def _new_symbols(node: Node) -> bool:
-    """Whether a result has symbols for what only data tell, which no operand has."""
+    """Whether a result has symbols for values that depend on data, which no operand has."""
     if node.target is operator.getitem:
-        return False  # they are its operand's
-    made = _unbacked(node)
-    return bool(made) and not made <= {symbol for operand in node.all_input_nodes for symbol in _unbacked(operand)}
+        return False  # its symbols are its operand's
+    symbols = _unbacked(node)
+    return bool(symbols) and not symbols <= {symbol for operand in node.all_input_nodes for symbol in _unbacked(operand)}
 
 
 def _unbacked(node: Node) -> set[Any]:
@@ -80,7 +80,7 @@ def _unbacked(node: Node) -> set[Any]:
 
 
 def _memories(nodes: list[Node]) -> Iterator[StorageWeakRef]:
-    """The memory of each tensor that has some."""
+    """Yield the memory of each tensor, sparse ones excepted."""
     for node in nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
@@ -91,11 +91,12 @@ def _memories(nodes: list[Node]) -> Iterator[StorageWeakRef]:
 
 
 def _call(node: Node) -> Hashable:
+    """Return a key of a call that equal calls alone share."""
     return node.target, _literal(node.args), _literal(tuple(sorted(node.kwargs.items())))
 
 
 def _literal(value: Any) -> Hashable:
-    """An argument as something that is equal for equal arguments only."""
+    """Return a key of an argument that equal arguments alone share."""
     if isinstance(value, (list, tuple)):
         return "sequence", *map(_literal, value)
     if isinstance(value, slice):

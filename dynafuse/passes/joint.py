@@ -1,7 +1,7 @@
-"""Splits a joint graph into forward and backward.
+"""Split of a joint graph into forward and backward.
 
-Random ops become seeds and counters first (torch's own pass), so that the backward draws a mask again instead of
-keeping it. What is kept and what is computed again is for torch's min-cut to say, or for the cost model (``cut.py``).
+Random ops become draws from a seed first (torch's own pass), so that the backward draws a mask again instead of keeping it.
+Torch's min-cut decides what the backward keeps, or with ``rematerialize="cost"`` the cost model (``rematerialize.py``).
 
 Worked example: the backward of ``dropout(relu(x))`` receives ``x`` and a seed, no mask.
 """
@@ -30,34 +30,43 @@ Cut = Callable[[GraphModule, Sides], list[Node]]
 
 
 class NotSplit(Exception):
-    """There is no forward and no backward that could be trusted."""
+    """Raised if a joint graph could not be split into a forward and a backward that can be trusted."""
 
 
 def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool, forcing: Forcing = NOTHING,
                 cut: Cut | None = None, guard: Guard = STRICT, **kwargs: Any) -> Any:
-    """The forward and the backward graph of a joint graph. ``cut`` says what the backward keeps, if not torch's min-cut.
+    """Return the forward and the backward graph of a joint graph, as AOTAutograd's ``partition_fn``.
 
-    Raises NotSplit if that has failed, and the ``guard`` does not raise the failure itself.
+    Args:
+        joint: The joint graph, which is changed.
+        joint_inputs: Its inputs, for torch's partitioner.
+        fallback_random: Whether random ops stay eager's own.
+        forcing: What the user has forced; random ops that are forced to eager stay.
+        cut: Returns the values that the backward keeps; without it, or if it fails, torch's min-cut does.
+        guard: Says how far a failure reaches: torch's default partition splits instead.
+        kwargs: What AOTAutograd passes on to torch's partitioner.
+
+    Raises NotSplit if the default partition fails too, unless the ``guard`` raises the failure itself.
     """
     before, results = Snapshot.of(joint), kwargs["num_fwd_outputs"]
 
-    def own() -> tuple[GraphModule, GraphModule]:
+    def min_cut() -> tuple[GraphModule, GraphModule]:
         if not fallback_random:
             replace_random(joint, forcing)
         keep_written_casts(joint)  # before equal casts are merged
         joint.graph.eliminate_dead_code()
         merge_duplicates(joint.graph)
-        own_merging = torch._functorch.config.patch(cse=False)
-        with own_merging, _cutting(joint, cut, guard) if cut else nullcontext():
+        merged_already = torch._functorch.config.patch(cse=False)
+        with merged_already, _cutting(joint, cut, guard) if cut else nullcontext():
             return partitioners.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **kwargs)
 
-    def torchs() -> tuple[GraphModule, GraphModule]:
-        again = before.restored()
-        keep_written_casts(again)
-        return partitioners.default_partition(again, joint_inputs, **kwargs)
+    def default() -> tuple[GraphModule, GraphModule]:
+        restored = before.restored()
+        keep_written_casts(restored)
+        return partitioners.default_partition(restored, joint_inputs, **kwargs)
 
     split = "split into forward and backward"
-    forward, backward = guard.stage(split, own, lambda: guard.stage(split, torchs, _not_split))
+    forward, backward = guard.stage(split, min_cut, lambda: guard.stage(split, default, _not_split))
     guard.stage("inputs saved for the backward", lambda: save_before_overwriting(forward, backward, results), _not_split)
     return forward, backward
 
@@ -68,39 +77,40 @@ def _not_split() -> NoReturn:
 
 @contextmanager
 def _cutting(joint: GraphModule, cut: Cut, guard: Guard) -> Iterator[None]:
-    """Have torch's partitioner ask ``cut`` what is kept; all else it does stays in force, a memory budget too.
+    """Have torch's partitioner keep what ``cut`` returns, unless the user has set a memory budget.
 
-    It has no argument for that.
+    The partitioner has no argument for this, so its function is replaced inside the block.
     """
-    torchs = partitioners.choose_saved_values_set
+    original = partitioners.choose_saved_values_set
 
-    def chosen(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
+    def choose(joint_graph: Graph, node_info: Any, memory_budget: float = 1) -> list[Node]:
         def torchs_choice() -> list[Node]:
-            found: list[Node] = torchs(joint_graph, node_info, memory_budget)
-            return found
+            saved: list[Node] = original(joint_graph, node_info, memory_budget)
+            return saved
 
         if memory_budget != 1:
             return torchs_choice()
         return guard.stage("what the backward keeps", lambda: cut(joint, node_info), torchs_choice)
 
-    partitioners.choose_saved_values_set = chosen
+    partitioners.choose_saved_values_set = choose
     try:
         yield
     finally:
-        partitioners.choose_saved_values_set = torchs
+        partitioners.choose_saved_values_set = original
 
 
 def replace_random(module: GraphModule, forcing: Forcing = NOTHING) -> None:
-    """Replace random ops by draws from a seed and a counter, but for those that are forced to eager.
+    """Replace random ops by draws from a seed, except those that are forced to eager.
 
-    Run eager, a draw from a seed would not be the same in the backward.
+    Eager runs the op itself: a draw from a seed would not be the same in the backward.
     """
+    # Inductor is slow to import, and its passes are private.
     from torch._inductor.fx_passes.replace_random import replace_random_passes
     from torch._inductor.virtualized import V
 
     values = [node.meta.get("val") for node in module.graph.nodes]
-    kept = [node for node in forcing.forced_to_eager(module.graph) if _is_random(node)]
-    with _out_of_sight(kept), V.set_fake_mode(detect_fake_mode(values)):  # where the pass makes the values of the seeds
+    forced = [node for node in forcing.forced_to_eager(module.graph) if _is_random(node)]
+    with _hidden(forced), V.set_fake_mode(detect_fake_mode(values)):  # the mode in which the pass makes the seeds' values
         if replace_random_passes(module):
             module.recompile()
 
@@ -110,11 +120,11 @@ def _is_random(node: Node) -> bool:
 
 
 @contextmanager
-def _out_of_sight(nodes: Sequence[Node]) -> Iterator[None]:
-    """Give nodes a target that no pattern matches, for a while."""
+def _hidden(nodes: Sequence[Node]) -> Iterator[None]:
+    """Give nodes a target that no pattern matches, inside the block."""
     targets = [node.target for node in nodes]
     for node in nodes:
-        node.target = _out_of_sight
+        node.target = _hidden
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
-"""Clean-ups of an ATen graph before it is partitioned; each leaves a graph that computes the same.
+"""Normalization of an ATen graph before it is partitioned; each step leaves a graph that computes the same.
 
-In order: casts that the user wrote become an op of their own, outputs of multi-output ops too (``var_mean(x)[1]`` is
-``mean(x)``), batches of one matrix product become that product, ops that do nothing go, equal calls are merged, dead code
-goes.
+In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
+(``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; ops that do nothing are removed;
+equal calls are merged; dead code is removed.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -26,15 +26,15 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
-NOTHING = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
+NOOPS = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
 SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default}
 
 
 def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
-    """Run the clean-ups in order; the module's graph is changed in place.
+    """Run all steps in order on the module's graph, in place, and return the module.
 
-    ``merge_equal=False`` leaves out the merging of equal calls: for forward and backward it was done in their joint graph.
-    The module's own Python code is left stale: nothing calls it.
+    ``merge_equal=False`` leaves out the merging of equal calls: of forward and backward it was done in their joint graph.
+    The module's Python code is left stale, because nothing calls it.
     """
     keep_written_casts(module)
     dissolve_multiple_outputs(module)
@@ -48,16 +48,16 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
 
 
 def dissolve_multiple_outputs(module: GraphModule) -> None:
-    """Replace each ``getitem`` of an op whose outputs can be made one by one."""
+    """Replace each ``getitem`` of an op whose outputs can be computed one by one."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], Node):
-            rewrite = _piece(node.args[0], node.args[1])
+            rewrite = _single_output(node.args[0], node.args[1])
             if rewrite is not None:
                 _replace(node, *rewrite)
 
 
-def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """The call that makes output ``position`` of ``source`` alone."""
+def _single_output(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """Return the call that computes output ``position`` of ``source`` alone; None if there is none."""
     target = source.target
     if target in SPLITS:
         args = arguments(source)
@@ -75,7 +75,7 @@ def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, 
         if position == 0:
             return value.default, (args["self"], [args["dim"]], args["keepdim"])
         if args["self"].meta["val"].dtype is torch.bool:
-            return None  # eager, to which any op may fall, has no position alone of bools
+            return None  # any op may fall back to eager, which has no argmax of bools
         return index.default, (args["self"], args["dim"], args["keepdim"])
     if target is aten.max_pool2d_with_indices.default and all(user.args[1:] == (0,) for user in source.users):
         return aten.max_pool2d.default, tuple(arguments(source).values())
@@ -83,7 +83,7 @@ def _piece(source: Node, position: Any) -> tuple[Callable[..., Any], tuple[Any, 
 
 
 def _ends(split: Node, args: dict[str, Any], position: int) -> tuple[int | Node, int | Node]:
-    """Where a piece of a split starts and ends."""
+    """Return where a piece of a split starts and ends."""
     if "split_sizes" in args:
         start: int | Node = 0
         for size in args["split_sizes"][:position]:
@@ -96,21 +96,21 @@ def _ends(split: Node, args: dict[str, Any], position: int) -> tuple[int | Node,
 
 
 def _computed(origin: Node, function: Callable[[Any, Any], Any], left: int | Node, right: int | Node) -> int | Node:
-    """A sum or product; where it is known at run time only, a node before ``origin`` that computes it."""
+    """Return a sum or product, as a number or as a node before ``origin`` that computes it at run time."""
     if left == (0 if function is operator.add else 1):
         return right
-    made = function(*(side.meta["val"] if isinstance(side, Node) else side for side in (left, right)))
-    expr = _expr(made)
+    value = function(*(side.meta["val"] if isinstance(side, Node) else side for side in (left, right)))
+    expr = _expr(value)
     if isinstance(expr, int) or expr.is_Integer:
         return int(expr)
     with origin.graph.inserting_before(origin):
         node = origin.graph.call_function(function, (left, right))
-    node.meta = {"val": made}
+    node.meta = {"val": value}
     return node
 
 
 def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Put a call of ``target`` in the place of ``node``, with the metadata of ``node``."""
+    """Replace a node by a call of ``target`` with the same metadata."""
     kwargs: dict[str, Any] = {}
     if target is aten.var.correction:
         source = arguments(node.args[0])  # type: ignore[arg-type]
@@ -123,23 +123,23 @@ def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> N
 
 
 def unbatch(module: GraphModule) -> None:
-    """Make plain products of batches of one: the views around them cost nothing, and ``mm`` has less to do per call."""
+    """Replace batches of one matrix product by ``mm`` with views around it, which launches faster."""
     for node in list(module.graph.nodes):
         if node.target is not aten.bmm.default or not _is_one(node.meta["val"].shape[0]):
             continue
         with node.graph.inserting_before(node):
-            left, right = (_derived(node, aten.squeeze.dim, (operand, 0)) for operand in node.args)
-            product = _derived(node, aten.mm.default, (left, right))
+            left, right = (_insert(node, aten.squeeze.dim, (operand, 0)) for operand in node.args)
+            product = _insert(node, aten.mm.default, (left, right))
         _replace(node, aten.unsqueeze.default, (product, 0))
 
 
 def _is_one(size: int | torch.SymInt) -> bool:
-    """Whether a size is one for certain; asking a symbol would make a guard, or fail where it depends on data."""
+    """Whether a size is the number 1. A symbol is not asked: that would guard, or fail where it depends on data."""
     return isinstance(size, int) and size == 1
 
 
-def _derived(origin: Node, target: Any, args: tuple[Any, ...]) -> Node:
-    """A new call in the place of ``origin``, with its metadata and an example of its own."""
+def _insert(origin: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    """Insert a call with the metadata of ``origin``, except its own fake value."""
     new = origin.graph.call_function(target, args)
     values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
     new.meta = dict(origin.meta) | {"val": target(*values)}
@@ -147,10 +147,10 @@ def _derived(origin: Node, target: Any, args: tuple[Any, ...]) -> Node:
 
 
 def settle_strides(module: GraphModule) -> None:
-    """Give results of their own memory contiguous strides where tracing says that elements share memory.
+    """Give results that own their memory contiguous strides where tracing reports that elements overlap.
 
-    Tracing some ops on expanded tensors reports the operand's zero strides, but a result in memory of its own has a place
-    for every element.
+    Tracing some ops on expanded tensors reports the operand's zero strides, although the result has memory for every
+    element.
     """
     for node in module.graph.nodes:
         value = node.meta.get("val")
@@ -161,15 +161,16 @@ def settle_strides(module: GraphModule) -> None:
 def _overlaps(value: torch.Tensor) -> bool:
     if value.layout is not torch.strided:
         return False
-    steps = zip(value.shape, value.stride(), strict=True)
-    return any(isinstance(t, int) and t == 0 and not (isinstance(s, int) and s < 2) for s, t in steps)
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return any(isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size < 2)
+               for size, stride in pairs)
 
 
 def remove_noops(module: GraphModule) -> None:
-    """Drop aliases, views that change nothing or undo others, casts to the same dtype, scatters that put nothing or all.
+    """Remove aliases, views that change nothing or undo others, casts to the same dtype, scatters of nothing or of all.
 
-    One that is returned stays when it wraps an input, since an output that *is* an input has another meaning to its caller,
-    or when it, or what a returned view looks into, has memory of its own.
+    A no-op stays if it is returned and reads an input, because an output that *is* an input means something else to the
+    caller; and if it makes memory of its own that is returned, itself or through a view.
     """
     output = module.graph.output_node()
     moved: set[Node] = set()
@@ -194,7 +195,7 @@ def _returned(node: Node) -> bool:
 
 
 def place_views(module: GraphModule, sources: set[Node]) -> None:
-    """Compute the fake values anew of all views of tensors that stand for others now, whose memory begins elsewhere."""
+    """Recompute the fake values of all views of ``sources``, which have replaced tensors whose memory began elsewhere."""
     mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
     moved = set(sources)
     for node in module.graph.nodes:
@@ -206,55 +207,55 @@ def place_views(module: GraphModule, sources: set[Node]) -> None:
 
 
 def _same_as(node: Node) -> Node | None:
-    """An argument that a call's result equals, strides included."""
+    """Return an argument that a call's result equals, strides included; None if there is none."""
     source = node.args[0] if node.op == "call_function" and node.args else None
     if not isinstance(source, Node):
         return None
     if node.target is aten.slice_scatter.default:
         return _scattered(node)
-    before, after = source.meta.get("val"), node.meta.get("val")
-    if not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)):
+    operand, result = source.meta.get("val"), node.meta.get("val")
+    if not (isinstance(operand, torch.Tensor) and isinstance(result, torch.Tensor)):
         return None
-    if node.target in NOTHING:
+    if node.target in NOOPS:
         return source
-    if node.target in SAME_SHAPE and _same_place(before, after):
+    if node.target in SAME_SHAPE and _same_layout(operand, result):
         return source
     if is_view(node):
-        return _undone(source, after)
+        return _undone(source, result)
     if node.target is prims.convert_element_type.default:
-        return source if before.dtype == after.dtype else None
-    first_power = node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and before.dtype == after.dtype
+        return source if operand.dtype == result.dtype else None
+    first_power = node.target is aten.pow.Tensor_Scalar and node.args[1] == 1 and operand.dtype == result.dtype
     return source if first_power else None
 
 
 def _undone(view: Node, value: torch.Tensor) -> Node | None:
-    """What a chain of views began with, if ``value`` at its end is the same view of the same memory."""
+    """Return a tensor that a chain of views starts from, if ``value`` at its end is the same view of the same memory."""
     while is_view(view) and isinstance(view.args[0], Node):
         view = view.args[0]
-        before = view.meta.get("val")
-        if isinstance(before, torch.Tensor) and _reads_alike(before, value):
+        start = view.meta.get("val")
+        if isinstance(start, torch.Tensor) and _reads_alike(start, value):
             return view
     return None
 
 
 def _reads_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two views of one memory have the same elements at the same places."""
+    """Whether two views of one memory have the same elements at the same indices."""
     offsets = [_expr(value.storage_offset()) for value in (left, right)]
     lazy = [(value.dtype, value.is_conj(), value.is_neg()) for value in (left, right)]
-    return offsets[0] == offsets[1] and lazy[0] == lazy[1] and _same_place(left, right)
+    return offsets[0] == offsets[1] and lazy[0] == lazy[1] and _same_layout(left, right)
 
 
 def _scattered(node: Node) -> Node | None:
-    """Nothing put into a tensor leaves that tensor; a slice as large as the tensor leaves the slice."""
+    """Return what a ``slice_scatter`` equals: its tensor if nothing is put into it, the slice if that replaces all of it."""
     args = arguments(node)
     into, piece = args["self"], args["src"]
-    after, put = node.meta["val"], piece.meta["val"]
-    if isinstance(put.numel(), int) and put.numel() == 0:
-        return into if _same_place(into.meta["val"], after) else None
-    return piece if put.dtype == after.dtype and _same_place(put, after) else None
+    result, slice_value = node.meta["val"], piece.meta["val"]
+    if isinstance(slice_value.numel(), int) and slice_value.numel() == 0:
+        return into if _same_layout(into.meta["val"], result) else None
+    return piece if slice_value.dtype == result.dtype and _same_layout(slice_value, result) else None
 
 
-def _same_place(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
     return _same(left.shape, right.shape) and _same(left.stride(), right.stride())
 
 

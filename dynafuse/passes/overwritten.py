@@ -1,11 +1,11 @@
-"""What a forward writes into its inputs, and what its backward still needs of them.
+"""Inputs that a forward overwrites and whose old values its backward needs.
 
-Torch's min-cut hands an input itself to the backward, although the forward overwrites it at its end. Two things may be
-wanted of such an input, and they are not the same memory: what it held before, which the backward computes with, and the
-input itself, which the backward writes into as well.
+Torch's min-cut passes an input itself to the backward, although the forward overwrites it at its end. The backward may need
+two things of such an input, which are not the same memory: its old values, to compute with, and the input itself, to write
+into it as well.
 
-Worked example: ``y = total * x; total += 1`` is given to the backward as a copy of the old ``total``. Where a backward says
-``total += 1``, it is given ``total`` too.
+Worked example: of ``y = total * x; total += 1`` the backward gets a copy of the old ``total``. If the backward itself runs
+``total += 1``, it gets ``total`` too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dynafuse.ops.overloads import COPIES_INTO
 
 aten = torch.ops.aten
 NO_VERSION = "saved_tensor_with_no_vc_check"
-"""Torch's mark of what autograd hands on without a look at its version; such tensors are the last that are saved."""
+"""Torch's mark of saved tensors whose version autograd does not check; they are the last that are saved."""
 
 
 def save_before_overwriting(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """Have the backward get a copy of an input that the forward overwrites, or torch after it, where it asks for old values.
+    """Pass the backward copies of the inputs that the forward, or torch after it, overwrites, where it reads old values.
 
-    What the backward itself overwrites it gets too, and what it wants of that through a view is a copy. ``results`` is the
-    number of outputs in front of what is saved.
+    Inputs that the backward itself overwrites are passed too, and those that it reads through a view as copies.
+    ``results`` is the number of the forward's outputs before the saved ones. Changes both graphs.
     """
     overwritten = _overwritten(forward)
     output = forward.graph.output_node()
@@ -42,22 +42,22 @@ def save_before_overwriting(forward: GraphModule, backward: GraphModule, results
         *views, source = _viewed(values[position])
         if source not in overwritten and not (views and source in written_back):
             continue
-        old = [user for user in given.users if not _only_writes(user, given)]
-        if len(old) == len(given.users):
+        readers = [user for user in given.users if not _only_writes(user, given)]
+        if len(readers) == len(given.users):
             values[position] = copies.viewed(source, views)
-        elif old:
+        elif readers:
             values.insert(position, copies.viewed(source, views))
-            _describe_again(output, position)
-            _read_apart(given, old)
+            _repeat_description(output, position)
+            _read_old_values(given, readers)
     output.args = (tuple(values),)
     forward.recompile()
     backward.recompile()
 
 
 def _overwritten(forward: GraphModule) -> set[Node]:
-    """The inputs that the forward overwrites at its end, and those that torch overwrites with what it returns.
+    """Return the inputs that the forward overwrites at its end, and those that torch overwrites with what it returns.
 
-    Torch does so itself where autograd has to see it, and would then refuse the input's old values to the backward.
+    Torch does so where autograd has to see the write, and autograd then refuses the input's old values to the backward.
     """
     inside = {node.args[0] for node in forward.graph.nodes if node.target is COPIES_INTO}
     described = forward.graph.output_node().meta.get("desc") or ()
@@ -66,7 +66,7 @@ def _overwritten(forward: GraphModule) -> set[Node]:
 
 
 def _saved(values: Sequence[Any], results: int, backward: GraphModule) -> list[tuple[int, Node]]:
-    """Where the forward returns each saved tensor, and the backward's input that it becomes.
+    """Return the position of each saved tensor in the forward's outputs, and the backward's input that it becomes.
 
     The forward returns tensors first and numbers last, the backward takes numbers first.
     """
@@ -77,28 +77,28 @@ def _saved(values: Sequence[Any], results: int, backward: GraphModule) -> list[t
 
 
 def _only_writes(user: Node, given: Node) -> bool:
-    """Whether a user of an input overwrites it without a look at what it holds."""
+    """Whether a user of an input overwrites it without reading it."""
     return user.target is COPIES_INTO and user.args[0] is given and user.args[1] is not given
 
 
 def _viewed(node: Node) -> list[Node]:
-    """A value, what it is a view of, and so on up to what has the memory."""
+    """Return a value, its base, and so on up to the tensor that owns the memory."""
     chain = [node]
     while shares_memory(chain[-1]):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
     return chain
 
 
-def _describe_again(output: Node, position: int) -> None:
-    """Give one more result of a graph the description of the one whose place it takes."""
+def _repeat_description(output: Node, position: int) -> None:
+    """Give a result that is inserted at ``position`` the description of the one that was there."""
     for key in ("desc", "output_stack_traces"):
         if output.meta.get(key):
             described = list(output.meta[key])
             output.meta[key] = [*described[:position], *described[position:position + 1], *described[position:]]
 
 
-def _read_apart(given: Node, readers: Sequence[Node]) -> None:
-    """Have some users of an input read another one, in front of it."""
+def _read_old_values(given: Node, readers: Sequence[Node]) -> None:
+    """Insert an input before another, and have the readers of that one read it instead."""
     with given.graph.inserting_before(given):
         old = given.graph.placeholder(f"{given.name}_before")
     old.meta = dict(given.meta)
@@ -107,15 +107,15 @@ def _read_apart(given: Node, readers: Sequence[Node]) -> None:
 
 
 class Copies:
-    """Copies of a forward's inputs, made before anything is overwritten, each once."""
+    """Copies of a forward's inputs, one of each, made before anything is overwritten."""
 
     def __init__(self, forward: GraphModule) -> None:
         self.graph = forward.graph
         self._first = next(node for node in forward.graph.nodes if node.op not in ("placeholder", "get_attr"))
-        self._made: dict[Node, Node] = {}
+        self._copies: dict[Node, Node] = {}
 
     def viewed(self, source: Node, views: Sequence[Node]) -> Node:
-        """Views, the outermost first, of a copy of an input instead of the input."""
+        """Return ``views`` of an input, the outermost first, over a copy of the input."""
         node = self._copy(source)
         with self.graph.inserting_before(self.graph.output_node()):
             for view in reversed(views):
@@ -123,8 +123,8 @@ class Copies:
         return node
 
     def _copy(self, source: Node) -> Node:
-        """A copy with the very strides of an input, gaps included: the backward is compiled for those."""
-        if source not in self._made:
+        """Return a copy with the strides of an input, gaps included: the backward is compiled for those."""
+        if source not in self._copies:
             value = source.meta["val"]
             with self.graph.inserting_before(self._first):
                 if aten.clone.default(value).stride() == value.stride():
@@ -133,8 +133,8 @@ class Copies:
                     strides = [stride if isinstance(stride, int) else self._call(aten.sym_stride.int, (source, d))
                                for d, stride in enumerate(value.stride())]
                     copy = self._call(torch.ops.prims.copy_strided.default, (source, strides))
-            self._made[source] = copy
-        return self._made[source]
+            self._copies[source] = copy
+        return self._copies[source]
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: Any = None) -> Node:
         node = self.graph.call_function(target, args, kwargs or {})

@@ -1,10 +1,10 @@
-"""A graph as it was before a pass, to be built again if the pass fails halfway.
+"""Snapshots of graphs before a pass, to be restored if the pass fails halfway.
 
 Worked example::
 
     before = Snapshot.of(module)      # a microsecond a node: operands are kept by reference
-    module.graph.erase_node(...)      # and then something raises
-    before.restored()                 # a new module with the graph that there was
+    module.graph.erase_node(...)      # then the pass fails
+    before.restored()                 # a new module with the old graph
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """What a node was."""
+class _NodeCopy:
+    """The fields of a node."""
 
     node: Node
     op: str
@@ -34,24 +34,25 @@ class _Copy:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The nodes of a graph, and what it names of its module: those of graphs inside are snapshots too."""
+    """The nodes of a graph, and the attributes of its module that it names; nested graphs are snapshots too."""
 
-    nodes: tuple[_Copy, ...]
-    held: Mapping[str, Any]
+    nodes: tuple[_NodeCopy, ...]
+    attributes: Mapping[str, Any]
     meta: Mapping[str, Any]
     training: bool
     codegen: Any
 
     @classmethod
     def of(cls, module: GraphModule) -> Snapshot:
-        """A module's graph as it is now."""
-        nodes = tuple(_Copy(n, n.op, n.target, n.args, n.kwargs, n.name, n.type, dict(n.meta)) for n in module.graph.nodes)
+        """Take a snapshot of a module's graph."""
+        nodes = tuple(_NodeCopy(n, n.op, n.target, n.args, n.kwargs, n.name, n.type, dict(n.meta))
+                      for n in module.graph.nodes)
         names = dict.fromkeys(str(copy.target) for copy in nodes if copy.op in ("get_attr", "call_module"))
-        held = {name: _held(operator.attrgetter(name)(module)) for name in names}
-        return cls(nodes, held, dict(module.meta), module.training, module.graph._codegen)
+        attributes = {name: _attribute(operator.attrgetter(name)(module)) for name in names}
+        return cls(nodes, attributes, dict(module.meta), module.training, module.graph._codegen)
 
     def restored(self) -> GraphModule:
-        """A module of its own with that graph."""
+        """Return a new module with the graph."""
         graph, new = Graph(), dict[Node, Node]()
         for copy in self.nodes:
             args, kwargs = map_arg((copy.args, copy.kwargs), new.__getitem__)
@@ -59,12 +60,13 @@ class Snapshot:
             node.meta = dict(copy.meta)
             new[copy.node] = node
         graph.set_codegen(self.codegen)
-        held = {name: value.restored() if isinstance(value, Snapshot) else value for name, value in self.held.items()}
-        module = GraphModule(held, graph)
+        attributes = {name: value.restored() if isinstance(value, Snapshot) else value
+                      for name, value in self.attributes.items()}
+        module = GraphModule(attributes, graph)
         module.meta.update(self.meta)
         module.train(self.training)
         return module
 
 
-def _held(value: Any) -> Any:
+def _attribute(value: Any) -> Any:
     return Snapshot.of(value) if isinstance(value, GraphModule) else value

@@ -63,7 +63,7 @@ FAULTS = [
     Fault("repeated layers", backend, "take_apart"),
     Fault("repeated layers", backend, "compile_layers", spoils=True),
     Fault("set-up of AOTAutograd", backend, "decompositions"),
-    Fault("what the backward keeps", backend, "kept", training=True),
+    Fault("what the backward keeps", backend, "saved_values", training=True),
     Fault("split into forward and backward", joint, "replace_random", training=True, spoils=True),
     Fault("split into forward and backward", joint.partitioners, "min_cut_rematerialization_partition", training=True,
           spoils=True),

@@ -30,20 +30,20 @@ class Cut:
     def __init__(self, fn: Callable[..., Any], arguments: Sequence[Tensor], monkeypatch: pytest.MonkeyPatch,
                  **options: Any) -> None:
         self.graphs: list[backend.Compiled] = []
-        monkeypatch.setattr(backend, "kept", self._kept)
+        monkeypatch.setattr(backend, "saved_values", self._kept)
         options = {"device": "h200", "rematerialize": "cost", **options}
         with backend.listening(self.graphs.append, plan_only=True):
             torch.compile(fn, backend=backend.dynafuse, fullgraph=True, dynamic=False, options=options)(*arguments)
 
     def _kept(self, annotated: Annotated, sides: cut.Sides, device: Device) -> list[Node]:
-        self.wanted = cut.Wanted(annotated, sides)
-        self.prices = cut.Prices(self.wanted, device)
-        self.kept = cut.kept(annotated, sides, device)
+        self.uses = cut.Uses(annotated, sides)
+        self.prices = cut.Prices(self.uses, device)
+        self.kept = cut.saved_values(annotated, sides, device)
         return self.kept
 
     def values(self) -> list[Node]:
         """What is kept and no input, nor a view of one."""
-        return [node for node in map(self.wanted.base, self.kept) if node.op != "placeholder"]
+        return [node for node in map(self.uses.base, self.kept) if node.op != "placeholder"]
 
     def backward(self) -> Counter[Any]:
         """How often the backward calls what."""
@@ -155,12 +155,12 @@ def program(seed: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 def made_again(found: Cut, kept: frozenset[Node]) -> list[Node]:
     """What the backward computes of the forward, and what it is given, from the definition: all that it wants, last first."""
-    again = set(found.wanted.backward)
+    again = set(found.uses.backward)
     wanted = []
-    for node in reversed(found.wanted.nodes):
-        if node in found.wanted.backward:
+    for node in reversed(found.uses.nodes):
+        if node in found.uses.backward:
             continue
-        if any(user in again for user in node.users) or node in found.wanted.sides.required_bw_nodes:
+        if any(user in again for user in node.users) or node in found.uses.sides.required_bw_nodes:
             wanted.append(node)
             if node not in kept:
                 again.add(node)
@@ -176,7 +176,7 @@ def cost(found: Cut, kept: frozenset[Node]) -> float:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_cut_is_cheaper(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     found = Cut(program(seed), matrices(2), monkeypatch)
-    inputs = frozenset(node for node in found.wanted.home if node.op == "placeholder")
+    inputs = frozenset(node for node in found.uses.home if node.op == "placeholder")
     candidates = [node for node in made_again(found, inputs) if node not in inputs]
     assert len(candidates) <= 16
     subsets = (chosen for size in range(len(candidates) + 1) for chosen in itertools.combinations(candidates, size))

@@ -1,4 +1,4 @@
-"""Where a graph may be cut, and what a cut costs: values that a fused kernel would have kept to itself are written and read.
+"""Cuts of a graph and their cost: values that a fused kernel would have held in registers are written and read.
 
 Worked example: a decoder layer is best cut between its last product and the residual add. The product is a library's and
 writes its result anyway, the residual stream is in memory already, and the add still fuses with the norm of the next layer.
@@ -26,26 +26,26 @@ GRAD_MODE = torch._C._set_grad_enabled
 
 
 def value_of(node: Node) -> Any:
-    """What Dynamo says that a node is."""
+    """Return a node's fake value, as Dynamo has it."""
     return node.meta.get("example_value")
 
 
 def bytes_of(values: Iterable[Any]) -> int:
-    """Bytes of the tensors among some values."""
+    """Return the bytes of the tensors among some values."""
     return sum(t.numel() * t.element_size() for t in values if isinstance(t, torch.Tensor))
 
 
 def described(value: Any) -> Hashable:
-    """All of a value that code compiled for it may rely on."""
+    """Return all of a value that code compiled for it may rely on."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    parameter = isinstance(value, torch.nn.Parameter)
+    is_parameter = isinstance(value, torch.nn.Parameter)
     return (value.dtype, value.device, tuple(value.shape), value.stride() if value.layout is torch.strided else None,
-            value.requires_grad, parameter, value.is_conj(), value.is_neg())
+            value.requires_grad, is_parameter, value.is_conj(), value.is_neg())
 
 
 def letter(node: Node, label: Hashable) -> Hashable:
-    """A node without the names of its operands: equal for the same call in another layer."""
+    """Return a key of a node without its operands' names: the same call in another layer has an equal one."""
     operands, tree = pytree.tree_flatten((node.args, node.kwargs))
     parts = tuple(_operand(operand) for operand in operands)
     return (node.op, node.target, tree, parts, described(value_of(node)), label)
@@ -55,12 +55,12 @@ def _operand(operand: Any) -> Hashable:
     if not isinstance(operand, Node):
         return (type(operand).__name__, repr(operand))
     value = value_of(operand)
-    # a submodule, such as the body of a checkpoint, is itself and no other
+    # a submodule, such as the body of a checkpoint, equals only itself
     return ("node", operand.name if value is None else described(value))
 
 
 def crosses(node: Node) -> bool:
-    """Whether a node's value can go from one piece to another: a plain tensor of static sizes that no call writes to."""
+    """Whether a value can be passed between pieces: a plain tensor of static sizes that no call writes to."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
@@ -69,7 +69,7 @@ def crosses(node: Node) -> bool:
 
 
 def is_static(node: Node) -> bool:
-    """Whether nothing of a node's value is a symbol: neither a size of a tensor nor a number."""
+    """Whether a node's value has no symbols: neither among the sizes of tensors nor as a number."""
     return all(map(_is_static, pytree.tree_leaves(value_of(node))))
 
 
@@ -91,7 +91,10 @@ class LibraryCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The calls of a graph in order, and who uses them last. Placeholders and constants are no calls."""
+    """The calls of a graph in order. Placeholders and constants are no calls.
+
+    ``labels`` say of nodes what else has to be equal in equal layers.
+    """
 
     calls: Sequence[Node]
     labels: Mapping[Node, Hashable]
@@ -103,16 +106,16 @@ class Program:
         return {node: i for i, node in enumerate(self.calls)}
 
     def last_use(self, node: Node) -> int:
-        """The position of the last call that uses a node; the number of calls if the graph returns it."""
+        """Return the position of the last call that uses a node; the number of calls if the graph returns it."""
         return max((self.index.get(user, len(self.calls)) for user in node.users), default=-1)
 
     @cached_property
     def letters(self) -> list[Hashable]:
-        """One letter per call."""
+        """A key per call, see :func:`letter`."""
         return [letter(node, self.labels.get(node)) for node in self.calls]
 
     def library(self, node: Node) -> tuple[LibraryCall, ...]:
-        """What libraries are called for a call, found out once for all that look like it."""
+        """Return the library calls that a call makes, determined once for all calls of the same letter."""
         letter = self.letters[self.index[node]]
         if letter not in self._library:
             self._library[letter] = _library_calls(node)
@@ -120,25 +123,25 @@ class Program:
 
     @cached_property
     def grad_mode_is_outer(self) -> list[bool]:
-        """Before each call, and at the end, whether gradients are on or off as they are where the graph is compiled."""
-        outer = now = torch.is_grad_enabled()
-        found = []
+        """Whether gradients are as enabled or disabled as where the graph is compiled, before each call and at the end."""
+        outer = current = torch.is_grad_enabled()
+        matches = []
         for node in self.calls:
-            found.append(now == outer)
+            matches.append(current == outer)
             if node.target is GRAD_MODE:
-                now = bool(node.args[0])
-        return [*found, now == outer]
+                current = bool(node.args[0])
+        return [*matches, current == outer]
 
     def may_cut(self, position: int, alive: Sequence[Node]) -> bool:
-        """Whether the graph may be cut before a call, where some values cross."""
+        """Whether the graph may be cut before the call at a position, which ``alive`` values cross."""
         return self.grad_mode_is_outer[position] and all(map(crosses, alive))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A place where a run may be cut once per period, counted from its start.
+    """A cut of a run, once per period, at an offset from its start.
 
-    ``lost_bytes`` are written and read only because of the cut; ``bytes`` is all that crosses.
+    ``lost_bytes`` are written and read only because of the cut; ``bytes`` are those of all values that cross it.
     """
 
     offset: int
@@ -147,18 +150,18 @@ class Cut:
 
 
 def cuts(program: Program, run: Run) -> list[Cut]:
-    """The possible cuts of a run, best first: the least lost, then the least that crosses."""
-    found = []
+    """Return the possible cuts of a run, those that lose least first, then those that the fewest bytes cross."""
+    possible = []
     levels = _levels(program, run)
     for position, alive in _alive(program, run):
         if program.may_cut(position, alive):
             lost = (value_of(node) for node in alive if _lost(program, node, position, levels))
-            found.append(Cut(position - run.start - run.period, bytes_of(lost), bytes_of(map(value_of, alive))))
-    return sorted(found, key=lambda cut: (cut.lost_bytes, cut.bytes, cut.offset))
+            possible.append(Cut(position - run.start - run.period, bytes_of(lost), bytes_of(map(value_of, alive))))
+    return sorted(possible, key=lambda cut: (cut.lost_bytes, cut.bytes, cut.offset))
 
 
 def _alive(program: Program, run: Run) -> Iterator[tuple[int, list[Node]]]:
-    """For each position of the second period: what the run has computed before it and is used at it or later."""
+    """Yield per position of the second period the values computed before it, within the run, and used from it on."""
     alive: dict[Node, int] = {}
     for position in range(run.start, run.start + 2 * run.period):
         alive = {node: last for node, last in alive.items() if last >= position}
@@ -169,30 +172,30 @@ def _alive(program: Program, run: Run) -> Iterator[tuple[int, list[Node]]]:
 
 
 def _levels(program: Program, run: Run) -> dict[Node, tuple[int, bool]]:
-    """For each call of two periods: how many library calls lie before or in it on the longest way, and whether it is one."""
+    """Return per call of two periods the library calls on the longest path up to it, and whether it is one itself."""
     window = program.calls[run.start:run.start + 2 * run.period]
-    found: dict[Node, tuple[int, bool]] = {}
+    levels: dict[Node, tuple[int, bool]] = {}
     for node in window:
         is_library = bool(program.library(node))
-        before = max((found[a][0] for a in node.all_input_nodes if a in found), default=0)
-        found[node] = (before + is_library, is_library)
-    return found
+        level = max((levels[operand][0] for operand in node.all_input_nodes if operand in levels), default=0)
+        levels[node] = (level + is_library, is_library)
+    return levels
 
 
 def _lost(program: Program, node: Node, position: int, levels: Mapping[Node, tuple[int, bool]]) -> bool:
-    """Whether a cut keeps a value, or its gradient, from being used where it is computed.
+    """Whether a cut forces a value or its gradient into memory, which would stay in a kernel otherwise.
 
-    The value, by a call that needs no library's result in between; the gradient, as the sum of what several such calls give
-    back, or libraries that take the value.
+    A value stays in one if a later call on the same level reads it; a gradient, if it is the sum of what several such calls
+    or library calls that read the value give back.
     """
     level, is_library = levels[node]
     later = [levels[user] for user in node.users if program.index.get(user, -1) >= position and user in levels]
-    near = [its_library for its_level, its_library in later if its_level - its_library == level]
-    return not is_library and (len(near) > 1 or not all(near))
+    same_level = [user_is_library for user_level, user_is_library in later if user_level - user_is_library == level]
+    return not is_library and (len(same_level) > 1 or not all(same_level))
 
 
-class _Seen(TorchDispatchMode):
-    """Remembers the ops of libraries that come by."""
+class _LibraryCalls(TorchDispatchMode):
+    """Records the library ops that are dispatched."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -206,12 +209,12 @@ class _Seen(TorchDispatchMode):
 
 
 def _library_calls(node: Node) -> tuple[LibraryCall, ...]:
-    """What a call hands to libraries: found out by running it on Dynamo's fake tensors, unless it writes to them."""
+    """Return the library calls of a call, by running it on Dynamo's fake tensors; none for one that writes to them."""
     values = [value for value in pytree.tree_leaves(value_of(node)) if isinstance(value, FakeTensor)]
     if not values or any(value._version for value in values) or node.op == "call_module":
         return ()
     args, kwargs = map_arg((node.args, node.kwargs), value_of)
     call: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-    with torch.no_grad(), values[0].fake_mode, _Seen() as seen:
+    with torch.no_grad(), values[0].fake_mode, _LibraryCalls() as recorded:
         ran = attempted(lambda: (call(*args, **kwargs), True)[1], lambda error: False)
-    return tuple(seen.calls) if ran else ()  # what cannot be run apart is no library's
+    return tuple(recorded.calls) if ran else ()  # a call that cannot be run by itself counts as no library call

@@ -1,11 +1,12 @@
-"""What a layer costs, and what it costs more as a function of its own, by the cost model.
+"""The predicted price of a layer, within its graph and as a function of its own.
 
-A library's call is priced as everywhere; what is fused between two of them reads what the one wrote and writes what the
-other reads. A function of its own takes the host ``piece_us`` longer, which nobody waits for where the device is busy
-meanwhile, and moves what could have stayed in a kernel.
+Library calls are priced as everywhere; a fused kernel between two of them reads what the one wrote and writes what the other
+reads. A function of its own takes the host ``piece_us`` longer, which is hidden where the device is busy meanwhile, and
+moves values that could have stayed in a kernel.
 
-Worked example, on an H200: a layer of Llama on 8192 tokens of width 2048 takes 1228 µs, in which the host has been ready for
-long; sixty more there count a tenth, 0.5 % of it, and the layer is taken out. Of 8 tokens the host sets the pace: it stays.
+Worked example, on an H200: a layer of Llama on 8192 tokens of width 2048 takes 1228 µs of the device, far more than of the
+host; 60 µs more of the host count a tenth, 0.5 % of it, and the layer becomes a function. With 8 tokens the host bounds the
+layer, which stays in its graph.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from dynafuse.passes.layers.cuts import Program, bytes_of, value_of
 
 @dataclass(frozen=True)
 class Price:
-    """Microseconds of a layer's forward, as part of a graph and as a function of its own."""
+    """Microseconds of a layer's forward, as part of a graph (``whole_us``) and as a function of its own (``apart_us``)."""
 
     whole_us: float
     apart_us: float
-    share: float  # what may be lost, of the first
+    share: float  # of the former that may be lost
 
     @property
     def pays(self) -> bool:
@@ -42,7 +43,7 @@ class Price:
 
 
 def price(program: Program, calls: Sequence[Node], crossing: Iterable[Node], lost_bytes: int, device: Device) -> Price:
-    """The price of taking out calls which ``crossing`` values enter and leave."""
+    """Return the price of making a function of some calls; ``crossing`` are the values that enter or leave it."""
     whole = _prediction(program, calls, [value_of(node) for node in crossing], device)
     moved_us = 2 * lost_bytes / max(device.bandwidth_tbs * 1e6, LEAST)
     apart = whole + Prediction(moved_us, device.piece_us, 0.0, moved_us)
@@ -50,22 +51,22 @@ def price(program: Program, calls: Sequence[Node], crossing: Iterable[Node], los
 
 
 def _prediction(program: Program, calls: Sequence[Node], crossing: Sequence[Any], device: Device) -> Prediction:
-    """A layer's forward: its libraries' calls, and a fused kernel before, between and after them."""
-    library = [call for node in calls for call in program.library(node)]
+    """Predict a layer's forward: its library calls, and a fused kernel before, between and behind them."""
+    library_calls = [call for node in calls for call in program.library(node)]
     weights = {_storage(value) for value in crossing if isinstance(value, torch.nn.Parameter)}
     total, between = Prediction(), _bytes(crossing, weights)
-    for call in library:
+    for call in library_calls:
         tensors = (call.args, call.kwargs, call.result)
         total += op_prediction(call.target, call.args, call.kwargs, call.result, _bytes(tensors, set()), device)
         between += _bytes(tensors, weights)
-    kernels = len(library) + 1
+    kernels = len(library_calls) + 1
     fused = predict(Work(between, 0.0, 1 << 30, "pointwise"), device)
     return total + fused + Prediction(device_us=(kernels - 1) * device.launch_us_triton,
                                       host_us=(kernels - 1) * device.host_us_triton)
 
 
 def _bytes(values: Any, weights: set[int]) -> int:
-    """Bytes of the tensors among some values, but for those in the memory of weights."""
+    """Return the bytes of the tensors among some values, except those in the memory of ``weights``."""
     return bytes_of(t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor) and _storage(t) not in weights)
 
 

@@ -1,4 +1,4 @@
-"""Where a sequence repeats itself: runs of one period, the longest savings first.
+"""Repetitions in a sequence: runs of one period, chosen by how much they save.
 
 Worked example: ``runs("p abc abc abc q")`` (blanks left out) is one run that starts at 1, has period 3 and ends at 10.
 """
@@ -10,10 +10,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 CANDIDATES = 8
-"""Periods that are tried: the commonest distances between equal words."""
+"""How many periods are tried: the commonest distances between equal words."""
 
 WORDS = (1, 3, 9)
-"""How long these words are. In a period that has every letter twice, longer words stand once."""
+"""The lengths of these words. In a period that contains every letter twice, longer words occur once."""
 
 
 @dataclass(frozen=True)
@@ -26,43 +26,43 @@ class Run:
 
     @property
     def copies(self) -> int:
-        """Whole periods in it."""
+        """The number of whole periods."""
         return (self.end - self.start) // self.period
 
     @property
     def saved(self) -> int:
-        """Letters that stand there again."""
+        """The number of letters that repeat earlier ones."""
         return (self.copies - 1) * self.period
 
 
 def runs(letters: Sequence[Hashable], least: int = 1) -> list[Run]:
-    """Runs that do not overlap and save at least ``least`` letters each, in order. Linear in the number of letters.
+    """Return runs that do not overlap and save at least ``least`` letters each, in order of position.
 
-    The run that saves most is taken, then what lies before and after it is looked through; of two that save alike, the one
-    of the shorter period.
+    Takes the run that saves most, of equal ones that with the shorter period, then searches before and behind it. Linear in
+    the number of letters, for a bounded number of runs.
     """
-    known: dict[Hashable, int] = {}
-    numbers = [known.setdefault(letter, len(known)) for letter in letters]  # quick to compare
-    found: list[Run] = []
+    number_of: dict[Hashable, int] = {}
+    numbers = [number_of.setdefault(letter, len(number_of)) for letter in letters]  # quick to compare
+    chosen: list[Run] = []
     open_stretches = [(0, len(letters))]
     while open_stretches:
         low, high = open_stretches.pop()
         best = _best(numbers, low, high)
         if best is not None and best.saved >= least:
-            found.append(best)
+            chosen.append(best)
             open_stretches += [(low, best.start), (best.end, high)]
-    return sorted(found, key=lambda run: run.start)
+    return sorted(chosen, key=lambda run: run.start)
 
 
 def _best(letters: Sequence[int], low: int, high: int) -> Run | None:
-    """The run of ``letters[low:high]`` that saves most."""
+    """Return the run of ``letters[low:high]`` that saves most, of CANDIDATES periods."""
     periods = [period for period, _ in _distances(letters, low, high).most_common(CANDIDATES)]
-    found = [run for period in periods if (run := _longest(letters, low, high, period)) is not None]
-    return max(found, key=lambda run: (run.saved, -run.period), default=None)
+    candidates = [run for period in periods if (run := _longest(letters, low, high, period)) is not None]
+    return max(candidates, key=lambda run: (run.saved, -run.period), default=None)
 
 
 def _distances(letters: Sequence[int], low: int, high: int) -> Counter[int]:
-    """How often a word comes back after how many letters."""
+    """Count the distances between words and their next occurrences, in letters."""
     distances: Counter[int] = Counter()
     for length in WORDS:
         last: dict[tuple[int, ...], int] = {}
@@ -75,7 +75,7 @@ def _distances(letters: Sequence[int], low: int, high: int) -> Counter[int]:
 
 
 def _longest(letters: Sequence[int], low: int, high: int, period: int) -> Run | None:
-    """The longest run of one period; None if nothing stands there twice."""
+    """Return the longest run of one period; None if it repeats nothing."""
     best = begin = low
     length = 0
     for position in range(low, high - period + 1):
