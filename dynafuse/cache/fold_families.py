@@ -141,7 +141,8 @@ class _Folds:
         if len(links) < 2:
             return None
         by_position = list(zip(*(term.leaves for term in terms), strict=True))
-        own = frozenset(p for p, leaves in enumerate(by_position) if isinstance(leaves[0], HoistedScalar) or len(set(leaves)) > 1)
+        own = frozenset(position for position, leaves in enumerate(by_position)
+                        if isinstance(leaves[0], HoistedScalar) or len(set(leaves)) > 1)
         inputs = [by_position[p][0] for p in own if isinstance(by_position[p][0], Ref)]
         if not inputs or any(isinstance(leaf, Ref) and leaf.kind == "op" for leaf in inputs):
             return None
@@ -235,7 +236,9 @@ class _Widened:
     def _argument(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return [self._argument(item) for item in value]
-        return self.digests[value] if isinstance(value, Ref) else "number" if isinstance(value, HoistedScalar) else repr(value)
+        if isinstance(value, Ref):
+            return self.digests[value]
+        return "number" if isinstance(value, HoistedScalar) else repr(value)
 
     def _ordered(self, op: OpSpec) -> OpSpec:
         """Return an op with its operands sorted, if they commute."""
