@@ -54,5 +54,6 @@ from dynafuse.ir.spec import (
 __all__ = [
     "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision", "Dims",
     "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "OpSpec", "Option", "Override", "Plan", "Ref",
-    "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace", "iter_instances", "references",
+    "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
+    "iter_instances", "references",
 ]
