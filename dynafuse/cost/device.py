@@ -34,7 +34,7 @@ from dynafuse.lowering.registry import SHIPPED
 log = logging.getLogger(__name__)
 
 EXECUTORS = tuple(SHIPPED)
-CLASSES = ("pointwise", "transpose", "row", "column", "split", "rowcol")
+CLASSES = ("pointwise", "row", "column", "split", "rowcol")
 RATES = ("flops_tflops", "contraction_tflops", "contraction_tflops_float32")
 CORES_TO_FILL_MEMORY = 16  # beyond which more cores move no more bytes
 BY_LENGTH = ("row", "rowcol")  # classes whose efficiency depends on the row length
@@ -84,7 +84,7 @@ def _documented() -> dict[str, str]:
 
 def _kernel(kind: str) -> str:
     return {
-        "pointwise": "a pointwise kernel", "transpose": "a transposing kernel", "row": "a reduction of contiguous rows",
+        "pointwise": "a pointwise kernel", "row": "a reduction of contiguous rows",
         "column": "a reduction across rows", "split": "a reduction of few rows, split over programs",
         "rowcol": "a reduction of rows and columns in one pass",
     }[kind]

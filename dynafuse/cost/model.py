@@ -38,7 +38,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dynafuse.cost.device import LENGTHS, REFERENCE_WIDTH, Device
-from dynafuse.lowering.registry import EAGER, PREFERRED
+from dynafuse.lowering.registry import PREFERRED
 from dynafuse.lowering.registry import executor as executor_of
 
 FLOPS_OF_TERM = 8.0  # of a fold: instructions for a load that is off, the op, a selection; loads are issued at a lower rate
@@ -57,7 +57,7 @@ class Work:
     bytes: int
     flops: float
     programs: int
-    kernel_class: str  # pointwise | transpose | row | column | split | rowcol
+    kernel_class: str  # pointwise | row | column | split | rowcol
     launches: int = 1
     width: int = REFERENCE_WIDTH
     length: int = 0
@@ -121,11 +121,6 @@ def region_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
     """Predicted device time of a fused region or of an eager op, microseconds."""
     launch_us = device.constants[f"launch_us_{_priced_as(executor)}"]
     return work_us(work, device, executor) + _launches(work, executor) * launch_us
-
-
-def eager_us(bytes_moved: int, device: Device) -> float:
-    """Predicted device time of a memory-bound op that runs eager, microseconds."""
-    return region_us(Work(bytes_moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
 
 
 def _priced_as(executor: str) -> str:

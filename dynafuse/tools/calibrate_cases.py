@@ -8,7 +8,6 @@ Worked example: ``bandwidth_cases("triton", "row", 4096, torch.bfloat16, 512_000
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -53,14 +52,6 @@ def _add(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 def _copy(x: Tensor) -> tuple[Tensor, ...]:
     return (x.clone(),)
-
-
-def _across(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    return (x.t() * y,)
-
-
-def _transposed(x: Tensor) -> tuple[Tensor, ...]:
-    return (x.t().contiguous(),)
 
 
 def _softmax(x: Tensor) -> tuple[Tensor, ...]:
@@ -122,7 +113,7 @@ def bandwidth_cases(executor: str, kind: str, length: int, dtype: torch.dtype, m
     """Kernels of a class that each move about ``moved`` bytes; ``length`` is that of rows."""
     width = dtype.itemsize
     elements = moved // width
-    make = {"pointwise": _pointwise, "transpose": _transpose, "row": _rows, "rowcol": _rowcol,
+    make = {"pointwise": _pointwise, "row": _rows, "rowcol": _rowcol,
             "column": _column, "split": _split}[kind]
     return [
         Case(f"{kind} {function.__name__.strip('_')}", executor, function, shapes, dtype,
@@ -142,13 +133,6 @@ def _programs(elements: int) -> int:
 def _pointwise(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
     one = elements // 3 // 4096 * 4096  # masks of a size that no vector divides would be measured instead
     return [(_add if eager else _gate, ((one,), (one,)), 3 * one * width, _programs(one), 1)]
-
-
-def _transpose(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
-    units = 2 if eager else 3
-    side = math.isqrt(elements // units) // 64 * 64
-    shapes = ((side, side),) if eager else ((side, side), (side, side))
-    return [(_transposed if eager else _across, shapes, units * side * side * width, _programs(side * side), 1)]
 
 
 def _rows(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:

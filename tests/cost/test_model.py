@@ -101,7 +101,8 @@ def test_what_is_compiled_needs_no_compiling() -> None:
 
 
 def test_eager_ops_are_priced_as_pointwise_ones() -> None:
-    assert cost.eager_us(90 * MB, H200) == pytest.approx(90 / (4.28 * 0.9) + 2.0)
+    work = Work(90 * MB, 0.0, 1 << 30, "pointwise")
+    assert cost.region_us(work, H200, "eager") == pytest.approx(90 / (4.28 * 0.9) + 2.0)
 
 
 def test_objective_by_hand() -> None:

@@ -8,8 +8,6 @@ Worked example::
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 from dynafuse.ir import Launch, Lowered
@@ -63,8 +61,3 @@ def load(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
         module = module_of(lowered.source)
         return tuple(getattr(module, launch.entry) for launch in lowered.launches)
     return tuple(compile_launch(lowered.source, launch, capability) for launch in lowered.launches)
-
-
-def worker_environment() -> dict[str, str]:
-    """What a worker process needs to import this package the way its parent does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

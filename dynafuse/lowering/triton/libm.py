@@ -391,25 +391,6 @@ def logaddexp(x, y):
 
 
 @jit
-def fast_exp(x):
-    """Return ``exp(x)`` for a float32 result that is stored as a 16-bit float: off by one part in 10^7 times ``|x|``."""
-    return tl.exp(x)
-
-
-@jit
-def fast_erf(x):
-    """Return ``erf(x)`` for a float32 result that is stored as a 16-bit float: off by 2e-7.
-
-    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
-    """
-    size = tl.abs(x)
-    t = 1 / (1 + 0.3275911 * size)
-    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    result = 1 - tail * tl.exp(-size * size)
-    return tl.where(x < 0, -result, result)
-
-
-@jit
 def silu_slope(x):
     """Return the derivative of ``x * sigmoid(x)``."""
     gate = sigmoid(x)
