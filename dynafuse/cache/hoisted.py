@@ -25,7 +25,7 @@ def hoist_scalars(spec: Spec) -> tuple[Spec, tuple[float, ...]]:
 
 def _hoist(spec: Spec, op: OpSpec, values: list[float]) -> OpSpec:
     """Return the op with its hoisted scalars replaced; appends to ``values``."""
-    operands = ((spec.inputs if ref.kind == "in" else spec.ops)[ref.position].dtype for ref in references(op.args))
+    operands = (spec.tensor(ref).dtype for ref in references(op.args))
     scalars = hoisted.hoisted_scalars(lookup(overload(op.target)), dict(op.args), op.dtype, operands)
     args = []
     for name, value in op.args:

@@ -95,10 +95,7 @@ class _Class:
         """Note whether a tensor runs along the axis; return whether that agrees with its other readers, and is possible."""
         if runs is None or self.runs.setdefault(ref, runs) != runs:
             return False
-        return not runs or self._begins(self._tensor(ref))
-
-    def _tensor(self, ref: Ref) -> Layout | OpSpec:
-        return self.spec.inputs[ref.position] if ref.kind == "in" else self.spec.ops[ref.position]
+        return not runs or self._begins(self.spec.tensor(ref))
 
     def _begins(self, tensor: Layout | OpSpec) -> bool:
         """Whether the axis can be the outermost part of a tensor's outermost dimension, and of its memory."""
@@ -132,7 +129,7 @@ class _Class:
         if runs and not self._begins(store.layout):
             runs = None
         ref = Ref("op", store.op)
-        yield ref, runs and aligned(store.layout.shape, self._tensor(ref).shape)
+        yield ref, runs and aligned(store.layout.shape, self.spec.tensor(ref).shape)
         if store.into is not None:
             yield Ref("in", store.into), runs
 
@@ -214,7 +211,7 @@ class ReadingOp:
 
     def shape(self, ref: Ref) -> tuple[Size, ...]:
         """Return the sizes of a tensor."""
-        return (self.spec.inputs if ref.kind == "in" else self.spec.ops)[ref.position].shape
+        return self.spec.tensor(ref).shape
 
     def at(self, ref: Ref, dim: int | None) -> tuple[Ref, bool | None]:
         """Return the read of a tensor along its dimension ``dim``, which has to be its outermost, and as large."""

@@ -108,6 +108,10 @@ class Spec:
     symbols: tuple[str, ...]  # each an integer argument of the kernel; what is known of its sign is in its name
     options: tuple[tuple[str, Any], ...] = ()
 
+    def tensor(self, ref: Ref) -> Layout | OpSpec:
+        """Return the input or the op that an argument of an op is: either has a shape and a dtype."""
+        return self.inputs[ref.position] if ref.kind == "in" else self.ops[ref.position]
+
     @property
     def numbers(self) -> tuple[str, ...]:
         """The numbers that are not part of the spec, each a float32 argument of the kernel."""

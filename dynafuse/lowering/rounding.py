@@ -61,8 +61,7 @@ class Rounding:
 
     def dtype(self, ref: Ref) -> torch.dtype:
         """Return the dtype of an input or op."""
-        dtype: torch.dtype = (self.spec.inputs if ref.kind == "in" else self.spec.ops)[ref.position].dtype
-        return dtype
+        return self.spec.tensor(ref).dtype
 
     def _narrow_dtype(self, ref: Ref) -> torch.dtype | None:
         """Return the 16-bit float that a value, or what a decomposition has widened to it, is in eager.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -75,11 +74,7 @@ def uses(spec: Spec, position: int, hints: Mapping[str, int]) -> Iterator[Use]:
 
 
 def _sizes(spec: Spec, ref: Ref, hints: Mapping[str, int]) -> tuple[int, ...]:
-    return sizes_at(_tensor(spec, ref).shape, hints)
-
-
-def _tensor(spec: Spec, ref: Ref) -> Any:
-    return (spec.inputs if ref.kind == "in" else spec.ops)[ref.position]
+    return sizes_at(spec.tensor(ref).shape, hints)
 
 
 def _distrusted(spec: Spec, use: Use, inputs: frozenset[int]) -> str:
@@ -113,8 +108,7 @@ def _direct(spec: Spec, ref: Ref) -> bool:
 
 def _narrows(spec: Spec, operand: Ref, dtype: torch.dtype) -> bool:
     """Whether a dtype may hold less than the operand's, or reinterprets it."""
-    operand_dtype: torch.dtype = _tensor(spec, operand).dtype
-    return dtype.itemsize < operand_dtype.itemsize
+    return dtype.itemsize < spec.tensor(operand).dtype.itemsize
 
 
 def violation(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], inputs: Sequence[torch.Tensor],

@@ -158,7 +158,7 @@ class _Lowering:
 
 
 def _tensor(spec: Spec, ref: Ref) -> _Tensor:
-    held = (spec.inputs if ref.kind == "in" else spec.ops)[ref.position]
+    held = spec.tensor(ref)
     return _Tensor(held.dtype, held.shape)
 
 

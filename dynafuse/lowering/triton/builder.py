@@ -239,7 +239,7 @@ def recurrence_of(spec: Spec, op: int) -> Recurrence:
     assert row is not None and row.reduction is not None
     args = dict(reduction.args)
     operand = next(iter(args.values()))
-    operand_dtype = (spec.inputs if operand.kind == "in" else spec.ops)[operand.position].dtype
+    operand_dtype = spec.tensor(operand).dtype
     return recurrence(row.reduction, operand_dtype, reduction.dtype, correction(args))
 
 

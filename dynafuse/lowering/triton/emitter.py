@@ -111,13 +111,12 @@ class Emitter(ControlFlow):
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
         """Return the sizes of a tensor argument."""
         assert isinstance(arg, Ref), arg
-        sizes = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].shape
+        sizes = self.spec.tensor(arg).shape
         return tuple(sympy.sympify(size) for size in sizes)
 
     def dtype(self, arg: Any) -> torch.dtype:
         """Return the dtype of a tensor argument."""
-        dtype: torch.dtype = (self.spec.inputs if arg.kind == "in" else self.spec.ops)[arg.position].dtype
-        return dtype
+        return self.spec.tensor(arg).dtype
 
     def index_value(self, expr: sympy.Expr) -> Value:
         """Return an index expression as an int64 value."""

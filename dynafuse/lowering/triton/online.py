@@ -127,4 +127,4 @@ class _Search:
         return args[number][1] if number < len(args) else None
 
     def _shape(self, ref: Ref) -> tuple[object, ...]:
-        return tuple((self.spec.inputs if ref.kind == "in" else self.spec.ops)[ref.position].shape)
+        return tuple(self.spec.tensor(ref).shape)

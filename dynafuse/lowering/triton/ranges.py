@@ -109,7 +109,7 @@ class Operands:
     def shape(self, arg: Ref) -> Sequence[sympy.Expr]:
         """Return the sizes of a tensor argument."""
         spec = self.ranges.spec
-        return tuple(map(sympy.sympify, (spec.inputs if arg.kind == "in" else spec.ops)[arg.position].shape))
+        return tuple(map(sympy.sympify, spec.tensor(arg).shape))
 
 
 def _op_name(call: Call) -> str:
