@@ -1,9 +1,10 @@
 """Split of a joint graph into forward and backward.
 
-Random ops become draws from a seed first (torch's own pass), so that the backward draws a mask again instead of keeping it.
-Torch's min-cut decides what the backward keeps, or with ``rematerialize="cost"`` the cost model (``rematerialize.py``).
+Random ops become draws from a seed first (torch's own pass), so that the backward can draw a mask again instead of keeping
+it. Torch's min-cut decides what the backward keeps, or with ``rematerialize="cost"`` the cost model (``rematerialize.py``).
 
-Worked example: the backward of ``dropout(relu(x))`` receives ``x`` and a seed, no mask.
+Worked example: the backward of ``sin(cos(x))`` receives ``x`` and computes both again; that of ``dropout(sin(x))``
+receives ``x`` and, of a byte an element, the mask.
 """
 
 from __future__ import annotations

@@ -1,0 +1,185 @@
+"""Constant attention masks: what is recognised, what is left alone, and that attention computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from dynafuse.passes import attention_masks
+from dynafuse.passes.attention_masks import ATTENTION, rewrite
+
+N = 5
+Q = torch.randn(2, 3, N, 4)
+WIDE = torch.randn(2, 3, N + 2, 4)
+
+Masked = Callable[..., Tensor]
+
+
+def traced(function: Masked, *arguments: Any, dynamic: bool = False) -> GraphModule:
+    """The graph that Dynamo gives to its backend."""
+    found: list[GraphModule] = []
+
+    def backend(module: GraphModule, inputs: Any) -> Any:
+        found.append(module)
+        return module.forward
+
+    torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*arguments)
+    (module,) = found
+    return module
+
+
+def attentions(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if node.target in ATTENTION]
+
+
+def meaning(node: Node) -> str:
+    """What is left of a node's mask."""
+    if node.kwargs.get("attn_mask") is not None or len(node.args) > 3:
+        return "mask"
+    return "causal" if node.kwargs.get("is_causal") else "full"
+
+
+def tokens(module: GraphModule) -> list[Any]:
+    """The inputs of a graph, in order, of those that the tests call functions with."""
+    values = {tuple(Q.shape): Q, tuple(WIDE.shape): WIDE}
+    return [values[tuple(n.meta["example_value"].shape)] for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def check(function: Masked, expected: str, *arguments: Tensor) -> GraphModule:
+    """The mask is ``expected`` afterwards, and results are as before."""
+    module = traced(function, *arguments)
+    before = module(*tokens(module))
+    rewrite(module)
+    assert [meaning(node) for node in attentions(module)] == [expected]
+    torch.testing.assert_close(module(*tokens(module)), before)
+    return module
+
+
+def attention(q: Tensor, mask: Tensor | None, k: Tensor | None = None, **keywords: Any) -> Tensor:
+    k = q if k is None else k
+    return F.scaled_dot_product_attention(q, k, k, attn_mask=mask, **keywords)
+
+
+def places(n: int = N) -> tuple[Tensor, Tensor]:
+    return torch.arange(n)[:, None], torch.arange(n)[None]
+
+
+def filled(q: Tensor) -> Tensor:
+    mask = torch.ones(N, N, dtype=torch.bool)
+    mask[0, 1:] = False
+    return attention(q, mask)
+
+
+MASKS: dict[str, tuple[Masked, str]] = {
+    "compared places": (lambda q: attention(q, places()[1] <= places()[0]), "causal"),
+    "lower triangle": (lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).tril()), "causal"),
+    "not the upper triangle": (lambda q: attention(q, ~torch.ones(N, N).triu(1).bool()), "causal"),
+    "triangle for every head": (lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).tril().expand(2, 3, N, N)), "causal"),
+    "all": (lambda q: attention(q, torch.ones(N, N, dtype=torch.bool)), "full"),
+    "all, one for everybody": (lambda q: attention(q, torch.ones(1, 1, dtype=torch.bool)), "full"),
+    "window as long as the row": (lambda q: attention(q, (places()[0] - places()[1]).abs() < N), "full"),
+    "window": (lambda q: attention(q, (places()[0] - places()[1]).abs() < 2), "mask"),
+    "upper triangle": (lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).triu()), "mask"),
+    "without the diagonal": (lambda q: attention(q, places()[1] < places()[0] + (places()[0] == 0)), "mask"),
+    "added": (lambda q: attention(q, torch.zeros(N, N)), "mask"),
+    "of the input": (lambda q: attention(q, q[0, 0, :, :1] < q[0, 0, :, 0]), "mask"),
+    "of the input's shape": (lambda q: attention(q, torch.ones_like(q[0, 0, :, :1]).bool()), "mask"),
+    "written in place": (filled, "mask"),
+    "random": (lambda q: attention(q, torch.rand(N, N) < 2), "mask"),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name: str) -> None:
+    function, expected = MASKS[name]
+    if name == "random":  # is all true, which nobody can know
+        module = rewrite(traced(function, Q))
+        assert [meaning(node) for node in attentions(module)] == ["mask"]
+    else:
+        check(function, expected, Q)
+
+
+def test_a_triangle_of_other_sizes_is_not_causal() -> None:
+    """For fewer queries than keys ``is_causal`` means another triangle."""
+    check(lambda q, k: attention(q, torch.ones(N, N + 2, dtype=torch.bool).tril(2), k), "mask", Q, WIDE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["<", "<=", ">", ">=", "=="]), st.integers(-N - 1, N + 1), st.booleans())
+def test_comparisons_mean_what_their_values_are(operator: str, offset: int, negated: bool) -> None:
+    """Whatever band of the square is kept: its values decide, not how it is written."""
+    compare: Any = {"<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge, "==": torch.eq}[operator]
+
+    def mask() -> Tensor:
+        rows, columns = places()
+        band = compare(columns - rows, offset)
+        return ~band if negated else band
+
+    module = rewrite(traced(lambda q: attention(q, mask()), Q))
+    torch._dynamo.reset()
+    triangle = torch.ones(N, N, dtype=torch.bool).tril()
+    expected = "full" if mask().all() else "causal" if mask().equal(triangle) else "mask"
+    assert [meaning(node) for node in attentions(module)] == [expected]
+
+
+# What else a call says ------------------------------------------------------------------------------------------------
+
+
+def test_other_arguments_stay() -> None:
+    def function(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, torch.ones(N, N, dtype=torch.bool).tril(), 0.0, False, scale=0.3)
+
+    module = check(function, "causal", Q)
+    (node,) = attentions(module)
+    assert node.kwargs == {"attn_mask": None, "dropout_p": 0.0, "is_causal": True, "scale": 0.3}
+
+
+def test_what_made_the_mask_goes_unless_somebody_else_needs_it() -> None:
+    def twice(q: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.ones(N, N, dtype=torch.bool).tril()
+        return attention(q, mask), mask.sum()
+
+    alone = check(lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).tril()), "causal", Q)
+    assert [node.op for node in alone.graph.nodes if node not in attentions(alone)] == ["placeholder", "output"]
+    shared = traced(twice, Q)
+    before = shared(Q)
+    torch.testing.assert_close(rewrite(shared)(Q), before)
+    assert [meaning(node) for node in attentions(shared)] == ["causal"]
+
+
+def test_a_mask_of_several_layers_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[Node] = []
+    constant = attention_masks._constant
+    monkeypatch.setattr(attention_masks, "_constant", lambda module, node: evaluated.append(node) or constant(module, node))
+
+    def layers(q: Tensor) -> Tensor:
+        mask = torch.ones(N, N, dtype=torch.bool).tril()
+        for _ in range(3):
+            q = attention(q, mask)
+        return q
+
+    module = rewrite(traced(layers, Q))
+    assert [meaning(node) for node in attentions(module)] == ["causal"] * 3 and len(evaluated) == 1
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(N * N, "causal"), (N * N - 1, "mask")])
+def test_large_masks_are_not_evaluated(monkeypatch: pytest.MonkeyPatch, largest: int, expected: str) -> None:
+    monkeypatch.setattr(attention_masks, "LARGEST_MASK", largest)
+    check(lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).tril()), expected, Q)
+
+
+def test_masks_of_dynamic_sizes_stay() -> None:
+    def function(q: Tensor) -> Tensor:
+        n = q.size(2)
+        return attention(q, torch.ones(n, n, dtype=torch.bool).tril())
+
+    module = rewrite(traced(function, torch.randn(2, 3, 9, 4), dynamic=True))
+    assert [meaning(node) for node in attentions(module)] == ["mask"]
