@@ -70,6 +70,11 @@ class Facts:
         """Whether the node belongs into a region."""
         return self.role is Role.FUSED
 
+    def __str__(self) -> str:
+        forced = f"forced to {self.forced}" if self.forced else ""
+        said = "; ".join(filter(None, (self.reason, forced, self.fallback)))
+        return f"{self.role!s:6s} {self.tensor or ''} {said}".rstrip()
+
 
 @dataclass(frozen=True)
 class Annotated:
@@ -101,7 +106,7 @@ class Annotated:
         return self.is_view(node) or (self.facts[node].role is Role.EAGER and shares_memory(node))
 
     def __str__(self) -> str:
-        return "\n".join(f"{node.name:24s} {f.role:6s} {f.tensor or ''} {f.reason}" for node, f in self.facts.items())
+        return "\n".join(f"{node.name:24s} {facts}" for node, facts in self.facts.items())
 
 
 @dataclass(frozen=True)

@@ -197,5 +197,22 @@ def _reduced_count(shape: tuple[Size, ...], call: Call) -> Size | None:
 
 
 def signature(graph: Graph) -> str:
-    """The graph as text, for logs and goldens."""
-    return "\n".join(node.format_node() or "" for node in graph.nodes)
+    """Return a graph as text, a node a line: ``y = aten.add.Tensor(x, 1) : float32[8, 4]``."""
+    return "\n".join(map(_line, graph.nodes))
+
+
+def _line(node: Node) -> str:
+    if node.op == "output":
+        return f"return {node.args[0]}"
+    if node.op != "call_function":
+        return f"{node.name} = {node.op} {node.target}{_described(node.meta.get('val'))}"
+    target = node.target if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", node.target)
+    given = ", ".join((*map(str, node.args), *(f"{name}={value}" for name, value in node.kwargs.items())))
+    return f"{node.name} = {target}({given}){_described(node.meta.get('val'))}"
+
+
+def _described(value: Any) -> str:
+    """Return the dtype and sizes of a tensor, or a size, behind a colon; "" for anything else."""
+    if isinstance(value, torch.Tensor):
+        return f" : {str(value.dtype)[6:]}[{', '.join(map(str, value.shape))}]"
+    return f" : {value}" if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ""
