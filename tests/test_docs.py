@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import os
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from dynafuse import config, force_backend
+from dynafuse import backend, config, force_backend
 from dynafuse.cost import device as devices
 from dynafuse.errors import OptionError
 from dynafuse.lowering import registry
@@ -117,3 +120,24 @@ def test_stages_of_the_architecture_are_those_of_the_pipeline() -> None:
     stages = between(ARCHITECTURE.read_text(encoding="utf-8"), "stages")[1]
     noted = re.findall(r'trace\.note\("(\w+)"', texts["pipeline"])
     assert noted == re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)`:", stages, re.MULTILINE)
+
+
+def test_the_executor_of_the_page_runs() -> None:
+    page = ROOT / "docs" / "executors.md"
+    text, printed, names = page.read_text(encoding="utf-8"), io.StringIO(), {"__name__": "executors"}
+    if "dynafuse" not in torch._dynamo.list_backends():  # the package runs without being installed
+        torch._dynamo.register_backend(name="dynafuse")(backend.dynafuse)
+    torch._dynamo.reset()
+    try:
+        with contextlib.redirect_stdout(printed):
+            for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+                exec(compile(block, str(page), "exec", dont_inherit=True), names)
+    finally:
+        registry.unregister_executor("calls")
+        backend.reset()
+    before, inside, after = between(text, "printed")
+    made = f"```\n{printed.getvalue()}```\n"
+    if os.environ.get("REWRITE_GOLDENS") == "1":
+        page.write_text(before + made + after, encoding="utf-8")
+        return
+    assert inside == made
