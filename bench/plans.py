@@ -42,7 +42,10 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "h200"
 TRITON = {"executors": "triton", "tune": "never"}
 BOTH = {"executors": "triton,nvfuser", "tune": "never"}
-PLAN = ("executor", "ops", "nodes", "kernel_class", "reads", "forced", "reason", "fallback", "near", "bytes", "predicted_us",
+FORMERLY = {"family": "near"}
+"""What parts of a step were called before."""
+
+PLAN = ("executor", "ops", "nodes", "kernel_class", "reads", "forced", "reason", "fallback", "family", "bytes", "predicted_us",
         "host_us")
 """What of a step is its plan, as fields of the report; how it came about, and the user's lines, are left out."""
 
@@ -349,7 +352,7 @@ def graph_of(graph: Mapping[str, Any], kernels: Mapping[str, str]) -> dict[str, 
     """A graph of a report as it is kept; steps that are neither planned nor run otherwise are equal."""
     steps = []
     for step in graph["steps"]:
-        plan = {name: rounded(step[name]) for name in PLAN}
+        plan = {name: rounded(step[name] if name in step else step[FORMERLY[name]]) for name in PLAN}
         steps.append({**plan, "key": step["key"], "kernel": kernels.get(step["key"], "")})
     whole = digest([[step[name] for name in PLAN] for step in steps])
     return {"kind": graph["kind"], "called": graph["called"], "ops": graph["ops"], "plan": whole, "steps": steps}

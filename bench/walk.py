@@ -22,6 +22,7 @@ import torch
 from dynafuse.tools.demo.model import Layer, RMSNorm, Sizes
 
 ROOT = Path(__file__).resolve().parents[1]
+LINE = re.compile(r"^( *#  +\S+:\d+, in \w+): .*$", re.MULTILINE)
 SIZES = Sizes(layers=1, width=256, heads=4, hidden=512, vocabulary=0, batch=2, length=64, dtype=torch.bfloat16)
 
 INTRODUCTION = """\
@@ -119,7 +120,9 @@ def _traced(folder: Path) -> Iterator[tuple[str, list[str]]]:
     subprocess.run([sys.executable, "-c", "from bench.walk import run; run()"], env=environment, cwd=ROOT, check=True)
     (graph,) = folder.iterdir()
     for path in sorted(graph.iterdir()):
-        yield path.stem.split("-")[1], path.read_text(encoding="utf-8").replace(f"{ROOT}/", "").splitlines()
+        text = path.read_text(encoding="utf-8").replace(f"{ROOT}/", "")
+        text = LINE.sub(r"\1", text)  # how much of the line there is room for depends on the folder
+        yield path.stem.split("-")[1], text.splitlines()
 
 
 def run() -> None:
