@@ -26,7 +26,7 @@ from dynafuse.ops.indexing_math import (
     unflatten,
 )
 from dynafuse.ops.overloads import overloads
-from dynafuse.ops.table import Builder, Call, Index, Kind, Order, Value, View, by_strides, eager, register, rewrite
+from dynafuse.ops.table import Builder, Call, Index, Kind, Order, Value, View, by_strides, eager, lookup, register, rewrite
 
 Shape = tuple[sympy.Expr, ...]
 Rewrite = Callable[[Call, Index, Shape], Index]
@@ -247,8 +247,12 @@ _ORDERS: dict[str, Order] = {
     "aten.transpose.int aten.transpose_copy.int": _transpose,
     "aten.t.default aten.t_copy.default": _t,
 }
-_VIEWS: dict[Rewrite, View] = {_reshape: View.RESHAPE, _squeeze: View.RESHAPE, _unsqueeze: View.RESHAPE, _same: View.RESHAPE,
-          _expand: View.EXPAND}
+_VIEWS = {
+    View.RESHAPE: "aten.view.default aten._unsafe_view.default aten.reshape.default aten.unsqueeze.default "
+                  "aten.squeeze.default aten.squeeze.dim aten.squeeze.dims aten.alias.default aten.detach.default",
+    View.EXPAND: "aten.expand.default",
+}
+"""Of the views that functional graphs have, what they do to dimensions; others are decomposed before they come here."""
 
 
 @functools.cache
@@ -269,7 +273,12 @@ def _kind(target: torch._ops.OpOverload) -> Kind:
 
 for _names, _rule in _REWRITES.items():
     for _target in overloads(_names):
-        register(replace(rewrite(_target, _kind(_target), lowered(_rule)), view=_VIEWS.get(_rule)))
+        register(rewrite(_target, _kind(_target), lowered(_rule)))
+for _view, _names in _VIEWS.items():
+    for _target in overloads(_names):
+        _row = lookup(_target)
+        assert _row is not None
+        register(replace(_row, view=_view))
 for _names, _order in _ORDERS.items():
     _rule = _permuted(_order)
     for _target in overloads(_names):
