@@ -45,8 +45,8 @@ BOTH = {"executors": "triton,nvfuser", "tune": "never"}
 FORMERLY = {"family": "near"}
 """What parts of a step were called before."""
 
-PLAN = ("executor", "ops", "nodes", "kernel_class", "reads", "forced", "reason", "fallback", "family", "bytes", "predicted_us",
-        "host_us")
+PLAN = ("executor", "ops", "nodes", "kernel_class", "reads", "forced", "reason", "fallback", "family", "bytes",
+        "predicted_us", "host_us")
 """What of a step is its plan, as fields of the report; how it came about, and the user's lines, are left out."""
 
 HEADER, LENGTH = 56, 4
