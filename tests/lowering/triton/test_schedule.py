@@ -1,0 +1,210 @@
+"""Schedules: the class of a kernel, which tile dimension walks which axes, and that tiles fit what they walk."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from torch.fx import Node
+
+from dynafuse.cache.canonical import canonical
+from dynafuse.config import resolve
+from dynafuse.ir import Spec
+from dynafuse.lowering.triton.schedule import (
+    LONGEST_HELD,
+    LONGEST_PERSISTENT,
+    PROCESSORS,
+    SHARED_BYTES,
+    SPLIT_ABOVE,
+    Schedule,
+    choose_schedule,
+    estimate,
+    power_of_two,
+    reduced_axes,
+    splittable,
+)
+from tests.support import graphs
+
+BF16 = torch.bfloat16
+
+
+def specs_of(write: Any, *inputs: torch.Tensor, dynamic: bool = False) -> list[Spec]:
+    plan = graphs.planned(graphs.built(write, *inputs, dynamic=dynamic))
+    return [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90").spec for region in plan.regions]
+
+
+def scheduled(write: Any, *inputs: torch.Tensor, dynamic: bool = False) -> Schedule:
+    """The schedule of a graph that is one region."""
+    (spec,) = specs_of(write, *inputs, dynamic=dynamic)
+    return choose_schedule(spec)
+
+
+def wave(g: graphs.Builder, x: Node) -> Node:
+    return g.op("aten.sin.default", x)
+
+
+def total(*dims: int) -> Any:
+    return lambda g, x: g.op("aten.sum.dim_IntList", x, list(dims))
+
+
+def softmax(g: graphs.Builder, x: Node) -> Node:
+    raised = g.op("aten.exp.default", g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True)))
+    return g.op("aten.div.Tensor", raised, g.op("aten.sum.dim_IntList", raised, [1], True))
+
+
+def normalized(g: graphs.Builder, x: Node) -> Node:
+    centred = g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
+    return g.op("aten.div.Tensor", centred, g.op("aten.mean.dim", g.op("aten.mul.Tensor", centred, centred), [1], True))
+
+
+def added(g: graphs.Builder, x: Node, y: Node) -> Node:
+    return g.op("aten.add.Tensor", x, y)
+
+
+def both_sums(g: graphs.Builder, x: Node) -> list[Node]:
+    return [g.op("aten.sum.dim_IntList", x, [1]), g.op("aten.sum.dim_IntList", x, [0])]
+
+
+# Classes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("write", "inputs", "expected"), [
+    (wave, [torch.empty(100, 100)], "flat"),
+    (added, [torch.empty(512, 1024), torch.empty(512, 1024)], "flat"),
+    (added, [torch.empty(512, 1024), torch.empty(1024, 512).t()], "tiled"),
+    (added, [torch.empty(32, 64), torch.empty(64, 32).t()], "flat"),  # too small for tiles to matter
+    (added, [torch.empty(512, 1024), torch.empty(4, 512).t()[:, :1]], "flat"),  # what lies across is small
+    (softmax, [torch.empty(8192, 4096, dtype=BF16)], "persistent"),
+    (softmax, [torch.empty(8192, LONGEST_HELD, dtype=BF16)], "persistent"),
+    (softmax, [torch.empty(8192, LONGEST_HELD + 1, dtype=BF16)], "looped"),  # its maximum and sum in one pass
+    (total(1), [torch.empty(8192, LONGEST_HELD)], "persistent"),
+    (total(1), [torch.empty(8192, LONGEST_HELD + 1)], "looped"),
+    (normalized, [torch.empty(8192, LONGEST_PERSISTENT)], "persistent"),  # three times along a row is too often
+    (normalized, [torch.empty(8192, LONGEST_PERSISTENT + 1)], "looped"),
+    (total(0), [torch.empty(100, 1 << 17)], "looped"),
+    (total(1), [torch.empty(64, SPLIT_ABOVE - 1)], "persistent"),
+    (total(1), [torch.empty(64, 2 * SPLIT_ABOVE)], "split"),
+    (total(1), [torch.empty(2 * PROCESSORS, 2 * SPLIT_ABOVE)], "persistent"),  # enough rows for all processors
+    (total(0), [torch.empty(8192, 64)], "split"),
+    (softmax, [torch.empty(4, 4096, dtype=BF16)], "persistent"),  # few rows, but all of a row is needed
+    (both_sums, [torch.empty(8192, 1024)], "rowcol"),
+])
+def test_classes(write: Any, inputs: list[torch.Tensor], expected: str) -> None:
+    assert scheduled(write, *inputs).kernel_class == expected
+
+
+def test_the_worked_example() -> None:
+    found = scheduled(softmax, torch.empty(8192, 4096, dtype=BF16))
+    assert found == Schedule("persistent", {"x": (0,), "r": (1,)}, {"x": 1, "r": 4096}, 4)
+    assert found.tile_of(2) == ["x", "r"]
+
+
+def test_rows_of_unknown_length_are_not_held() -> None:
+    assert scheduled(softmax, torch.empty(512, 64), dynamic=True).kernel_class == "looped"
+    assert scheduled(softmax, torch.empty(512, 64)).kernel_class == "persistent"
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_neighbouring_lanes_touch_neighbouring_elements(order: tuple[int, int, int]) -> None:
+    """The innermost axis is that along which memory is contiguous, whatever the dimensions' order."""
+    sizes = (30, 50, 70)
+    stored = torch.empty([sizes[d] for d in order])
+    x = stored.permute([order.index(d) for d in range(3)])
+    assert x.shape == sizes and x.stride(order[2]) == 1
+    assert scheduled(wave, x).order == {"x": order}
+
+
+def test_the_largest_tensor_says_which_order() -> None:
+    """A transposed operand that is small beside the others is read across."""
+    wide, across = torch.empty(64, 1024, 8), torch.empty(8, 1, 64).permute(2, 1, 0)
+    assert scheduled(added, wide, across).order == {"x": (0, 1, 2)}
+
+
+def test_tiles_are_cut_so_that_both_accesses_are_contiguous_in_one() -> None:
+    found = scheduled(added, torch.empty(8, 512, 1024), torch.empty(8, 1024, 512).transpose(1, 2))
+    assert (found.kernel_class, found.order, found.block) == ("tiled", {"y": (0, 1), "x": (2,)}, {"y": 64, "x": 64})
+
+
+def test_columns_go_side_by_side() -> None:
+    """Down the columns of a row-major matrix, a program takes neighbouring ones."""
+    found = scheduled(total(0), torch.empty(100, 8192))
+    assert found.order == {"x": (1,), "r": (0,)} and found.block["x"] >= 32
+
+
+# Sizes of tiles -------------------------------------------------------------------------------------------------------
+
+SHAPES = st.lists(st.sampled_from([1, 2, 3, 7, 16, 60, 100, 512, 1000, 4096, 9000, 40000]), min_size=1, max_size=3)
+WRITES: dict[str, Any] = {"wave": wave, "first": total(0), "last": total(-1), "both": total(0, -1)}
+
+
+@settings(max_examples=120, deadline=None)
+@given(SHAPES, st.sampled_from(sorted(WRITES)), st.sampled_from([torch.float32, BF16, torch.float64]), st.randoms())
+def test_tiles_fit(shape: list[int], name: str, dtype: torch.dtype, pick: Any) -> None:
+    """Every axis is walked once, reductions along ``r``; tiles are powers of two, no larger than what they walk needs."""
+    order = list(range(len(shape)))
+    pick.shuffle(order)
+    assume(math.prod(shape) < 1 << 26 and not (name == "both" and len(shape) == 1))
+    assume(name == "wave" or min(shape) > 1)  # else there is nothing to reduce
+    x = torch.empty([shape[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(shape))])
+    (spec,) = specs_of(WRITES[name], x)
+    found, sizes = choose_schedule(spec), [estimate(axis.size) for axis in spec.axes]
+    assert sorted(axis for axes in found.order.values() for axis in axes) == list(range(len(sizes)))
+    assert found.order.keys() == found.block.keys()
+    if spec.reductions:
+        assert set(found.order["r"]) == reduced_axes(spec, spec.reductions[0][0])
+    for tile, block in found.block.items():
+        walked = math.prod(sizes[axis] for axis in found.order[tile])
+        assert block == power_of_two(block) and block <= power_of_two(walked)
+        assert found.kernel_class != "persistent" or tile != "r" or block >= walked
+    assert found.warps == power_of_two(found.warps) <= 16
+    assert found.stages * math.prod(found.block.values()) * dtype.itemsize <= SHARED_BYTES or found.stages == 1
+    if found.kernel_class == "split":
+        assert splittable(spec, reduced_axes(spec, spec.reductions[0][0]))
+        assert found.deferred == {op for op, _ in spec.reductions}
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+@pytest.mark.parametrize("length", [1 << 14, 1 << 17, 1 << 20, 3 << 18])
+def test_split_rows_keep_the_device_busy(rows: int, length: int) -> None:
+    found = scheduled(total(1), torch.empty(rows, length))
+    programs = -(-rows // found.block["x"]) * found.splits
+    assert found.kernel_class == "split" and 2 <= found.splits <= 256
+    assert programs >= PROCESSORS or found.splits in (256, -(-length // found.block["r"]))
+
+
+def test_short_rows_go_several_to_a_program_and_long_ones_alone() -> None:
+    lengths = [16, 64, 256, 1024, 4096, 16384]
+    tiles = [scheduled(softmax, torch.empty(1 << 16, length, dtype=BF16)).block for length in lengths]
+    assert [tile["r"] for tile in tiles] == lengths
+    rows = [tile["x"] for tile in tiles]
+    assert rows == sorted(rows, reverse=True) and rows[0] == 128 and rows[-1] == 1
+
+
+@pytest.mark.parametrize(("length", "hoisted"), [(1024, True), (8192, True), (8193, False)])
+def test_what_all_rows_share_is_held_where_there_are_registers(length: int, hoisted: bool) -> None:
+    """Of rows and columns in one kernel: as many programs as the device has room for, each over several rows."""
+    found = scheduled(both_sums, torch.empty(8192, length))
+    assert (found.kernel_class, found.hoist_invariants) == ("rowcol", hoisted)
+    assert found.splits in (PROCESSORS, 2 * PROCESSORS) and found.deferred
+
+
+# What may be split ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("write", "expected"), [
+    (total(1), True),
+    (lambda g, x: g.op("aten.sum.dim_IntList", g.op("aten.sin.default", x), [1]), True),
+    (lambda g, x: g.op("aten.sin.default", g.op("aten.sum.dim_IntList", x, [1])), True),  # once a row, by whoever is last
+    (softmax, False),
+    (lambda g, x: g.op("aten.sum.dim_IntList", g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True)), [1]), False),
+])
+def test_rows_may_be_split_where_nothing_needs_all_of_one(write: Any, expected: bool) -> None:
+    (spec,) = specs_of(write, torch.empty(8192, 512))
+    assert splittable(spec, reduced_axes(spec, spec.reductions[0][0])) == expected
