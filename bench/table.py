@@ -3,7 +3,8 @@
 Example:
     python -m bench.table                      # newest file of each suite in bench/results/
     python -m bench.table a.json b.json        # these files, later ones winning row by row
-    python -m bench.table --into README.md     # and write it between the markers of a page
+    python -m bench.table --into docs/benchmarks.md                 # and write it between the markers of a page
+    python -m bench.table a.json --summary --into README.md         # the README's table: training, a line a model
 
 A ratio is time over Inductor's: below 1 is faster. A dash means not measured; an error shows its first words.
 """
@@ -60,6 +61,22 @@ def provenance(head: dict[str, Any]) -> str:
     packages = ("torch", "triton", "transformers", "torchvision")
     named = [f"{name} {versions[name]}" for name in packages if name in versions]
     return f"{machine.get('gpu', machine.get('cpu', 'CPU'))}, {', '.join(named)}, {head['date'][:10]}."
+
+
+def summary(paths: Iterable[Path]) -> str:
+    """Steps and cold starts of training, a line a model: what the README shows."""
+    rows = load(paths)[1]["models"]
+    cases = [case for case, system in rows if system == BASE and case.endswith("/train")]
+    head = ["training", "eager ms", f"{BASE} ms", "dynafuse ms", f"× {BASE}", f"device time × {BASE}",
+            f"cold start: {BASE} s", "dynafuse s", f"× {BASE}"]
+
+    def line(case: str) -> list[str]:
+        eager, base, own = (rows[case, system] for system in ("eager", BASE, "dynafuse"))
+        steps = [number(m, "step_ms") for m in (eager, base, own)]
+        return [case.removesuffix("/train"), *steps, ratio(own, base, "step_ms"), ratio(own, base, "device_ms"),
+                number(base, "cold_s"), number(own, "cold_s"), ratio(own, base, "cold_s")]
+
+    return markdown(head, map(line, cases)) + "\n"
 
 
 def models(rows: Rows) -> str:
@@ -229,11 +246,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.table", description="Results as Markdown.")
     parser.add_argument("files", nargs="*", type=Path, help="default: newest of each suite in bench/results/")
     parser.add_argument("--into", type=Path, help="a page to write the tables into, between its markers")
+    parser.add_argument("--summary", action="store_true", help="one table: training, a line a model")
     options = parser.parse_args(arguments)
     files = options.files or newest(RESULTS)
     if not files:
         raise SystemExit("bench: no results yet: python -m bench.run writes them")
-    text = render(files)
+    text = summary(files) if options.summary else render(files)
     print(text, end="")
     if options.into:
         update(options.into, text)
