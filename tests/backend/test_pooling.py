@@ -26,12 +26,16 @@ WINDOWS: list[tuple[list[int], list[int], list[int]]] = [
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_averages(executor: str, ceil_mode: bool) -> None:
-    """Every window with and without padding in the divisor, and with a divisor of its own."""
+    """Every window with and without padding in the divisor, and with a divisor of its own.
+
+    Windows one apart leave nothing to round up, and are the dearest to compile, for their overlaps: they run once.
+    """
     divisors = [(True, None), (False, None), (True, 5)]
+    windows = [window for window in WINDOWS if not (ceil_mode and window[1] == [1])]
 
     def averages(x: Tensor) -> list[Tensor]:
         return [torch.ops.aten.avg_pool2d(x, *window, ceil_mode, *divisor)
-                for window, divisor in itertools.product(WINDOWS, divisors)]
+                for window, divisor in itertools.product(windows, divisors)]
 
     check(averages, image(), executors=executor)
 

@@ -102,11 +102,12 @@ def test_a_worker_keeps_its_executor_while_there_is_work() -> None:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, str], Path]:
-    """The suite above, run: the exit status, the status of each test, the folder."""
+    """The suite above, run: the exit status, the status of each test, the folder. What hangs runs first, with a short limit."""
     folder = tmp_path_factory.mktemp("peer")
     for name in ("inductor", "functorch"):
         (folder / name).mkdir()
     (folder / "inductor" / "suite_of_the_runner.py").write_text(SUITE)
+    assert run(folder, "*hangs", "--limit", "2") == 0
     status = run(folder, "*")
     return status, {found.task.test: found.status for found in results_in(folder / "results.jsonl")}, folder
 
@@ -115,7 +116,7 @@ def run(folder: Path, tests: str, *more: str) -> int:
     (folder / "expected.txt").write_text("*/* Tests.test_hangs time: it sleeps\n*/* Tests.test_crashes torch: it ends the process\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PEER_SUITE", str(folder))
-        return main(["--modes", "inductor/suite_of_the_runner.py", "--executors", "triton", "--jobs", "1", "--limit", "20",
+        return main(["--modes", "inductor/suite_of_the_runner.py", "--executors", "triton", "--jobs", "1", "--limit", "60",
                      "--tests", tests, "--out", str(folder / "results.jsonl"), "--expected", str(folder / "expected.txt"), *more])
 
 
