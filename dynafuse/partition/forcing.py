@@ -32,7 +32,7 @@ from dynafuse.config import FORCE_MARK
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.fx import module_path, module_stack, user_line, user_place
 from dynafuse.ir import Facts, Role
-from dynafuse.lowering.registry import executor
+from dynafuse.lowering.registry import EAGER, PREFERRED, executor
 from dynafuse.ops import Kind, is_library, is_unfilled, lookup
 
 Mark = tuple[str, bool, str]  # executor, strict, name of the decorated class if it was one
@@ -98,7 +98,7 @@ class Forcing:
 
     patterns: tuple[Pattern, ...] = ()
     around: Mark | None = None
-    enabled: tuple[str, ...] = ("triton", "eager")
+    enabled: tuple[str, ...] = (PREFERRED, EAGER)
     how_to_enable: Callable[[str], str] = field(default=lambda name: "", compare=False, repr=False)
     _found: dict[Any, tuple[Place, int, Order | None]] = field(default_factory=dict, compare=False, repr=False)
 

@@ -18,6 +18,7 @@ from dynafuse.cost import device as devices
 from dynafuse.cost.library_calls import call_prediction, launches
 from dynafuse.fx import base, user_line
 from dynafuse.ir import Annotated, Option, Override, Plan, Region, Role
+from dynafuse.lowering.registry import EAGER
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
 from dynafuse.runtime.observers import Compiled
@@ -126,11 +127,11 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
     notes: tuple[str, ...] = ()
     if device is not None:
         prediction = call_prediction(node, sum(size for size in sizes if size is not None), device)
-        prices = (Price("eager", prediction.device_us, prediction.host_us),)
+        prices = (Price(EAGER, prediction.device_us, prediction.host_us),)
         notes = (PARTIAL,) if prediction.partial else ()
-    forced, fallback = _forcing([node], annotated, "eager")
+    forced, fallback = _forcing([node], annotated, EAGER)
     return ReportedStep(
-        node.name, "eager", (str(node.target),), None, None if None in sizes else sum(filter(None, sizes)),
+        node.name, EAGER, (str(node.target),), None, None if None in sizes else sum(filter(None, sizes)),
         prices[0].device_us if prices else None,
         reason=annotated.facts[node].reason,
         host_us=prices[0].host_us if prices else None,

@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dynafuse.lowering.registry import EAGER
+
 if TYPE_CHECKING:  # a report is printed by this module
     from dynafuse.report.data import Relative, Report, ReportedGraph, ReportedStep, Reuse
 
@@ -201,7 +203,7 @@ def notes(graph: ReportedGraph) -> list[str]:
 def _eager(steps: Sequence[ReportedStep]) -> Notes:
     """Yield why ops run eager, a line per reason."""
     for reason, group in _grouped((step.reason, step) for step in steps if step.reason):
-        yield "eager", f"{shorten([step.ops[0] for step in group])}: {reason}"
+        yield EAGER, f"{shorten([step.ops[0] for step in group])}: {reason}"
 
 
 def _overrides(steps: Sequence[ReportedStep]) -> Notes:
