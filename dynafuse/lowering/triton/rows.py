@@ -154,7 +154,8 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
             finish_reduction(builder, emitter, op, rule, states[op])
         else:
             take_states(op, rule, states[op])
-    for op, online_sum in online.items():
+    # Those that know the row's maximum come first: the shifts of others may be made of it.
+    for op, online_sum in sorted(online.items(), key=lambda item: item[1].maximum is None):
         _finish_online(builder, emitter, op, online_sum, online_states[op])
 
 

@@ -75,3 +75,20 @@ def test_eagers_rounding_needs_the_shifted_values(monkeypatch: pytest.MonkeyPatc
     spec = spec_of(monkeypatch, lambda x: x.softmax(-1), X)
     rounded = dataclasses.replace(spec, options=tuple((k, v or k == "round_like_eager") for k, v in spec.options))
     assert find_online_sums(spec) and not find_online_sums(rounded)
+
+
+SHIFTS: dict[str, Function] = {
+    "its maximum where that is finite": lambda x: (x.logsumexp(0), x.softmax(0)),
+    "the maximum first": lambda x: (x.softmax(0), x.logsumexp(0)),
+    "twice its maximum": lambda x: ((x - 2 * x.amax(0)).exp().sum(0), x.softmax(0)),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_sums_whose_shifts_are_made_of_one_maximum_share_a_loop(name: str) -> None:
+    """Rows of unknown length are looped over, whichever of the sums comes first."""
+    torch._dynamo.reset()
+    options = {"executors": "triton", "strict": True}
+    compiled = torch.compile(SHIFTS[name], backend="dynafuse", dynamic=True, options=options)
+    for x in (torch.randn(8), torch.randn(5000)):
+        torch.testing.assert_close(compiled(x), SHIFTS[name](x))
