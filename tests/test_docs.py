@@ -110,6 +110,16 @@ def test_files_that_the_architecture_names_exist() -> None:
     assert sorted(path for path in found if not (ROOT / path).exists()) == []
 
 
+def test_names_that_the_architecture_quotes_exist() -> None:
+    """Functions, classes, fields and options, wherever they are in the package or in the tests."""
+    sources = (path for folder in ("dynafuse", "tests") for path in (ROOT / folder).rglob("*.py") if path != Path(__file__))
+    words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
+    text = ARCHITECTURE.read_text(encoding="utf-8").split("## Files")[0]
+    quoted = set(re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\)|=[^`]*)?`", text))
+    assert len(quoted) > 60
+    assert sorted(name for name in quoted if not name.startswith("torch.") and not words.issuperset(name.split("."))) == []
+
+
 def test_stages_of_the_architecture_are_those_of_the_pipeline() -> None:
     """Every module that the pipeline or the backend imports is named, and the values of the trace are, in their order."""
     texts = {name: (ROOT / "dynafuse" / f"{name}.py").read_text(encoding="utf-8") for name in ("backend", "pipeline")}
