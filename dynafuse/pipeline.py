@@ -130,7 +130,7 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
     if plan_only():
         return shared, demoted
     final = setting.guard.stage("measuring", lambda: measured(shared, device, setting.compilation), lambda: shared)
-    trace.note("decided", lambda: str(final.plan))
+    trace.note("decided", lambda: str(final))
     return final, demoted
 
 

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dynafuse.cost.device import LENGTHS, REFERENCE_WIDTH, Device
+from dynafuse.cost.device import EXECUTORS, LENGTHS, REFERENCE_WIDTH, Device
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.lowering.registry import executor as executor_of
 
@@ -124,8 +124,9 @@ def region_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
 
 
 def _priced_as(executor: str) -> str:
-    """The executor by whose constants one is priced."""
-    return executor_of(executor).priced_as
+    """Return the executor by whose constants one is priced: Triton, where no device is described for it."""
+    named = executor_of(executor).priced_as
+    return named if named in EXECUTORS else PREFERRED
 
 
 def _launches(work: Work, executor: str) -> int:

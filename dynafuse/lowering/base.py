@@ -140,7 +140,7 @@ class Executor(ABC):
 
     @property
     def priced_as(self) -> str:
-        """The executor by whose cost constants it is priced: its own name, if devices are described for it."""
+        """The executor by whose cost constants it is priced; Triton's, where devices are not described for the one named."""
         return self.name
 
     def __str__(self) -> str:

@@ -66,7 +66,6 @@ class Calls(Executor):
     device_types = frozenset({"cpu"})
     remedy = "move the tensors to the CPU"
     kept = True
-    priced_as = "triton"
 
     def __init__(self) -> None:
         self.log: list[str] = []
