@@ -1,4 +1,4 @@
-"""The kernel cache on disk: one file per entry, in a folder that only its user can enter.
+"""The cache on disk, of kernels, plans and measurements: one file per entry, in a folder that only its user can enter.
 
 Nothing here raises for a disk's failures: a damaged, truncated or foreign entry is a miss, with a line of log; with a full
 disk, a read-only folder or another user's folder the cache stores nothing, with one line of log.

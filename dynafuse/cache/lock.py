@@ -16,11 +16,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
+from dynafuse.forks import in_child
 
-@dataclass
+_HELD: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+@dataclass(eq=False)
 class Lock:
     """A lock that this process holds; with ``descriptor`` -1 one without effect."""
 
@@ -35,7 +40,9 @@ class Lock:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _names(path, descriptor):
-                    return cls(path, descriptor)
+                    lock = cls(path, descriptor)
+                    _HELD.add(lock)
+                    return lock
                 os.close(descriptor)  # its holder removed it before we locked it: the path names another file now, or none
             except BlockingIOError:
                 os.close(descriptor)
@@ -59,6 +66,17 @@ class Lock:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of a fork may still have the descriptor
         os.close(descriptor)
+
+
+def _let_go() -> None:
+    """Give up what a forked process has inherited of its parent's locks: it would hold them after the parent's end."""
+    for lock in list(_HELD):
+        descriptor, lock.descriptor = lock.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+in_child(_let_go)
 
 
 def _names(path: Path, descriptor: int) -> bool:

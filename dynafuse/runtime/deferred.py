@@ -6,6 +6,7 @@ when that is, once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
@@ -21,11 +22,13 @@ def deferred(finish: Callable[[], Callable[..., Any]], pending: Collection[Futur
     """
     made: list[Callable[..., Any]] = []
     todo = [(finish, pending, meanwhile)]  # goes with what it holds of the graph
+    process = os.getpid()
     lock = Lock()
 
     def run(args: list[Any]) -> Any:
         for finish, pending, meanwhile in todo[:1]:
-            if meanwhile is not None and not all(future.done() for future in pending):
+            # Nobody is left in a forked process who would end what is pending.
+            if meanwhile is not None and os.getpid() == process and not all(future.done() for future in pending):
                 return meanwhile(args)
             with lock:
                 if not made:

@@ -1,4 +1,4 @@
-"""What decides about the plan of a graph besides the graph: device, executors, options.
+"""What decides about the plan of a graph besides the graph; and what torch is told of the graph: saved tensors are kept.
 
 Worked example: for a graph of CUDA tensors on an H200, ``setting_of("forward", module, ...)`` has the device ``h200``, the
 capability 90 and the executors ``("triton", "eager")``.

@@ -23,7 +23,7 @@ from dynafuse.lowering.registry import executor
 log = logging.getLogger(__name__)
 
 REJECTED: dict[str, str] = {}
-"""What an executor's library has said, in this process, against regions that another executor can take, by key."""
+"""What an executor's library has said, in this process and in no file, against regions that another executor can take, by key."""
 
 
 def place(plan: Plan, config: Config, capability: int | None) -> CanonicalPlan:

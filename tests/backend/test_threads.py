@@ -9,7 +9,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from dynafuse import backend
 from dynafuse.cache.kernels import STORE
+from dynafuse.cache.lock import Lock as FileLock
 from dynafuse.forks import Lock
 from dynafuse.lowering.triton import pool
+from dynafuse.runtime.deferred import deferred
 from dynafuse.select import compile as compiling
 
 THREADS = 4
@@ -226,3 +229,27 @@ def test_a_lock_is_free_in_a_forked_process_and_keeps_others_out_here() -> None:
         assert child_passes(free)
         with lock:
             pass
+
+
+def test_a_forked_process_does_not_wait_for_what_only_its_parent_is_told() -> None:
+    """An interim function is not for ever where nobody is left to end what is pending."""
+    run = deferred(lambda: lambda args: "own", [Future()], lambda args: "interim")
+    assert run([]) == "interim" and child_passes(lambda: run([]) == "own") and run([]) == "interim"
+
+
+def test_a_forked_process_holds_none_of_its_parents_locks(tmp_path: Path) -> None:
+    """The parent's end frees them, though a child lives on."""
+    lock = FileLock.take(tmp_path / "held.lock")
+    assert lock is not None
+    descriptor = lock.descriptor
+
+    def closed() -> bool:
+        with suppress(OSError):
+            os.fstat(descriptor)
+            return False
+        return lock.descriptor == -1
+
+    assert child_passes(closed)
+    assert FileLock.take(tmp_path / "held.lock") is None, "it is the parent's as before"
+    lock.release()
+    assert not (tmp_path / "held.lock").exists()

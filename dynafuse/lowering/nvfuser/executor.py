@@ -79,7 +79,7 @@ class NvFuser(Executor):
         return f"{self.name} {library.distribution} {library.version} sm{capability}"
 
     def compile(self, region: CanonicalRegion, compilation: Compilation) -> Future[FusionKernel]:
-        """Record the region's recipe and define its fusion, here: the library compiles at the first call."""
+        """Record the region's recipe and define its fusion, here; the library compiles when it first runs."""
         return finished(lambda: _defined(region, lower(region.spec)))
 
     def encode(self, kernel: FusionKernel, region: CanonicalRegion, key: str, compilation: Compilation) -> Entry:

@@ -1,4 +1,4 @@
-"""An nvFuser fusion as it runs: defined and compiled at the first call, then one call into its executor cache.
+"""An nvFuser fusion as it runs: defined when it is made, compiled when it first runs, then one call into its executor cache.
 
 Worked example: ``FusionKernel(key, recipe, define).run([x, y], 0)`` returns the stored tensors in the order of the stores;
 one that overwrites an input is that input.
