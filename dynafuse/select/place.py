@@ -23,7 +23,7 @@ from dynafuse.lowering.registry import executor
 log = logging.getLogger(__name__)
 
 REJECTED: dict[str, str] = {}
-"""What an executor's library has said, in this process and in no file, against regions that another executor can take, by key."""
+"""What libraries of executors have said against regions that others can take, by key: in this process, in no file."""
 
 
 def place(plan: Plan, config: Config, capability: int | None) -> CanonicalPlan:

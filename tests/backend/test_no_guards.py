@@ -44,7 +44,7 @@ def test_sizes_stay_free(name: str, executor: str, monkeypatch: pytest.MonkeyPat
             bound.append((symbol, target, why))
         replace(self, symbol, target, why)
 
-    monkeypatch.setattr(backend, "compile_graph", watched)
+    monkeypatch.setattr(pipeline, "compile_graph", watched)
     monkeypatch.setattr(ShapeEnv, "_set_replacement", noted)
     check(function, *arguments, dynamic=True, executors=executor)
     assert not bound

@@ -100,7 +100,7 @@ def programs(suite: ModuleType, settings: Settings) -> list[type[unittest.TestCa
             def call(*args: Any) -> Any:
                 torch._dynamo.reset()
                 try:
-                    with patch.object(backend, "compile_graph", seen):
+                    with patch.object(pipeline, "compile_graph", seen):
                         return torch.compile(f, backend=settings.compile)(*args)
                 except torch._dynamo.exc.BackendCompilerFailed as error:
                     raise error.inner_exception from error
