@@ -87,7 +87,7 @@ def test_layers_with_other_epsilons_have_one_kernel(dynamic: bool) -> None:
     before = backend.stats()["compiled"]
     found = torch.compile(model, backend=backend.dynafuse, dynamic=dynamic)(X, W)
     assert backend.stats()["compiled"] - before == 1
-    assert torch.allclose(found, model(X, W), rtol=1e-5)
+    assert torch.allclose(found, model(X, W), rtol=1e-4)
     assert not torch.allclose(found, Norms(1e-3, 1e-5, 1e-5)(X, W), rtol=1e-2)
 
 
@@ -101,7 +101,7 @@ def test_a_kernel_from_disk_takes_other_numbers(monkeypatch: pytest.MonkeyPatch,
     hits = backend.stats()["disk_hits"]
     found = torch.compile(Norms(3e-1), backend=backend.dynafuse)(X, W)
     assert backend.stats()["disk_hits"] - hits == 1
-    assert torch.allclose(found, Norms(3e-1)(X, W), rtol=1e-5)
+    assert torch.allclose(found, Norms(3e-1)(X, W), rtol=1e-4)
 
 
 @pytest.mark.usefixtures("fresh")
