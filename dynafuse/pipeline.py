@@ -27,11 +27,12 @@ from torch.fx import GraphModule
 
 from dynafuse.cache import kernels as kernel_cache
 from dynafuse.cache import plans
-from dynafuse.cache.canonical import CanonicalPlan
+from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
 from dynafuse.config import Config
 from dynafuse.cost.model import Meanwhile
 from dynafuse.futures import has_failed, outcome
 from dynafuse.ir import Plan
+from dynafuse.lowering.registry import executor
 from dynafuse.partition.annotate import annotate, signature
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing, index_lines
@@ -243,11 +244,16 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
 
 
 def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
-    """Return what was generated for each distinct kernel, with the regions that run on it."""
-    sites: dict[str, list[str]] = {}
+    """Return what was generated for each distinct kernel, with its launches and the regions that run on it."""
+    sites: dict[str, list[CanonicalRegion]] = {}
     for region in plan.regions:
-        sites.setdefault(region.key, []).append(region.name)
-    return "\n\n".join(f"# {key}: {', '.join(names)}\n{kernels[names[0]].source}" for key, names in sites.items())
+        sites.setdefault(region.key, []).append(region)
+    texts = []
+    for key, regions in sites.items():
+        name, kernel = regions[0].region.executor, kernels[regions[0].name]
+        names = ", ".join(region.name for region in regions)
+        texts.append(f"# {key} on {name}, launches: {executor(name).launches(kernel)}, regions: {names}\n{kernel.source}")
+    return "\n\n".join(texts)
 
 
 def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ import torch
 import torch.testing._internal.optests.aot_autograd as op_check
 from torch.fx import GraphModule
 
-from dynafuse import backend, pipeline
+from dynafuse import pipeline
 from dynafuse.config import resolve
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.joint import split_joint

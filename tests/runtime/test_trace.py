@@ -43,7 +43,7 @@ def test_every_stage_of_every_graph_is_a_file(tmp_path: Path) -> None:
     assert "aten._softmax" in text(forward, "aten") or "aten.amax" in text(forward, "aten")
     assert "mm                       eager" in text(forward, "facts")
     assert "r0 [triton]" in text(forward, "plan") and "store %" in text(forward, "regions")
-    assert "@triton.jit" in text(forward, "kernels") and "def call(args):" in text(forward, "function")
+    assert "on triton, launches: 1, regions: r0" in text(forward, "kernels") and "@triton.jit" in text(forward, "kernels") and "def call(args):" in text(forward, "function")
     assert traced(tmp_path) == ["000-forward", "001-backward", "002-forward", "003-backward"]
 
 

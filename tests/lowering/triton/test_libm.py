@@ -108,13 +108,6 @@ def test_unary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["exp", "erf"])
-def test_fast_variants(name: str, tmp_path: Path) -> None:
-    x = values(0, torch.float32)
-    drawn = run(f"lm.fast_{name}(x0)", [x], torch.empty_like(x), tmp_path)
-    torch.testing.assert_close(drawn, getattr(torch, name)(x), rtol=2e-6, atol=4e-7, equal_nan=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", BINARY)
 def test_binary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
