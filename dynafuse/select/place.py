@@ -58,11 +58,12 @@ def reject(plan: CanonicalPlan, errors: Mapping[str, BaseException]) -> dict[str
     heeds them from now on.
     """
     failures: dict[str, BaseException] = {}
+    regions = plan.by_name
     for name, error in errors.items():
-        region = plan.by_name[name].region
+        region = regions[name].region
         reason = executor(region.executor).rejects(error)
         if reason and len(region.decision.options) > 1:
-            REJECTED[plan.by_name[name].key] = reason
+            REJECTED[regions[name].key] = reason
             log.info("%s: not on %s: %s", region, region.executor, reason)
         else:
             failures[name] = error

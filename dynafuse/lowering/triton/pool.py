@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 from dynafuse.fallback import attempted
 from dynafuse.forks import in_child
+from dynafuse.futures import finished, settle
 from dynafuse.ir import Lowered
 from dynafuse.lowering.triton.binary import compile_all, restored_all
 from dynafuse.lowering.triton.compiler import load
@@ -56,11 +56,10 @@ in_child(_threads.cache_clear)
 
 def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Future[tuple[Any, ...]]:
     """Compile a lowered spec; the future holds what :func:`dynafuse.lowering.triton.compiler.load` returns."""
-    made: Future[tuple[Any, ...]] = Future()
     if capability is None or workers == 0:
-        _settle(made, lambda: load(lowered, capability))
-    else:
-        _threads().submit(_compile, made, lowered, capability)
+        return finished(lambda: load(lowered, capability))
+    made: Future[tuple[Any, ...]] = Future()
+    _threads().submit(_compile, made, lowered, capability)
     return made
 
 
@@ -68,12 +67,12 @@ def _compile(made: Future[tuple[Any, ...]], lowered: Lowered, capability: int) -
     """Compile in a worker if they are ready by now, else in this thread."""
     there = _sent(lowered, capability)
     if there is None:
-        _settle(made, lambda: load(lowered, capability))
+        settle(made, lambda: load(lowered, capability))
         return
 
     def fetch(answer: Future[Any]) -> None:  # called by the thread that all workers answer to: it must not be kept
         with contextlib.suppress(RuntimeError):  # this process is ending
-            _threads().submit(_settle, made, lambda: restored_all(lowered.launches, answer.result(), capability))
+            _threads().submit(settle, made, lambda: restored_all(lowered.launches, answer.result(), capability))
 
     there.add_done_callback(fetch)
 
@@ -90,11 +89,3 @@ def _sent(lowered: Lowered, capability: int) -> Future[Any] | None:
 
     # Somebody may have shut them down.
     return attempted(send, lambda error: log.info("compiled in a thread, for lack of workers: %s", error))
-
-
-def _settle(made: Future[tuple[Any, ...]], make: Callable[[], tuple[Any, ...]]) -> None:
-    """Give a future what ``make`` returns, or its failure, which is for whoever waits for the kernel."""
-    try:
-        made.set_result(make())
-    except Exception as error:
-        made.set_exception(error)
