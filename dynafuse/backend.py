@@ -29,7 +29,7 @@ from torch.fx import GraphModule, Node
 from dynafuse import pipeline
 from dynafuse.cache import kernels
 from dynafuse.config import Config, resolve
-from dynafuse.fallback import Guard
+from dynafuse.fallback import Guard, left_out
 from dynafuse.lowering.registry import executor
 from dynafuse.lowering.triton import pool
 from dynafuse.partition.annotate import annotate
@@ -69,15 +69,15 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     config = resolve(mode, options)
     before = Snapshot.of(gm)
     guard = guard_of(config, before.restored, differentiable=True)
-    guard.stage("worker processes", lambda: start_workers(config), _nothing)
+    guard.stage("worker processes", lambda: start_workers(config), left_out)
     values = list(_dynamo_values(gm, example_inputs))
-    enabled = guard.stage("choice of executors", lambda: executors_for(values, config)[1], _nothing)
+    enabled = guard.stage("choice of executors", lambda: executors_for(values, config)[1], left_out)
     if enabled is None:
         return without_subclasses(before.restored().forward, example_inputs)
     if not any(executor(name).draws_random for name in enabled):
         config = replace(config, fallback_random=True)
     forcing = Forcing.of(config.force, config.executors or ())
-    guard.stage("force patterns", lambda: forcing.check(gm.graph, config.strict), _nothing)
+    guard.stage("force patterns", lambda: forcing.check(gm.graph, config.strict), left_out)
     rewritten = guard.stage("rewrites of the Dynamo graph", lambda: rewrite(gm), before.restored)
     return without_subclasses(_compile_rewritten(rewritten, example_inputs, config, forcing, guard), example_inputs)
 
@@ -127,7 +127,7 @@ def _compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     before = Snapshot.of(gm)
     guard = guard_of(config, before.restored, differentiable=True)
     # A new object per graph: it keeps state.
-    compile_aot = guard.stage("set-up of AOTAutograd", lambda: _through_aot(config, forcing, guard, calls), _nothing)
+    compile_aot = guard.stage("set-up of AOTAutograd", lambda: _through_aot(config, forcing, guard, calls), left_out)
     # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), suppress(NotSplit):
         if compile_aot is not None:
@@ -163,10 +163,6 @@ def _dynamo_values(gm: GraphModule, example_inputs: Sequence[Any]) -> Iterator[A
     """Return examples of a Dynamo graph's values: a graph may make all its tensors by itself."""
     yield from example_inputs
     yield from (node.meta.get("example_value") for node in gm.graph.nodes)
-
-
-def _nothing() -> None:
-    """Stand in for a stage that only adds something."""
 
 
 # The process ----------------------------------------------------------------------------------------------------------

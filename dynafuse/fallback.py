@@ -84,6 +84,10 @@ def nothing(error: Exception) -> Sequence[str]:
     return ()
 
 
+def left_out() -> None:
+    """Stand in for a stage that only adds something."""
+
+
 @dataclass(frozen=True)
 class Guard:
     """How far failures of stages reach. ``more`` are further lines about one: where it comes from, what repeats it."""

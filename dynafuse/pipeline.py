@@ -30,6 +30,7 @@ from dynafuse.cache import plans
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
 from dynafuse.config import Config
 from dynafuse.cost.model import Meanwhile
+from dynafuse.fallback import left_out
 from dynafuse.futures import has_failed, outcome
 from dynafuse.ir import Plan
 from dynafuse.lowering.registry import executor
@@ -84,24 +85,24 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     trace.note("aten", lambda: signature(module.graph))
     if kind == "forward":
         keep_saved_tensors()
-    normal = stage("normalization", lambda: _normalized(kind, config, module, forcing), _nothing)
+    normal = stage("normalization", lambda: _normalized(kind, config, module, forcing), left_out)
     if normal is None:
         return eager(before.restored())
     if captured is not None:
         normal = _with_layout(kind, normal, example_inputs, stage)
     trace.note("normalized", lambda: signature(normal.graph))
-    setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), _nothing)
+    setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), left_out)
     if setting is None:
         return eager(normal)
     with dynamo_timed("dynafuse.plan"):
-        planned = stage("planning", lambda: plan_graph(setting, Demoted()), _nothing)
+        planned = stage("planning", lambda: plan_graph(setting, Demoted()), left_out)
     if planned is None:
         return eager(normal)
     if plan_only():
         _report(setting, planned[0])
         return eager(normal)
     with dynamo_timed("dynafuse.lower"):
-        requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), _nothing)
+        requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), left_out)
     if requests is None:
         return eager(normal)
     call = _call(setting, *planned, requests)
@@ -210,7 +211,7 @@ def _call(setting: Setting, plan: CanonicalPlan, demoted: Demoted, requests: Req
 
     if all(future.done() for future in pending) or any(map(has_failed, pending)):
         return made()
-    return deferred(made, pending, stage("interim plan", lambda: _meanwhile(setting, plan, requests), _nothing))
+    return deferred(made, pending, stage("interim plan", lambda: _meanwhile(setting, plan, requests), left_out))
 
 
 def _meanwhile(setting: Setting, plan: CanonicalPlan, requests: Requests) -> Callable[..., Any] | None:
@@ -319,7 +320,3 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _nothing() -> None:
-    """Stand in for a stage that only adds something."""
