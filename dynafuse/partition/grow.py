@@ -125,8 +125,19 @@ class _Growth:
             units = sorted((r for r in readers if r in self.group), key=self.dependencies.position)
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
-            for first, second in itertools.pairwise(units):
-                yield Candidate(size, first, second, tensor, False)
+            yield from (Candidate(size, *pair, tensor, False) for pair in itertools.pairwise(units))
+        for view, readers in self._readers_of_views().items():
+            size = self.spaces.tensor(view).bytes
+            yield from (Candidate(size, *pair, view, False) for pair in itertools.pairwise(readers))
+
+    def _readers_of_views(self) -> dict[Node, list[Node]]:
+        """Per view that shows a part of a tensor: the units that read it along whole axes of it, in order."""
+        readers: dict[Node, dict[Node, None]] = {}
+        for unit in sorted(self.reads, key=self.dependencies.position):
+            for read in self.reads[unit]:
+                if read.view is not None:
+                    readers.setdefault(read.view, {})[unit] = None
+        return {view: list(units) for view, units in readers.items()}
 
     # ------------------------------------------------------------------ one merge
 
@@ -184,11 +195,11 @@ class _Growth:
         inlined = first.inlined | second.inlined
         if candidate.second in inlined or candidate.first in inlined:
             return self._inline(candidate, first, inlined)
-        there = [r.dims for r in self.reads[candidate.second] if r.source is candidate.tensor]
+        there = self._reads_along(candidate.second, candidate.tensor)
         if candidate.vertical:
             here: Sequence[AxisDims | None] = [self.spaces.out_dims(candidate.first)]
         else:
-            here = [r.dims for r in self.reads[candidate.first] if r.source is candidate.tensor]
+            here = self._reads_along(candidate.first, candidate.tensor)
         if any(dims is None for dims in (*here, *there)):
             if candidate.vertical:
                 return self._inline(candidate, first, inlined)
@@ -196,6 +207,10 @@ class _Growth:
         if not self.spaces.unifier.unify_dims(here[0], there[0]):  # type: ignore[arg-type]
             return Refusal(RefusalKind.DIMENSIONS_DIFFER, a, b)
         return inlined
+
+    def _reads_along(self, unit: Node, tensor: Node) -> list[AxisDims | None]:
+        """Return the axes along which a unit reads a tensor, or a view of one, per read."""
+        return [read.along(tensor) for read in self.reads[unit] if tensor in (read.source, read.view)]
 
     def _inline(self, candidate: Candidate, first: Group, inlined: frozenset[Node]) -> frozenset[Node] | Refusal:
         """Compute all of ``first`` at whatever index its reader asks for."""

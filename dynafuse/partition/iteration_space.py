@@ -9,7 +9,7 @@ Worked example: in ``y = x.t() + 1``, ``add`` runs along two axes ``(i, j)`` and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch.fx import Node
@@ -29,12 +29,23 @@ CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands 
 class Read:
     """A unit that is read, and along which axes; None where the index is not made of whole axes (a slice, a gather).
 
-    ``elements`` is a hint of how many of its elements are loaded, at most.
+    ``elements`` is a hint of how many of its elements are loaded, at most. Who reads a slice along whole axes of the slice
+    reads the same elements as others that do: then ``view`` is the slice, and ``view_dims`` are the axes along it.
+
+    Worked example: in ``x[:, 1:].amax(1)`` the maximum reads ``x`` along ``dims=None``, and the slice along ``(i, j)``.
     """
 
     source: Node
     dims: AxisDims | None
     elements: int
+    view: Node | None = None
+    view_dims: AxisDims | None = None
+
+    def along(self, tensor: Node) -> AxisDims | None:
+        """Return the axes along which ``tensor``, the unit or the view of it, is read; None where it is neither."""
+        if tensor is self.source:
+            return self.dims
+        return self.view_dims if tensor is self.view else None
 
 
 def count(shape: tuple[Size, ...]) -> Size:
@@ -254,7 +265,11 @@ class Spaces:
         if role is Role.VIEW:
             if row is not None and row.view is View.EXPAND:  # what is repeated is loaded once
                 elements = min(elements, self.tensor(node).hint)
-            yield from self._resolve(node.all_input_nodes[0], self._through_view(node, dims), elements)
+            base, base_dims = node.all_input_nodes[0], self._through_view(node, dims)
+            if dims is None or base_dims is not None:
+                yield from self._resolve(base, base_dims, elements)
+            else:
+                yield from (replace(read, view=node, view_dims=dims) for read in self._resolve(base, None, elements))
         elif role is Role.FUSED and node in self.cheap:
             yield from self._operands(node, dims, elements)
         else:

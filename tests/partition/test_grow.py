@@ -99,6 +99,27 @@ def test_a_producer_is_computed_where_its_reader_looks() -> None:
     assert region.bytes == 2 * X.numel() * 4
 
 
+def test_readers_of_a_slice_share_a_region() -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        part = g.op("aten.slice.Tensor", x, 1, 0, 300)
+        wave = g.op("aten.exp.default", g.op("aten.sub.Tensor", part, g.op("aten.amax.default", part, [1], True)))
+        return g.op("aten.div.Tensor", wave, g.op("aten.sum.dim_IntList", wave, [1], True))
+
+    plan = plan_of(write, X)
+    (region,) = plan.regions
+    assert [axis.size for axis in region.axes] == [4096, 300]
+    assert not plan.refusals
+
+
+def test_readers_of_different_slices_stay_apart() -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        left, right = g.op("aten.slice.Tensor", x, 1, 0, 200), g.op("aten.slice.Tensor", x, 1, 200, 400)
+        most = g.op("aten.amax.default", left, [1], True)
+        return g.op("aten.mul.Tensor", g.op("aten.sum.dim_IntList", right, [1], True), most)
+
+    assert any("different places" in refusal for refusal in refusals(plan_of(write, X)))
+
+
 def test_a_reshape_splits_axes() -> None:
     def write(g: graphs.Builder, x: Node) -> list[Node]:
         return [g.op("aten.sin.default", x), g.op("aten.cos.default", g.op("aten.view.default", x, [512, 4096]))]
