@@ -45,7 +45,8 @@ class Axis:
         return f"<{self.size}>" if self.parts is None else repr(self.parts)
 
 
-AxisDims = tuple[tuple[Axis, ...], ...]
+Axes = tuple[Axis, ...]
+AxisDims = tuple[Axes, ...]
 
 
 def fresh(shape: Sequence[Size]) -> AxisDims:

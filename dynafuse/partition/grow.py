@@ -11,7 +11,7 @@ region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
@@ -23,9 +23,9 @@ from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan,
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
-from dynafuse.partition.axes import AxisDims, leaves
+from dynafuse.partition.axes import Axes, AxisDims, leaves
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.iteration_space import Read, Spaces
+from dynafuse.partition.iteration_space import Place, Read, Spaces
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import NOTHING, Priced, Pricing
 
@@ -126,9 +126,9 @@ class _Growth:
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
             yield from (Candidate(size, *pair, tensor, False) for pair in itertools.pairwise(units))
-        for view, readers in self._readers_of_views().items():
+        for view, units in self._readers_of_views().items():
             size = self.spaces.tensor(view).bytes
-            yield from (Candidate(size, *pair, view, False) for pair in itertools.pairwise(readers))
+            yield from (Candidate(size, *pair, view, False) for pair in itertools.pairwise(units))
 
     def _readers_of_views(self) -> dict[Node, list[Node]]:
         """Per view that shows a part of a tensor: the units that read it along whole axes of it, in order."""
@@ -242,27 +242,42 @@ class _Growth:
     def _read_elsewhere(self, nodes: Sequence[Node], inlined: frozenset[Node]) -> Node | None:
         """A value that one kernel knows only along its own axes, and that the region also reads at another index.
 
-        Such are reductions, readers of a tensor that the region overwrites, and what is computed from either.
+        Such are readers of a tensor that the region overwrites, and what is computed from them. What is computed from a
+        reduction of rows is known in its row, wherever along it.
         """
         memory = self.spaces.annotated.memory
         written = {memory(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
-        if not written and not any(map(self.spaces.is_reduction, nodes)):
+        closed = {frozenset(leaves(axis for dim in self.spaces.reduced_axes(n) for axis in dim))
+                  for n in nodes if self.spaces.is_reduction(n)}
+        if not written and not closed:
             return None
+        row: frozenset[object] = next(iter(closed)) if len(closed) == 1 and not written else frozenset()
         fixed: set[Node] = set()
         for node in nodes:
-            for read in self.reads[node]:
-                if read.source in fixed and (node in inlined or not self._same_place(read)):
-                    return read.source
-            sources = {read.source for read in self.reads[node]}
+            if node in inlined:  # its readers' reads go on to what it reads
+                continue
+            reads = list(self._reads_through(node, inlined))
+            for source, place in reads:
+                if source in fixed and not self._is_known(source, place, row):
+                    return source
+            sources = {source for source, _ in reads}
             if self.spaces.is_reduction(node) or sources & fixed or written.intersection(map(memory, sources)):
                 fixed.add(node)
         return None
 
-    def _same_place(self, read: Read) -> bool:
-        """Whether a unit is read along the very axes that it is computed along."""
-        if read.dims is None:
-            return False
-        return [leaves(d) for d in read.dims] == [leaves(d) for d in self.spaces.out_dims(read.source)]
+    def _reads_through(self, node: Node, inlined: frozenset[Node]) -> Iterator[tuple[Node, Place]]:
+        """Yield what a unit reads, and where; of what is computed where it is read, also what that reads."""
+        for read in self.reads[node]:
+            yield read.source, read.place
+            if read.source in inlined:
+                own = [leaves(dim) for dim in self.spaces.dims[read.source]]
+                for source, place in self._reads_through(read.source, inlined):
+                    yield source, tuple(_moved(axes, own, read.place) for axes in place)
+
+    def _is_known(self, source: Node, place: Place, row: frozenset[object]) -> bool:
+        """Whether a unit is read along the very axes that it is computed along, but for those of ``row``."""
+        return all(set(own) <= row or (axes is not None and leaves(axes) == own)
+                   for axes, own in zip(place, map(leaves, self.spaces.out_dims(source)), strict=True))
 
     def _standing(self) -> tuple[Refusal, ...]:
         """Why pairs are apart that could share memory traffic: of each, the refusal of what would have saved the most."""
@@ -315,6 +330,13 @@ class _Growth:
 
     def _numbered(self, dims: AxisDims, order: dict) -> Dims:  # type: ignore[type-arg]
         return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)
+
+
+def _moved(axes: Axes | None, own: Sequence[Sequence[object]], place: Place) -> Axes | None:
+    """Return the axes of a read by a unit that is itself computed at ``place``; None where they are not whole dimensions."""
+    if not axes:
+        return axes
+    return next((there for dim, there in zip(own, place, strict=True) if dim == leaves(axes)), None)
 
 
 def _between(a: str, b: str, refusal: Refusal) -> Refusal:

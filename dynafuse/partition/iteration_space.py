@@ -18,28 +18,39 @@ from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Kind, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
-from dynafuse.partition.axes import AxisDims, Unifier, fresh
+from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
+from dynafuse.partition.places import Followed, followed
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 
 
+Place = tuple[Axes | None, ...]
+"""Where a tensor is read: per dimension the axes along which, or None where the position is not made of whole axes."""
+
+
 @dataclass(frozen=True)
 class Read:
-    """A unit that is read, and along which axes; None where the index is not made of whole axes (a slice, a gather).
+    """A unit that is read, and where.
 
     ``elements`` is a hint of how many of its elements are loaded, at most. Who reads a slice along whole axes of the slice
     reads the same elements as others that do: then ``view`` is the slice, and ``view_dims`` are the axes along it.
 
-    Worked example: in ``x[:, 1:].amax(1)`` the maximum reads ``x`` along ``dims=None``, and the slice along ``(i, j)``.
+    Worked example: in ``x[:, 1:].amax(1)`` the maximum reads ``x`` at ``place`` ``(i, None)``, so that its ``dims`` are
+    None, and the slice along ``(i, j)``.
     """
 
     source: Node
-    dims: AxisDims | None
+    place: Place
     elements: int
     view: Node | None = None
     view_dims: AxisDims | None = None
+
+    @property
+    def dims(self) -> AxisDims | None:
+        """The axes along which it is read; None if a dimension is not read along whole axes (a slice, a gather)."""
+        return whole(self.place)
 
     def along(self, tensor: Node) -> AxisDims | None:
         """Return the axes along which ``tensor``, the unit or the view of it, is read; None where it is neither."""
@@ -54,6 +65,12 @@ def count(shape: tuple[Size, ...]) -> Size:
     for size in shape:
         total = total * size
     return total
+
+
+def whole(place: Place) -> AxisDims | None:
+    """Return a place at which every dimension is read along whole axes; None for others."""
+    dims = tuple(axes for axes in place if axes is not None)
+    return dims if len(dims) == len(place) else None
 
 
 def tensor_arguments(node: Node) -> tuple[Node, ...]:
@@ -73,6 +90,7 @@ class Spaces:
         self.unifier = Unifier()
         self._recompute = recompute
         self.dims: dict[Node, AxisDims] = {}
+        self._followed_by: dict[Node, dict[Node, Followed]] = {}
         self._reductions: dict[Node, bool] = {}  # asked for again whenever a region is priced
         for node in self.graph.nodes:
             if self.is_unit(node):
@@ -239,54 +257,63 @@ class Spaces:
         points = self.tensor(node.all_input_nodes[0] if reducing else node).hint
         return list(self._operands(node, self.dims[node], points))
 
-    def _operands(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
+    def _operands(self, node: Node, place: Place, elements: int) -> Iterator[Read]:
         for argument in tensor_arguments(node):
             if self.facts[argument].tensor is not None:
-                yield from self._resolve(argument, self._operand_dims(node, argument, dims), elements)
+                yield from self._resolve(argument, self._operand_place(node, argument, place), elements)
 
-    def _operand_dims(self, node: Node, argument: Node, dims: AxisDims | None) -> AxisDims | None:
+    def _operand_place(self, node: Node, argument: Node, place: Place) -> Place:
         facts = self.facts[node]
         assert facts.row is not None and facts.call is not None
-        if dims is None:
-            return None
         if self.is_reduction(node):
-            return dims
+            return place
         if facts.row.kind is Kind.POINTWISE or any(facts.call.args.get(name) is argument for name in facts.row.aligned):
-            return self._broadcast(dims, self.tensor(argument).shape)
-        return None
+            return self._broadcast(place, self.tensor(argument).shape)
+        return self._followed(node, argument, place)
 
-    def _broadcast(self, dims: AxisDims, shape: tuple[Size, ...]) -> AxisDims:
+    def _broadcast(self, place: Place, shape: tuple[Size, ...]) -> Place:
         """Trailing dimensions line up; a dimension of size one runs along nothing."""
-        kept = dims[len(dims) - len(shape):]
+        kept = place[len(place) - len(shape):]
         return tuple(() if size == 1 else axes for axes, size in zip(kept, shape, strict=True))
 
-    def _resolve(self, node: Node, dims: AxisDims | None, elements: int) -> Iterator[Read]:
+    def _followed(self, node: Node, argument: Node, place: Place) -> Place:
+        """Where an operand is read whose dimensions follow some of the node's, as the row of the op table tells."""
+        if node not in self._followed_by:
+            self._followed_by[node] = followed(node, self.facts)
+        shape = self.tensor(argument).shape
+        dimensions = self._followed_by[node].get(argument, (None,) * len(shape))
+        own = self.tensor(node).shape
+        return tuple(() if size == 1 else None if k is None or size != own[k] else place[k]
+                     for k, size in zip(dimensions, shape, strict=True))
+
+    def _resolve(self, node: Node, place: Place, elements: int) -> Iterator[Read]:
         role, row = self.facts[node].role, self.facts[node].row
         if role is Role.VIEW:
             if row is not None and row.view is View.EXPAND:  # what is repeated is loaded once
                 elements = min(elements, self.tensor(node).hint)
-            base, base_dims = node.all_input_nodes[0], self._through_view(node, dims)
-            if dims is None or base_dims is not None:
-                yield from self._resolve(base, base_dims, elements)
+            base, base_place = node.all_input_nodes[0], self._through_view(node, place)
+            dims = whole(place)
+            if dims is None or whole(base_place) is not None:
+                yield from self._resolve(base, base_place, elements)
             else:
-                yield from (replace(read, view=node, view_dims=dims) for read in self._resolve(base, None, elements))
+                yield from (replace(read, view=node, view_dims=dims) for read in self._resolve(base, base_place, elements))
         elif role is Role.FUSED and node in self.cheap:
-            yield from self._operands(node, dims, elements)
+            yield from self._operands(node, place, elements)
         else:
-            yield Read(node, dims, elements)
+            yield Read(node, place, elements)
 
-    def _through_view(self, node: Node, dims: AxisDims | None) -> AxisDims | None:
-        """Where a view's base is read when the view is read along ``dims``."""
-        if dims is None:
-            return None
-        shape = self.tensor(node.all_input_nodes[0]).shape
+    def _through_view(self, node: Node, place: Place) -> Place:
+        """Where a view's base is read when the view is read at a place."""
+        base = node.all_input_nodes[0]
+        shape, dims = self.tensor(base).shape, whole(place)
         row, call = self.facts[node].row, self.facts[node].call
         assert row is not None and call is not None
         if row.view is View.RESHAPE:
-            return self.unifier.regroup(dims, shape)
+            regrouped = None if dims is None else self.unifier.regroup(dims, shape)
+            return self._followed(node, base, place) if regrouped is None else regrouped
         if row.view is View.EXPAND:
-            return self._broadcast(dims, shape)
+            return self._broadcast(place, shape)
         if row.order is not None:
-            order = row.order(call.args, len(dims))
-            return tuple(dims[order.index(d)] for d in range(len(dims)))
-        return None
+            order = row.order(call.args, len(place))
+            return tuple(place[order.index(d)] for d in range(len(place)))
+        return self._followed(node, base, place)

@@ -191,7 +191,7 @@ APART: dict[str, tuple[Any, torch.Tensor, str]] = {
     "sizes": (beside(viewed(1536, 1024), viewed(1024, 1536)), torch.empty(1536 * 1024),
               "cos_default | cos_default_1: dimensions do not line up"),
     "stored": (stored_and_flipped, X, "sin_default | flip_default: stored, and read at another index (sin_default)"),
-    "reduced": (lambda g, x: flipped(g, g.op("aten.amax.default", x, [1], True)), X,
+    "reduced": (lambda g, x: g.op("aten.flip.default", g.op("aten.amax.default", x, [1], True), [0]), X,
                 "amax_default | flip_default: cannot be computed at another index (amax_default)"),
     "elsewhere": (symmetric, SQUARE, "amax_default | sub_tensor: known at one place, read at another (sin_default)"),
     "overwritten": (overwritten_by_its_mirror, X, "flip_default | copy__default: reads what the other overwrites (arg0)"),
