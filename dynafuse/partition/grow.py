@@ -2,7 +2,8 @@
 
 Every unit starts as a region of its own. Pairs that could share memory traffic (a producer and its reader, two readers
 of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
-arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``.
+arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``. Then units side by side that run over
+equally many points are merged where they take hardly longer than their launches.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
@@ -19,7 +20,7 @@ from torch.fx import Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import Prediction, efficiency_to_match
 from dynafuse.fx import user_line
-from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
@@ -29,6 +30,8 @@ from dynafuse.partition.iteration_space import Place, Read, Spaces
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import NOTHING, Priced, Pricing
 
+BRIEF = 2  # launches that a region takes as long as if it may be joined with another for a launch less
+NEARBY = 100  # nodes of the graph between two units that are joined for a launch less: none waits long for the other
 ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
 
 
@@ -50,13 +53,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Two units that might share a kernel: a producer with its reader, or two readers of ``tensor``."""
+    """Two units that might share a kernel: a producer with its reader, two readers of ``tensor``, or equal loops (None)."""
 
     saving: int  # bytes
     first: Node
     second: Node
-    tensor: Node
-    vertical: bool
+    tensor: Node | None
+    vertical: bool = False
 
 
 def partition(annotated: Annotated, device: Device, executors: Executors | None = None, *, captured: bool = False,
@@ -125,10 +128,21 @@ class _Growth:
             units = sorted((r for r in readers if r in self.group), key=self.dependencies.position)
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
-            yield from (Candidate(size, *pair, tensor, False) for pair in itertools.pairwise(units))
+            yield from (Candidate(size, *pair, tensor) for pair in itertools.pairwise(units))
         for view, units in self._readers_of_views().items():
             size = self.spaces.tensor(view).bytes
-            yield from (Candidate(size, *pair, view, False) for pair in itertools.pairwise(units))
+            yield from (Candidate(size, *pair, view) for pair in itertools.pairwise(units))
+        for first, second in itertools.chain(*map(itertools.pairwise, self._equal_loops())):
+            if self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY:
+                yield Candidate(0, first, second, None)
+
+    def _equal_loops(self) -> Iterable[list[Node]]:
+        """Return the units that run over equally many points in equal dimensions, in order: one launch does for several."""
+        units: dict[tuple[Size, ...], list[Node]] = {}
+        for unit in sorted(self.reads, key=self.dependencies.position):
+            shape = self.spaces.iterated_shape(unit)
+            units.setdefault(tuple(size for size in shape if size != 1), []).append(unit)
+        return units.values()
 
     def _readers_of_views(self) -> dict[Node, list[Node]]:
         """Per view that shows a part of a tensor: the units that read it along whole axes of it, in order."""
@@ -195,6 +209,8 @@ class _Growth:
         inlined = first.inlined | second.inlined
         if candidate.second in inlined or candidate.first in inlined:
             return self._inline(candidate, first, inlined)
+        if candidate.tensor is None:
+            return self._side_by_side(candidate, first, second) or inlined
         there = self._reads_along(candidate.second, candidate.tensor)
         if candidate.vertical:
             here: Sequence[AxisDims | None] = [self.spaces.out_dims(candidate.first)]
@@ -207,6 +223,15 @@ class _Growth:
         if not self.spaces.unifier.unify_dims(here[0], there[0]):  # type: ignore[arg-type]
             return Refusal(RefusalKind.DIMENSIONS_DIFFER, a, b)
         return inlined
+
+    def _side_by_side(self, candidate: Candidate, first: Group, second: Group) -> Refusal | None:
+        """Unify the axes of two units that share nothing but how many points they run over."""
+        a, b = candidate.first, candidate.second
+        brief_us = BRIEF * self.device.constants[f"launch_us_{PREFERRED}"]
+        if any(group.priced is None or group.prediction.device_us > brief_us for group in (first, second)):
+            return Refusal(RefusalKind.DOES_NOT_PAY, a.name, b.name, "only a launch is saved")
+        left, right = ([axis for dim in self.spaces.dims[unit] for axis in dim] for unit in (a, b))
+        return None if self.spaces.unifier.unify(left, right) else Refusal(RefusalKind.DIMENSIONS_DIFFER, a.name, b.name)
 
     def _reads_along(self, unit: Node, tensor: Node) -> list[AxisDims | None]:
         """Return the axes along which a unit reads a tensor, or a view of one, per read."""
@@ -283,7 +308,7 @@ class _Growth:
         """Why pairs are apart that could share memory traffic: of each, the refusal of what would have saved the most."""
         pairs: dict[tuple[Node, Node], Refusal] = {}
         for candidate, refusal in self.refusals.items():  # by falling saving
-            if self.group[candidate.first] is not self.group[candidate.second]:
+            if candidate.tensor is not None and self.group[candidate.first] is not self.group[candidate.second]:
                 pairs.setdefault((candidate.first, candidate.second), refusal)
         return tuple(pairs.values())
 

@@ -94,7 +94,7 @@ class Spaces:
         self._reductions: dict[Node, bool] = {}  # asked for again whenever a region is priced
         for node in self.graph.nodes:
             if self.is_unit(node):
-                self.dims[node] = fresh(self._iterated_shape(node))
+                self.dims[node] = fresh(self.iterated_shape(node))
 
     # ------------------------------------------------------------------ what is a unit
 
@@ -230,7 +230,8 @@ class Spaces:
             shape = self._operand_shape(node)
             yield from (shape[d] for d in self._reduced(node))
 
-    def _iterated_shape(self, node: Node) -> tuple[Size, ...]:
+    def iterated_shape(self, node: Node) -> tuple[Size, ...]:
+        """The sizes of the dimensions that a unit runs over: of its result's, or of a reduction's operand."""
         return self._operand_shape(node) if self.is_reduction(node) else self.tensor(node).shape
 
     def out_dims(self, node: Node) -> AxisDims:

@@ -117,7 +117,17 @@ def test_readers_of_different_slices_stay_apart() -> None:
         most = g.op("aten.amax.default", left, [1], True)
         return g.op("aten.mul.Tensor", g.op("aten.sum.dim_IntList", right, [1], True), most)
 
-    assert any("different places" in refusal for refusal in refusals(plan_of(write, X)))
+    plan = plan_of(write, torch.empty(1 << 16, 512))
+    assert any("different places" in refusal for refusal in refusals(plan))
+
+
+def test_small_loops_over_equally_many_points_share_a_launch() -> None:
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        return [g.op("aten.sin.default", x), g.op("aten.cos.default", y), g.op("aten.sum.dim_IntList", y, [1])]
+
+    assert steps(plan_of(write, torch.empty(64, 32), torch.empty(64, 32))) == [["sin_default", "cos_default", "sum_dim_int_list"]]
+    assert len(plan_of(write, torch.empty(64, 32), torch.empty(32, 64)).regions) == 2
+    assert len(plan_of(write, torch.empty(1 << 14, 1 << 12), torch.empty(1 << 14, 1 << 12)).regions) == 2
 
 
 def test_a_reshape_splits_axes() -> None:
