@@ -49,7 +49,7 @@ class Rounding:
         """
         row, call = self.calls[op]
         shows = row.rounds or position in row.steps or not call.dtype.is_floating_point
-        return self._narrow_dtype(ref) if shows else None
+        return self.narrow_dtype(ref) if shows else None
 
     def rounds_result(self, op: int) -> bool:
         """Return whether an op's result is rounded to its dtype."""
@@ -63,7 +63,7 @@ class Rounding:
         """Return the dtype of an input or op."""
         return self.spec.tensor(ref).dtype
 
-    def _narrow_dtype(self, ref: Ref) -> torch.dtype | None:
+    def narrow_dtype(self, ref: Ref) -> torch.dtype | None:
         """Return the 16-bit float that a value, or what a decomposition has widened to it, is in eager.
 
         Return None if kernels hold the value as eager has it.
@@ -81,7 +81,7 @@ class Rounding:
         """Return whether an op's elements are elements of operands that kernels hold as eager has them."""
         operands = references(_args(call))
         return row.kind in _MOVING_KINDS and not any(
-            _narrows(self.dtype(ref), call.dtype) or self._narrow_dtype(ref) for ref in operands)
+            _narrows(self.dtype(ref), call.dtype) or self.narrow_dtype(ref) for ref in operands)
 
 
 def _args(call: Call) -> Sequence[object]:

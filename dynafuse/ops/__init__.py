@@ -9,6 +9,7 @@ from dynafuse.ops import (  # noqa: F401  (fill the table)
     library,
     nvfuser_rows,
     pointwise_rows,
+    pooling,
     reductions,
     views,
 )
@@ -36,8 +37,9 @@ from dynafuse.ops.table import (
 )
 
 __all__ = [
-    "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "View", "eager", "is_library", "is_unfilled",
-    "lookup", "nvfuser_refusal", "pointwise", "reduction", "refusal", "register", "rewrite", "rows", "shipped",
+    "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "View", "eager", "is_library",
+    "is_unfilled", "lookup", "nvfuser_refusal", "pointwise", "reduction", "refusal", "register", "rewrite", "rows",
+    "shipped",
 ]
 
 _SHIPPED = {str(row.target): row for row in rows()}

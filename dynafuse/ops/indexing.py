@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -26,13 +24,9 @@ from dynafuse.ops.indexing_math import (
     product,
     unflatten,
 )
-from dynafuse.ops.literals import opmath
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, by_strides, eager, register, rewrite
 from dynafuse.ops.views import clamped_bound, dim_of, dims_of, from_end, replaced, source, without
-
-MAX_WINDOW = 25
-"""The most elements of a pooling window that are written out one by one."""
 
 Body = Callable[[], Value]
 Bounds = tuple[sympy.Expr, str, sympy.Expr]
@@ -42,7 +36,7 @@ Bounds = tuple[sympy.Expr, str, sympy.Expr]
 # Masks ----------------------------------------------------------------------------------------------------------------
 
 
-def _inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> Iterator[Bounds]:
+def inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> Iterator[Bounds]:
     """What is left to be checked of ``low <= at < high``."""
     if not known_nonnegative(at - low):
         yield at, ">=", low
@@ -55,7 +49,7 @@ def _all(build: Builder, bounds: Sequence[Bounds]) -> Value:
     return functools.reduce(lambda left, right: build.expression("{0} & {1}", torch.bool, left, right), checks)
 
 
-def _under(build: Builder, bounds: Sequence[Bounds], body: Body, other: bool | int | float) -> Value:
+def under(build: Builder, bounds: Sequence[Bounds], body: Body, other: bool | int | float) -> Value:
     return build.masked(_all(build, bounds), body, other) if bounds else body()
 
 
@@ -114,8 +108,8 @@ def _pad(build: Builder, call: Call, index: Index) -> Value:
     for k in range(len(pads) // 2):
         before[len(shape) - 1 - k] = pads[2 * k]
     at = tuple(position - pad for position, pad in zip(index, before, strict=True))
-    bounds = [check for position, size in zip(at, shape, strict=True) for check in _inside(position, S.Zero, size)]
-    return _under(build, bounds, lambda: build.operand(call["self"], at), call["value"])
+    bounds = [check for position, size in zip(at, shape, strict=True) for check in inside(position, S.Zero, size)]
+    return under(build, bounds, lambda: build.operand(call["self"], at), call["value"])
 
 
 # Reordering -----------------------------------------------------------------------------------------------------------
@@ -157,7 +151,7 @@ def _slice_scatter(build: Builder, call: Call, index: Index) -> Value:
     dim, size = dim_of(call["dim"], len(index)), call.shape[dim_of(call["dim"], len(index))]
     start, end = clamped_bound(call["start"], size, S.Zero), clamped_bound(call["end"], size, size)
     step, at = as_expr(call["step"]), index[dim] - start
-    bounds = list(_inside(index[dim], start, end))
+    bounds = list(inside(index[dim], start, end))
     if step != 1:
         bounds.append((mod(at, step), "==", S.Zero))
     inner = replaced(index, dim, floordiv(at, step))
@@ -187,185 +181,6 @@ def _tri(operator: str) -> Callable[[Builder, Call, Index], Value]:
     return lower
 
 
-# Pooling --------------------------------------------------------------------------------------------------------------
-
-
-def _pair(value: int | Sequence[int], default: Sequence[int] = ()) -> tuple[int, int]:
-    given = (value,) if isinstance(value, int) else tuple(value) or tuple(default)
-    return (given[0], given[-1])
-
-
-def _windows(call: Call) -> Iterator[tuple[int, int, int]]:
-    """Size, stride and padding of the window in each of the two dimensions."""
-    size = _pair(call["kernel_size"])
-    return zip(size, _pair(call["stride"], size), _pair(call["padding"]), strict=True)
-
-
-def _sum(build: Builder, values: Sequence[Value], dtype: torch.dtype) -> Value:
-    wide = opmath(dtype)
-    return functools.reduce(lambda left, right: build.expression("{0} + {1}", wide, left, right), values)
-
-
-def _window_values(build: Builder, call: Call, index: Index, outside: float, dilation: Sequence[int] = (1,)) -> list[Value]:
-    """The input's values in the window of an output position; ``outside`` where it reaches beyond the input."""
-    sizes, places = build.shape(call["self"])[-2:], []
-    for at, (length, stride, padding), step in zip(index[-2:], _windows(call), _pair(dilation), strict=True):
-        places.append([at * stride - padding + step * k for k in range(length)])
-
-    def value(at: Index) -> Value:
-        bounds = [check for position, size in zip(at, sizes, strict=True) for check in _inside(position, S.Zero, size)]
-        return _under(build, bounds, lambda: build.operand(call["self"], (*index[:-2], *at)), outside)
-
-    return [value(at) for at in itertools.product(*places)]
-
-
-def _avg_pool(build: Builder, call: Call, index: Index) -> Value:
-    values, sizes = _window_values(build, call, index, 0), build.shape(call["self"])[-2:]
-    return _averaged(build, call, _sum(build, values, call.dtype), index[-2:], sizes)
-
-
-def _max_pool(build: Builder, call: Call, index: Index) -> Value:
-    values, wide = _window_values(build, call, index, -math.inf, call["dilation"]), opmath(call.dtype)
-    return functools.reduce(lambda left, right: build.expression("lm.maximum({0}, {1})", wide, left, right), values)
-
-
-def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
-    """``total`` over the divisor of the output position ``at``."""
-    count, wide = _divisor(build, call, at, sizes), opmath(call.dtype)
-    if isinstance(count, int):
-        return build.expression("lm.div({0}, {1})", call.dtype, total, build.constant(count, wide))
-    return build.expression("lm.div({0}, {1})", call.dtype, total, build.cast(count, wide))
-
-
-def _divisor(build: Builder, call: Call, at: Index, sizes: Sequence[sympy.Expr]) -> int | Value:
-    windows = list(_windows(call))
-    if call["divisor_override"]:
-        return int(call["divisor_override"])
-    padded = any(padding for _, _, padding in windows)
-    if not call["ceil_mode"] and (call["count_include_pad"] or not padded):
-        return windows[0][0] * windows[1][0]
-    spans = [_span(build, position, window, size, call["count_include_pad"])
-             for position, window, size in zip(at, windows, sizes, strict=True)]
-    return build.expression("{0} * {1}", torch.int64, *spans)
-
-
-def _span(build: Builder, at: sympy.Expr, window: tuple[int, int, int], size: sympy.Expr, with_padding: bool) -> Value:
-    """How many elements a window counts in one dimension: it is cut at the padded edge, or at the data's."""
-    length, stride, padding = window
-    start, edge = at * stride - padding, size + padding if with_padding else size
-    end = build.expression(
-        "tl.minimum({0}, {1})", torch.int64, build.index_value(start + length), build.index_value(edge)
-    )
-    low = build.index_value(start)
-    low = (
-        low
-        if with_padding
-        else build.expression("tl.maximum({0}, {1})", torch.int64, low, build.constant(0, torch.int64))
-    )
-    return build.expression("{0} - {1}", torch.int64, end, low)
-
-
-def _avg_pool_backward(build: Builder, call: Call, index: Index) -> Value:
-    """The sum over the few windows that cover an input element."""
-    windows = list(_windows(call))
-    reach = [range(-(-length // stride)) for length, stride, _ in windows]
-    values = [_window_share(build, call, index, windows, back) for back in itertools.product(*reach)]
-    return build.cast(_sum(build, values, call.dtype), call.dtype)
-
-
-def _window_share(build: Builder, call: Call, index: Index, windows: Sequence[tuple[int, int, int]],
-                  back: tuple[int, ...]) -> Value:
-    sizes, grads = build.shape(call["self"])[-2:], build.shape(call["grad_output"])[-2:]
-    at: list[sympy.Expr] = []
-    bounds: list[Bounds] = []
-    for position, (length, stride, padding), steps, count in zip(index[-2:], windows, back, grads, strict=True):
-        window = floordiv(position + padding, stride) - steps
-        at.append(window)
-        bounds += _inside(window, S.Zero, count)
-        bounds += _inside(position + padding - window * stride, S.Zero, sympy.Integer(length))
-
-    def share() -> Value:
-        return _averaged(build, call, build.operand(call["grad_output"], (*index[:-2], *at)), tuple(at), sizes)
-
-    return _under(build, bounds, share, 0)
-
-
-def _accepts_pool(call: Call) -> str:
-    height, width = _pair(call["kernel_size"])
-    return "" if height * width <= MAX_WINDOW else f"a window of {height * width} elements, more than {MAX_WINDOW}"
-
-
-def _accepts_max_pool(call: Call) -> str:
-    return _accepts_pool(call) if call.dtype.is_floating_point else f"max pooling of {str(call.dtype)[6:]}"
-
-
-def _adaptive_pool(build: Builder, call: Call, index: Index) -> Value:
-    sizes = build.shape(call["self"])[-2:]
-    rows, columns = (int(size) // int(out) for size, out in zip(sizes, call.shape[-2:], strict=True))
-    values = [build.operand(call["self"], (*index[:-2], index[-2] * rows + row, index[-1] * columns + column))
-              for row, column in itertools.product(range(rows), range(columns))]
-    total = _sum(build, values, call.dtype)
-    return build.expression("lm.div({0}, {1})", call.dtype, total, build.constant(rows * columns, opmath(call.dtype)))
-
-
-def _adaptive_pool_backward(build: Builder, call: Call, index: Index) -> Value:
-    grads = build.shape(call["grad_output"])[-2:]
-    rows, columns = (int(size) // int(out) for size, out in zip(call.shape[-2:], grads, strict=True))
-    grad = build.operand(call["grad_output"], (*index[:-2], floordiv(index[-2], rows), floordiv(index[-1], columns)))
-    return build.expression("lm.div({0}, {1})", call.dtype, grad, build.constant(rows * columns, opmath(call.dtype)))
-
-
-def _accepts_adaptive(operand: str, limit: int) -> Callable[[Call], str]:
-    """Windows of one size, which is when each output size divides its input size; at most ``limit`` elements."""
-
-    def accepts(call: Call) -> str:
-        pairs = list(zip(_sizes(call[operand]), map(as_expr, call.shape[-2:]), strict=True))
-        if not all(left.is_Integer and right.is_Integer for left, right in pairs):
-            return "adaptive pooling of a symbolic size"
-        # The forward's operand is what is pooled, the backward's is the gradient of the result.
-        windows = [(int(left), int(right)) if operand == "self" else (int(right), int(left)) for left, right in pairs]
-        if any(pooled == 0 or size % pooled for size, pooled in windows):
-            return "adaptive pooling with windows of several sizes"
-        window = math.prod(size // pooled for size, pooled in windows)
-        return "" if window <= limit else f"a window of {window} elements, more than {limit}"
-
-    return accepts
-
-
-def _sizes(arg: Any) -> Sequence[sympy.Expr]:
-    """The last two sizes of a tensor argument: an FX node, or a tensor itself."""
-    value = arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg
-    return [as_expr(size) for size in value.shape[-2:]]
-
-
-def _max_pool_indices(build: Builder, call: Call, index: Index) -> Value:
-    """Positions in the input plane from positions in the window."""
-    rank = len(call["kernel_size"])
-    rest = build.cast(build.operand(call["self"], index), torch.int64)
-    steps: list[Value] = []
-    for size in reversed(call["kernel_size"][1:]):
-        steps.append(_int(build, "{0} % {1}", rest, build.constant(int(size), torch.int64)))
-        rest = _int(build, "{0} // {1}", rest, build.constant(int(size), torch.int64))
-    total: Value | None = None
-    for d, step in enumerate((rest, *reversed(steps))):
-        base = index[len(index) - rank + d] * as_expr(call["stride"][d]) - as_expr(call["padding"][d])
-        place = _int(
-            build,
-            "{0} + {1} * {2}",
-            build.index_value(base),
-            step,
-            build.constant(int(call["dilation"][d]), torch.int64),
-        )
-        size = build.index_value(as_expr(call["input_size"][d]))
-        total = place if total is None else _int(build, "{0} * {1} + {2}", total, size, place)
-    assert total is not None
-    return total
-
-
-def _int(build: Builder, text: str, *operands: Value) -> Value:
-    return build.expression(text, torch.int64, *operands)
-
-
 def _glu(build: Builder, call: Call, index: Index) -> Value:
     dim = dim_of(call["dim"], len(index))
     value = build.operand(call["self"], index)
@@ -382,18 +197,9 @@ _REWRITES = {
     "aten.slice_scatter.default": _slice_scatter,
     "aten.triu.default": _tri(">="),
     "aten.tril.default": _tri("<="),
-    "prims._low_memory_max_pool_offsets_to_indices.default": _max_pool_indices,
 }
 _EAGER = {
     "aten.diagonal_scatter.default": "diagonal_scatter: rare",
-    "prims._low_memory_max_pool_with_offsets.default aten.max_pool2d_with_indices.default "
-    "aten.max_pool3d_with_indices.default aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default":
-        "max pooling with indices, which the backward reads",
-    "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default "
-    "aten.adaptive_max_pool2d_backward.default aten.adaptive_max_pool3d_backward.default "
-    "aten.max_pool2d_backward.default": "max pooling backward: adds at loaded indices",
-    "aten.avg_pool3d.default aten.avg_pool3d_backward.default aten._adaptive_avg_pool3d.default "
-    "aten._adaptive_avg_pool3d_backward.default": "three-dimensional pooling stays whole",
     "aten.upsample_nearest1d_backward.default aten.upsample_nearest2d_backward.default "
     "aten.upsample_nearest3d_backward.default aten._upsample_nearest_exact1d_backward.default "
     "aten._upsample_nearest_exact2d_backward.default aten._upsample_nearest_exact3d_backward.default "
@@ -415,16 +221,6 @@ for _target in overloads("aten.roll.default"):
     register(rewrite(_target, Kind.INDEX, _roll, accepts=_accepts_roll))
 for _target in overloads("aten.select_scatter.default"):
     register(rewrite(_target, Kind.INDEX, _select_scatter, accepts=_accepts_select_scatter))
-for _target in overloads("aten.avg_pool2d.default"):
-    register(rewrite(_target, Kind.INDEX, _avg_pool, accepts=_accepts_pool, flops=9.0))
-for _target in overloads("aten.max_pool2d.default"):
-    register(rewrite(_target, Kind.INDEX, _max_pool, accepts=_accepts_max_pool, flops=9.0))
-for _target in overloads("aten.avg_pool2d_backward.default"):
-    register(rewrite(_target, Kind.INDEX, _avg_pool_backward, accepts=_accepts_pool, flops=9.0))
-for _target in overloads("aten._adaptive_avg_pool2d.default"):
-    register(rewrite(_target, Kind.INDEX, _adaptive_pool, accepts=_accepts_adaptive("self", MAX_WINDOW), flops=9.0))
-for _target in overloads("aten._adaptive_avg_pool2d_backward.default"):
-    register(rewrite(_target, Kind.INDEX, _adaptive_pool_backward, accepts=_accepts_adaptive("grad_output", 1 << 30)))
 for _target in overloads("aten.glu.default"):
     register(rewrite(_target, Kind.INDEX, _glu, flops=10.0))
 for _names, _reason in _EAGER.items():

@@ -83,6 +83,9 @@ class Builder(Protocol):
     def operand(self, arg: Any, index: Index) -> Value:
         """The value of tensor argument ``arg`` at ``index``."""
 
+    def rounded(self, arg: Any, index: Index) -> Value:
+        """The value of tensor argument ``arg`` at ``index`` as eager has it: a 16-bit float is rounded to its dtype."""
+
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
         """The sizes of tensor argument ``arg``."""
 
@@ -174,7 +177,7 @@ class Row:
     states: int = 1  # reduction: how many values its recurrence keeps
     aligned: tuple[str, ...] = ()  # index, gather: arguments that are read at the output's own (broadcast) index
     accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
-    flops: float = 1.0  # per output element (per input element for a reduction), counting a transcendental as 8
+    flops: float = 1.0  # per output element (of a reduction or a window, per element read); a transcendental is 8
     reason: str = ""
     library: bool = False  # opaque: whether it is a library's call, whatever else is fused
     unfilled: bool = False  # opaque: whether it returns memory that nobody has written to

@@ -219,7 +219,9 @@ class _Growth:
         if any(dims is None for dims in (*here, *there)):
             if candidate.vertical:
                 return self._inline(candidate, first, inlined)
-            return Refusal(RefusalKind.DIFFERENT_PLACES, a, b)
+            if not self._same_elements(candidate):
+                return Refusal(RefusalKind.DIFFERENT_PLACES, a, b)
+            here, there = [self.spaces.dims[candidate.first]], [self.spaces.dims[candidate.second]]
         if not self.spaces.unifier.unify_dims(here[0], there[0]):  # type: ignore[arg-type]
             return Refusal(RefusalKind.DIMENSIONS_DIFFER, a, b)
         return inlined
@@ -236,6 +238,12 @@ class _Growth:
     def _reads_along(self, unit: Node, tensor: Node) -> list[AxisDims | None]:
         """Return the axes along which a unit reads a tensor, or a view of one, per read."""
         return [read.along(tensor) for read in self.reads[unit] if tensor in (read.source, read.view)]
+
+    def _same_elements(self, candidate: Candidate) -> bool:
+        """Whether two units read the same elements of a tensor if they run along the same axes."""
+        first, second = ({read.elements_at for read in self.reads[unit] if candidate.tensor in (read.source, read.view)}
+                         for unit in (candidate.first, candidate.second))
+        return first == second and None not in first
 
     def _inline(self, candidate: Candidate, first: Group, inlined: frozenset[Node]) -> frozenset[Node] | Refusal:
         """Compute all of ``first`` at whatever index its reader asks for."""

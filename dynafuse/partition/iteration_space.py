@@ -8,7 +8,7 @@ Worked example: in ``y = x.t() + 1``, ``add`` runs along two axes ``(i, j)`` and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from dynafuse.ops import Kind, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
-from dynafuse.partition.places import Followed, followed
+from dynafuse.partition.places import Reading, readings
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
@@ -35,7 +35,8 @@ class Read:
     """A unit that is read, and where.
 
     ``elements`` is a hint of how many of its elements are loaded, at most. Who reads a slice along whole axes of the slice
-    reads the same elements as others that do: then ``view`` is the slice, and ``view_dims`` are the axes along it.
+    reads the same elements as others that do: then ``view`` is the slice, and ``view_dims`` are the axes along it. Units
+    that run along the same axes read the same elements where ``elements_at`` are the same, if not None.
 
     Worked example: in ``x[:, 1:].amax(1)`` the maximum reads ``x`` at ``place`` ``(i, None)``, so that its ``dims`` are
     None, and the slice along ``(i, j)``.
@@ -46,6 +47,7 @@ class Read:
     elements: int
     view: Node | None = None
     view_dims: AxisDims | None = None
+    elements_at: Hashable = None
 
     @property
     def dims(self) -> AxisDims | None:
@@ -90,7 +92,7 @@ class Spaces:
         self.unifier = Unifier()
         self._recompute = recompute
         self.dims: dict[Node, AxisDims] = {}
-        self._followed_by: dict[Node, dict[Node, Followed]] = {}
+        self._readings: dict[Node, Mapping[Node, Reading] | None] = {}
         self._reductions: dict[Node, bool] = {}  # asked for again whenever a region is priced
         for node in self.graph.nodes:
             if self.is_unit(node):
@@ -152,9 +154,26 @@ class Spaces:
             facts = self.facts[node]
             if facts.role is Role.FUSED and node not in self.needed and self._follows_readers(node, facts.forced):
                 sources, flops = self._recomputation(node, facts, found)
-                if self._pays(facts, sources, flops):
+                if self._pays(facts, sources, flops * self._evaluations[node]):
                     found[node] = (sources, flops)
         return frozenset(found)
+
+    @cached_property
+    def _evaluations(self) -> Mapping[Node, int]:
+        """How often a node is computed for a point of a kernel if it is computed again wherever it is read, at most."""
+        found: dict[Node, int] = {}
+        for node in reversed(list(self.graph.nodes)):
+            found[node] = max((self._read_by(user, node, found) for user in node.users), default=1)
+        return found
+
+    def _read_by(self, user: Node, node: Node, evaluations: Mapping[Node, int]) -> int:
+        """How often a reader needs an element of a node: often itself if it may be computed again, too."""
+        facts = self.facts[user]
+        if facts.role not in (Role.VIEW, Role.FUSED) or facts.row is None:
+            return 1
+        again = facts.role is Role.VIEW or (facts.row.kind is Kind.POINTWISE and user not in self.needed and (
+            facts.row.flops * evaluations[user] <= CHEAP_FLOPS))
+        return self.reach(user, node) * (evaluations[user] if again else 1)
 
     def _follows_readers(self, node: Node, forced: str | None) -> bool:
         """Whether readers may compute a node again for themselves: a forced one only where they are forced alike."""
@@ -256,12 +275,40 @@ class Spaces:
         """What unit ``node`` reads, looking through views and cheap nodes."""
         reducing = self._kind(node) is Kind.REDUCTION
         points = self.tensor(node.all_input_nodes[0] if reducing else node).hint
-        return list(self._operands(node, self.dims[node], points))
+        return [replace(read, elements_at=self._elements_at(node, argument)) for argument in tensor_arguments(node)
+                for read in self._operand(node, argument, self.dims[node], points)]
+
+    def _elements_at(self, node: Node, argument: Node) -> Hashable:
+        """What two units have in common that read the same elements of an operand if they run along the same axes."""
+        reading = (self._moves(node) or {}).get(argument)
+        return (argument, reading.indices) if reading is not None and reading.told else None
 
     def _operands(self, node: Node, place: Place, elements: int) -> Iterator[Read]:
         for argument in tensor_arguments(node):
-            if self.facts[argument].tensor is not None:
-                yield from self._resolve(argument, self._operand_place(node, argument, place), elements)
+            yield from self._operand(node, argument, place, elements)
+
+    def _operand(self, node: Node, argument: Node, place: Place, elements: int) -> Iterator[Read]:
+        if self.facts[argument].tensor is not None:
+            elements = elements * self.reach(node, argument)
+            yield from self._resolve(argument, self._operand_place(node, argument, place), elements)
+
+    def reach(self, node: Node, argument: Node) -> int:
+        """How many elements of an operand a node reads for one of its own: several for a window, 0 if only sizes matter."""
+        moved = self._moves(node)
+        if moved is None:
+            return 1
+        return len(moved[argument].indices) if argument in moved else 0
+
+    def _moves(self, node: Node) -> Mapping[Node, Reading] | None:
+        """Where a fused node that moves data reads its operands; None for any other node."""
+        if self.facts[node].role is not Role.FUSED or self._kind(node) not in (Kind.INDEX, Kind.GATHER):
+            return None
+        return self._reading(node)
+
+    def _reading(self, node: Node) -> Mapping[Node, Reading] | None:
+        if node not in self._readings:
+            self._readings[node] = readings(node, self.facts)
+        return self._readings[node]
 
     def _operand_place(self, node: Node, argument: Node, place: Place) -> Place:
         facts = self.facts[node]
@@ -279,10 +326,8 @@ class Spaces:
 
     def _followed(self, node: Node, argument: Node, place: Place) -> Place:
         """Where an operand is read whose dimensions follow some of the node's, as the row of the op table tells."""
-        if node not in self._followed_by:
-            self._followed_by[node] = followed(node, self.facts)
-        shape = self.tensor(argument).shape
-        dimensions = self._followed_by[node].get(argument, (None,) * len(shape))
+        shape, reading = self.tensor(argument).shape, (self._reading(node) or {}).get(argument)
+        dimensions = (None,) * len(shape) if reading is None else reading.followed
         own = self.tensor(node).shape
         return tuple(() if size == 1 else None if k is None or size != own[k] else place[k]
                      for k, size in zip(dimensions, shape, strict=True))

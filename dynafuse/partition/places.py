@@ -1,12 +1,14 @@
-"""Which dimensions of an op's operands follow dimensions of its result: the row of the op table is asked, by index symbols.
+"""Where an op reads its operands, and which of their dimensions follow the result's: its row is asked, by index symbols.
 
 Worked example: an element of ``cat([x, y], 1)`` at ``(i, j)`` is an element of ``x`` or ``y`` in row ``i``, so the first
-dimension of both operands follows the result's first one, and their second follows none.
+dimension of both operands follows the result's first one, and their second follows none. An element of a pooling over
+windows of ``3 × 3`` is made of nine elements of its operand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -16,7 +18,7 @@ from torch.fx import Node
 from dynafuse.errors import LoweringError
 from dynafuse.ir import Facts
 from dynafuse.ops import Index, Value
-from dynafuse.ops.indexing_math import symbol
+from dynafuse.ops.indexing_math import IndexSymbol, symbol
 
 Followed = tuple[int | None, ...]
 """Per dimension of an operand: the dimension of the result that it follows, or None."""
@@ -24,18 +26,30 @@ Followed = tuple[int | None, ...]
 UNTOLD = Value("", torch.float32)
 
 
-def followed(node: Node, facts: Mapping[Node, Facts]) -> dict[Node, Followed]:
-    """Return, per operand whose elements a node reads, which dimensions of its result they follow."""
+@dataclass(frozen=True)
+class Reading:
+    """Where an op reads an operand: at which indices, over the result's, and which dimensions follow the result's.
+
+    ``told``: whether the indices tell which elements are read, because none of them is loaded.
+    """
+
+    indices: frozenset[Index]
+    followed: Followed
+    told: bool = True
+
+
+def readings(node: Node, facts: Mapping[Node, Facts]) -> Mapping[Node, Reading] | None:
+    """Return where a node reads each operand whose elements it reads; None if its row does not tell."""
     row, call = facts[node].row, facts[node].call
     if row is None or call is None or row.lower is None:
-        return {}
+        return None
     index = tuple(symbol(f"d{k}", size) for k, size in enumerate(call.shape))
     asked = _Asked(facts, index)
     try:
         row.lower(asked, call, index)
     except LoweringError:  # it depends on more than the call
-        return {}
-    return asked.followed
+        return None
+    return asked.readings
 
 
 class _Asked:
@@ -44,15 +58,22 @@ class _Asked:
     def __init__(self, facts: Mapping[Node, Facts], index: Index) -> None:
         self.facts = facts
         self.dimension: dict[sympy.Expr, int] = {at: k for k, at in enumerate(index)}
-        self.followed: dict[Node, Followed] = {}
+        self.readings: dict[Node, Reading] = {}
         self._picked = 0
 
     def operand(self, arg: Any, index: Index) -> Value:
         """Note an index of an operand; where it was read before, what both agree on."""
         here = tuple(self.dimension.get(at) for at in index)
-        before = self.followed.get(arg, here)
-        self.followed[arg] = tuple(a if a == b else None for a, b in zip(here, before, strict=True))
+        before = self.readings.get(arg, Reading(frozenset(), here))
+        agreed = tuple(a if a == b else None for a, b in zip(here, before.followed, strict=True))
+        symbols = frozenset[sympy.Symbol]().union(*(at.free_symbols for at in index))
+        loaded = any(isinstance(part, IndexSymbol) and part not in self.dimension for part in symbols)
+        self.readings[arg] = Reading(before.indices | {index}, agreed, before.told and not loaded)
         return UNTOLD
+
+    def rounded(self, arg: Any, index: Index) -> Value:
+        """Note an index of an operand."""
+        return self.operand(arg, index)
 
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
         """Return the sizes of a tensor argument."""

@@ -19,6 +19,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from dynafuse.fx import arguments, is_view, makes_memory, shares_memory
+from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.duplicates import merge_duplicates
 
@@ -79,6 +80,10 @@ def _single_output(source: Node, position: Any) -> tuple[Callable[..., Any], tup
         return index.default, (args["self"], args["dim"], args["keepdim"])
     if target is aten.max_pool2d_with_indices.default and all(user.args[1:] == (0,) for user in source.users):
         return aten.max_pool2d.default, tuple(arguments(source).values())
+    if target is prims._low_memory_max_pool_with_offsets.default:
+        args = arguments(source)
+        both = maxima_and_offsets(args, args["self"].meta["val"].dtype)
+        return None if both is None else (both[position], tuple(args.values()))
     return None
 
 

@@ -41,8 +41,31 @@ MAX_POOLS = [
 ]
 
 
+TIES = IMAGE.round()
+VOLUME = torch.randn(2, 4, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+VOLUMES = [
+    [[3, 2, 2], [2, 2, 1], [1, 0, 1], [1, 1, 1], False],
+    [[2], [], [0], [1], True],
+    [[2, 2, 2], [1, 2, 1], [1, 1, 0], [1, 2, 1], False],
+]
+
+
 def grad_of(pool: list[Any]) -> torch.Tensor:
     return torch.ops.aten.avg_pool2d.default(IMAGE, *pool).cos()
+
+
+def in_full(pool: list[Any]) -> list[Any]:
+    """A window as the ops that take each number for each dimension are given it."""
+    rank = 2 if pool in MAX_POOLS else 3
+    size, stride, padding, dilation = ((value * rank)[:rank] for value in (pool[0], pool[1] or pool[0], pool[2], pool[3]))
+    return [size, stride, padding, dilation, pool[4]]
+
+
+def max_grad(image: torch.Tensor, pool: list[Any]) -> list[Any]:
+    """The arguments of the gradient of a max pooling."""
+    op = torch.ops.aten.max_pool2d_with_indices if pool in MAX_POOLS else torch.ops.aten.max_pool3d_with_indices
+    maxima, indices = op(image, *pool)
+    return [maxima.cos(), image, *pool, indices]
 
 
 CASES: list[tuple[str, list[Any]]] = [
@@ -101,9 +124,21 @@ CASES: list[tuple[str, list[Any]]] = [
     ("aten.avg_pool2d.default", [IMAGE[0], *pooled()]),
     *(("aten.max_pool2d.default", [IMAGE, *pool]) for pool in MAX_POOLS),
     ("aten.max_pool2d.default", [IMAGE[0], *MAX_POOLS[0]]),
+    *(("aten.max_pool3d.default", [VOLUME, *pool]) for pool in VOLUMES),
+    *(("dynafuse.max_pool_offsets.default", [image, *in_full(pool)])
+      for image in (TIES, torch.full_like(TIES, -torch.inf)) for pool in MAX_POOLS),
+    *(("dynafuse.max_pool_offsets.default", [VOLUME.round(), *in_full(pool)]) for pool in VOLUMES),
+    *(("aten.max_pool2d_with_indices_backward.default", max_grad(TIES, pool)) for pool in MAX_POOLS),
+    *(("aten.max_pool3d_with_indices_backward.default", max_grad(VOLUME.round(), pool)) for pool in VOLUMES),
+    ("aten.avg_pool3d.default", [VOLUME, [2, 3, 2], [1, 2, 1], [1, 1, 0], True, False, None]),
+    ("aten.avg_pool3d_backward.default",
+     [torch.ops.aten.avg_pool3d(VOLUME, [2, 3, 2], [1, 2, 1], [1, 1, 0], True, False).cos(), VOLUME, [2, 3, 2], [1, 2, 1],
+      [1, 1, 0], True, False, None]),
     *(("aten.avg_pool2d_backward.default", [grad_of(pool), IMAGE, *pool]) for pool in POOLS),
     ("aten._adaptive_avg_pool2d.default", [IMAGE[..., :6, :], [3, 2]]),
     ("aten._adaptive_avg_pool2d_backward.default", [torch.randn(2, 2, 3, 2), torch.randn(2, 2, 6, 6)]),
+    ("aten._adaptive_avg_pool3d.default", [VOLUME, [2, 1, 3]]),
+    ("aten._adaptive_avg_pool3d_backward.default", [torch.randn(2, 2, 1, 3), torch.randn(2, 4, 5, 3)]),
     ("prims._low_memory_max_pool_offsets_to_indices.default",
      [torch.arange(6, dtype=torch.int8).view(1, 3, 2), [2, 3], [9, 9], [2, 1], [1, 0], [1, 2]]),
     ("aten.embedding.default", [X[0], torch.tensor([[2, 0], [1, 1]])]),

@@ -51,6 +51,9 @@ class ReferenceBuilder:
 
         return self._new(arg.dtype, compute)
 
+    def rounded(self, arg: torch.Tensor, index: Index) -> Value:
+        return self.operand(arg, index)
+
     def shape(self, arg: torch.Tensor) -> tuple[sympy.Expr, ...]:
         return tuple(sympy.Integer(size) for size in arg.shape)
 

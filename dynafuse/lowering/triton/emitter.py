@@ -94,6 +94,10 @@ class Emitter(ControlFlow):
             return self._load_input(arg.position, index)
         return self.value(arg.position, index)
 
+    def rounded(self, arg: Any, index: Index) -> Value:
+        """Return the value of an input or op at an index as eager has it: a 16-bit float is rounded to its dtype."""
+        return self._round(self.operand(arg, index), self.rounding.narrow_dtype(arg))
+
     def _load_input(self, position: int, index: Index) -> Value:
         """Load an input; one that belongs to a term of a fold is loaded only if the fold has that term."""
         outer, guard = self.masks, self.input_guards.get(position)
