@@ -69,7 +69,14 @@ def _offsets(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[in
     return found
 
 
+def _offsets_like(self: torch.Tensor, *window: Any) -> torch.Tensor:
+    """Return a result without values."""
+    pool = {2: torch.ops.aten.max_pool2d_with_indices, 3: torch.ops.aten.max_pool3d_with_indices}[len(window[0])]
+    return torch.empty_like(pool(self, *window)[0], dtype=torch.int8)
+
+
 _LIBRARY.impl("max_pool_offsets", _offsets, "CompositeExplicitAutograd")
+_LIBRARY.impl("max_pool_offsets", _offsets_like, "Meta")
 MAX_POOL_OFFSETS: OpOverload = torch.ops.dynafuse.max_pool_offsets.default
 """Where in its window each maximum is, row by row, in int8: the first of several, the last that is NaN."""
 

@@ -105,8 +105,8 @@ def call_of(target: torch._ops.OpOverload, shape: tuple[int, ...], **args: objec
 def test_refusals_say_why() -> None:
     row = ops.lookup(torch.ops.aten.avg_pool2d.default)
     assert row is not None and row.accepts is not None
-    assert row.accepts(call_of(row.target, (1, 1, 2, 2), kernel_size=[3, 3])) == ""
-    assert "36 elements" in row.accepts(call_of(row.target, (1, 1, 2, 2), kernel_size=[6, 6]))
+    assert row.accepts(call_of(row.target, (1, 1, 2, 2), kernel_size=[3, 3], stride=[], padding=[0])) == ""
+    assert "36 elements" in row.accepts(call_of(row.target, (1, 1, 2, 2), kernel_size=[6, 6], stride=[], padding=[0]))
     masks = ops.lookup(torch.ops.aten.index.Tensor)
     assert masks is not None and masks.accepts is not None
     assert "mask" in masks.accepts(call_of(masks.target, (3,), indices=[torch.ones(3, dtype=torch.bool)]))

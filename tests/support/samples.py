@@ -268,7 +268,24 @@ MAX_POOLS = [
     [[3, 2], [2, 2], [1, 0], [1, 1], False], [[3, 2], [2, 1], [1, 1], [1, 1], True], [[2], [], [0], [1], False],
     [[2, 3], [1, 1], [1, 1], [2, 1], False],
 ]
+VOLUME_POOL = [[2, 3, 2], [2, 2, 1], [1, 0, 1]]
+VOLUME_POOLS = [[*VOLUME_POOL, [1, 1, 1], False], [[2], [], [0], [1], True], [[2, 2, 2], [1, 2, 1], [1, 1, 0], [1, 2, 1], False]]
 Make = Callable[[torch.Tensor], list[Any]]
+
+
+def with_indices(op: Any, pool: list[Any]) -> Make:
+    """Arguments of the gradient of a max pooling."""
+    def made(x: torch.Tensor) -> list[Any]:
+        maxima, indices = op(x, *pool)
+        return [maxima.cos(), x, *pool, indices]
+
+    return made
+
+
+def in_full(pool: list[Any], rank: int) -> list[Any]:
+    """A window as the ops that want each number for each dimension are given it."""
+    return [*((value * rank)[:rank] for value in (pool[0], pool[1] or pool[0], pool[2], pool[3])), pool[4]]
+
 
 RESHAPES: list[Make] = [
     lambda x: [x, [4, 6]], lambda x: [x, [2, 12]], lambda x: [x, [24]], lambda x: [x, [8, 1, 3]],
@@ -354,6 +371,24 @@ IMAGES: dict[str, list[Make]] = {
         *(lambda x, pool=pool: [x, *pool] for pool in MAX_POOLS), lambda x: [x.where(x < 1, torch.nan), *MAX_POOLS[0]],
         lambda x: [x.where(x < 1, -torch.inf), *MAX_POOLS[0]], lambda x: [x[0], *MAX_POOLS[0]],
     ],
+    "aten.max_pool3d.default": [lambda x, pool=pool: [x, *pool] for pool in VOLUME_POOLS],
+    "dynafuse.max_pool_offsets.default": [
+        *(lambda x, pool=pool: [x, *in_full(pool, 2)] for pool in MAX_POOLS),
+        *(lambda x, pool=pool: [x.round(), *in_full(pool, 3)] for pool in VOLUME_POOLS),
+        lambda x: [x.where(x < 1, torch.nan), *MAX_POOLS[0]], lambda x: [x.where(x > 9, -torch.inf), *MAX_POOLS[1]],
+    ],
+    "aten.max_pool2d_with_indices_backward.default": [
+        with_indices(torch.ops.aten.max_pool2d_with_indices.default, pool) for pool in MAX_POOLS],
+    "aten.max_pool3d_with_indices_backward.default": [
+        with_indices(torch.ops.aten.max_pool3d_with_indices.default, pool) for pool in VOLUME_POOLS],
+    "aten.avg_pool3d.default": [lambda x: [x, *VOLUME_POOL, True, False, None], lambda x: [x, *VOLUME_POOL, False, True, 5]],
+    "aten.avg_pool3d_backward.default": [
+        lambda x, rest=rest: [
+            torch.ops.aten.avg_pool3d.default(x.double(), *VOLUME_POOL, *rest).cos().to(x.dtype), x, *VOLUME_POOL, *rest]
+        for rest in ((True, False, None), (False, True, 5))
+    ],
+    "aten._adaptive_avg_pool3d.default": [lambda x: [x[..., :6, :], [2, 3, 2]]],
+    "aten._adaptive_avg_pool3d_backward.default": [lambda x: [x[..., :3, :2], x[..., :6, :]]],
     "aten.avg_pool2d_backward.default": [
         lambda x, pool=pool: [torch.ops.aten.avg_pool2d.default(x, *pool).cos(), x, *pool] for pool in POOLS
     ],
