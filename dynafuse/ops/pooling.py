@@ -247,20 +247,25 @@ def _avg_pool(build: Builder, call: Call, index: Index) -> Value:
 
 def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
     """Return ``total`` over the divisor of the window at ``at``."""
-    count, wide = _divisor(build, call, at, sizes), opmath(call.dtype)
-    divisor = build.constant(count, wide) if isinstance(count, int) else build.cast(count, wide)
-    return build.expression("lm.div({0}, {1})", call.dtype, total, divisor)
+    common = _common_divisor(call)
+    count = build.constant(common, torch.int64) if common else _count(build, call, at, sizes)
+    return build.expression("lm.div({0}, {1})", call.dtype, total, build.cast(count, opmath(call.dtype)))
 
 
-def _divisor(build: Builder, call: Call, at: Index, sizes: Sequence[sympy.Expr]) -> int | Value:
+def _common_divisor(call: Call) -> int:
+    """Return what all windows are divided by; 0 if not all by the same number."""
     windows = _of(call)
     if call["divisor_override"]:
         return int(call["divisor_override"])
     padded = any(window.padding for window in windows)
-    if not call["ceil_mode"] and (call["count_include_pad"] or not padded):
-        return math.prod(window.length for window in windows)
+    whole = not call["ceil_mode"] and (call["count_include_pad"] or not padded)
+    return math.prod(window.length for window in windows) if whole else 0
+
+
+def _count(build: Builder, call: Call, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
+    """Return how many elements the window at ``at`` counts."""
     spans = [_span(build, position, window, size, call["count_include_pad"])
-             for position, window, size in zip(at, windows, sizes, strict=True)]
+             for position, window, size in zip(at, _of(call), sizes, strict=True)]
     return functools.reduce(lambda left, right: _int64(build, "{0} * {1}", left, right), spans)
 
 
@@ -275,12 +280,13 @@ def _span(build: Builder, at: sympy.Expr, window: Window, size: sympy.Expr, with
 
 
 def _avg_pool_backward(build: Builder, call: Call, index: Index) -> Value:
-    rank = _rank(call)
-
-    def share(at: Index) -> Value:
-        return _averaged(build, call, build.operand(call["grad_output"], at), at[-rank:], call.shape[-rank:])
-
-    return build.cast(_over_windows(build, call, index, share), call.dtype)
+    rank, sizes = _rank(call), call.shape[-_rank(call):]
+    if _common_divisor(call):  # one division instead of one for each window
+        total = _over_windows(build, call, index, lambda at: build.operand(call["grad_output"], at))
+        return _averaged(build, call, total, index[-rank:], sizes)
+    total = _over_windows(build, call, index, lambda at: _averaged(
+        build, call, build.operand(call["grad_output"], at), at[-rank:], sizes))
+    return build.cast(total, call.dtype)
 
 
 def _over_windows(build: Builder, call: Call, index: Index, share: Callable[[Index], Value]) -> Value:
