@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 EXECUTORS = tuple(SHIPPED)
 CLASSES = ("pointwise", "row", "column", "split", "rowcol")
-RATES = ("flops_tflops", "contraction_tflops", "contraction_tflops_float32")
+RATES = ("flops_tflops", "contraction_tflops", "contraction_tflops_float32", "atomics_gops", "sorted_adds_gops")
 CORES_TO_FILL_MEMORY = 16  # beyond which more cores move no more bytes
 BY_LENGTH = ("row", "rowcol")  # classes whose efficiency depends on the row length
 REFERENCE_LENGTH = 4096
@@ -50,6 +50,8 @@ def _documented() -> dict[str, str]:
         "flops_tflops": "rate of plain float32 arithmetic in fused kernels, TFLOP/s",
         "contraction_tflops": "rate of matrix products, convolutions and attention in 16-bit floats, TFLOP/s",
         "contraction_tflops_float32": "the same in float32, without TensorFloat-32",
+        "atomics_gops": "rate of atomic operations of kernels on elements in memory, 1e9 a second",
+        "sorted_adds_gops": "rate at which eager adds values at indices that it has sorted before, 1e9 a second",
         "processors": "streaming multiprocessors, or cores",
         "programs_per_processor": "programs in flight that keep a processor's memory pipes full",
         "replay_us": "device time of a node of a captured CUDA graph besides its work, microseconds",

@@ -96,6 +96,11 @@ FORMULAS: Mapping[Any, Callable[[Mapping[str, Any]], float]] = {
 """Flops of an op from its arguments by name, tensors as their sizes."""
 
 
+SORTED = frozenset({aten.index_put.default, aten._unsafe_index_put.default,
+                    aten._unsafe_masked_index_put_accumulate.default})
+"""Ops that sort their indices, to add the values of each in order."""
+
+
 def _sizes(value: Any) -> Any:
     """A tensor as its sizes, a dynamic size as its example; whatever else as it is."""
     if isinstance(value, torch.Tensor):
@@ -113,11 +118,25 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
     """What an op costs that runs eager on the tensors among its arguments."""
     memory = predict(Work(moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
     flops = call_flops(target, args, kwargs, result)
+    if (count := _sorted_adds(target, args, kwargs)):
+        memory = predict(Work(2 * moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
+        further = SORT_LAUNCHES * device.launch_us_eager + count / max(device.sorted_adds_gops * 1e3, LEAST)
+        return replace(memory, device_us=memory.device_us + further, captured_us=memory.captured_us + further)
     if not flops:
         return replace(memory, partial=flops is None)
     rate = device.contraction_tflops if _width((args, kwargs)) <= 2 else device.contraction_tflops_float32
     busy = max(flops / max(rate * 1e6, LEAST), memory.device_us - device.launch_us_eager)
     return Prediction(busy + device.launch_us_eager, memory.host_us, 0.0, busy + device.replay_us)
+
+
+SORT_LAUNCHES = 16
+"""Kernels in which eager checks and sorts indices, before those that add."""
+
+
+def _sorted_adds(target: Any, args: Any, kwargs: Any) -> int:
+    """How many values an op adds at indices that it sorts first; 0 if it is no such op."""
+    given = _bound(target, args, kwargs) if target in SORTED else {}
+    return math.prod(given["values"]) if given and given.get("accumulate", True) else 0
 
 
 def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:

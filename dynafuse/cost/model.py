@@ -3,7 +3,7 @@
 Device time of a kernel (the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009, with measured shares)::
 
     memory = bytes / (bandwidth_tbs × efficiency[executor, class, row length, width] × share of the device in use)
-    device = max(memory, flops / (flops_tflops × share)) + launches × launch_us[executor]
+    device = max(memory, flops / (flops_tflops × share), atomics / atomics_gops) + launches × launch_us[executor]
 
 The share in use is how many of the device's processors the kernel's programs keep busy, at most all. Host time::
 
@@ -62,6 +62,7 @@ class Work:
     width: int = REFERENCE_WIDTH
     length: int = 0
     outputs: int = 1
+    atomics: int = 0  # elements that are combined with what memory holds
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
     share = in_use(work, device)
     memory = work.bytes / max(device.bandwidth_tbs * 1e6 * efficiency * share, LEAST)
     arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
-    return max(memory, arithmetic)
+    return max(memory, arithmetic, work.atomics / max(device.atomics_gops * 1e3, LEAST))
 
 
 def in_use(work: Work, device: Device) -> float:
@@ -231,7 +232,8 @@ def efficiency_to_match(work: Work, device: Device, executor: str, us: float) ->
     left = us - _launches(work, executor) * device.constants[f"launch_us_{_priced_as(executor)}"]
     share = in_use(work, device)
     arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
-    if left <= 0 or arithmetic > left or not work.bytes:
+    atomics = work.atomics / max(device.atomics_gops * 1e3, LEAST)
+    if left <= 0 or max(arithmetic, atomics) > left or not work.bytes:
         return None
     shipped = device.constants[f"efficiency_{_priced_as(executor)}_{work.kernel_class}"]
     efficiency = device.efficiency(_priced_as(executor), work.kernel_class, work.length, work.width)
