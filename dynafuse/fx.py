@@ -25,6 +25,9 @@ Size: TypeAlias = int | sympy.Expr
 UNKNOWN_SIZE = 8192
 """The hint of a size that is only known at run time."""
 
+OWNS_BASE = "owns_base"
+"""The metadata of a scatter whose base nothing else reads."""
+
 PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 OWN_STEPS = re.compile(r"\.forward\._dynafuse_module")  # how Dynamo gets at the module of a forced instance
 PARTS = re.compile(r"\[['\"](.*?)['\"]\]|\[(\d+)\]|\.([^.\[]+)|^([^.\[]+)")
@@ -80,6 +83,11 @@ def makes_memory(node: Node) -> bool:
     """Whether an op returns memory of its own, by its schema."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and not target.is_view and not target._schema.is_mutable
+
+
+def owns_base(node: Node) -> bool:
+    """Whether nothing but a scatter reads its base, so that it may write into that (as ``passes/scatters.py`` has noted)."""
+    return bool(node.meta.get(OWNS_BASE))
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------

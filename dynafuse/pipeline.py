@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -41,6 +42,7 @@ from dynafuse.partition.grow import partition
 from dynafuse.passes.channels_last import optimize_layout
 from dynafuse.passes.joint import replace_random
 from dynafuse.passes.normalize import normalize
+from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.runtime.cuda_graphs import capture
 from dynafuse.runtime.deferred import deferred
@@ -94,6 +96,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), left_out)
     if setting is None:
         return eager(normal)
+    setting = _with_bases(setting)
     with dynamo_timed("dynafuse.plan"):
         planned = stage("planning", lambda: plan_graph(setting, Demoted()), left_out)
     if planned is None:
@@ -193,6 +196,17 @@ def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], 
 
     laid_out: GraphModule = stage("layout", optimized, before.restored)
     return laid_out
+
+
+def _with_bases(setting: Setting) -> Setting:
+    """Return a setting whose graph's scatters have bases that kernels may write into."""
+    if not any(executor(name).scatters for name in setting.forcing.enabled):
+        return setting
+    before = Snapshot.of(setting.module)
+    forced = setting.forcing.forced_to_eager(setting.module.graph)
+    module = setting.guard.stage("bases of scatters", lambda: give_bases(setting.module, setting.fused_device, forced),
+                                 before.restored)
+    return replace(setting, module=module)
 
 
 def _requests(setting: Setting, plan: CanonicalPlan) -> Requests:

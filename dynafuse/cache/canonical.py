@@ -367,7 +367,8 @@ class _Canonical:
         dims: Dims = self.region.out_dims[node]
         target = self.region.copies.get(node)
         into = None if target is None else self.inputs.setdefault(target, len(self.inputs))
-        return Store(self.ops[node], self._layout(node if target is None else target), dims, into)
+        scatters = self.facts[node].scatters_into is not None
+        return Store(self.ops[node], self._layout(node if target is None else target), dims, into, scatters)
 
 
 def _expr(value: Any) -> Any:

@@ -75,6 +75,7 @@ class _Pair:
         yield from _layout(name, a.layout, b.layout)
         yield from _compared(f"{name}: along axes", a.dims, b.dims)
         yield from _only_one(f"{name} aliases an input", a.into is not None, b.into is not None)
+        yield from _only_one(f"{name} is scattered", a.scatters, b.scatters)
         if a.into is not None and b.into is not None:
             yield from _compared(f"{name} aliases input", a.into, b.into)
 

@@ -129,6 +129,8 @@ class _Class:
         if runs and not self._begins(store.layout):
             runs = None
         ref = Ref("op", store.op)
+        if store.scatters:  # where its values go is not known
+            runs = None
         yield ref, runs and aligned(store.layout.shape, self.spec.tensor(ref).shape)
         if store.into is not None:
             yield Ref("in", store.into), runs

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dynafuse.fx import Size, looked_at, shares_memory
-from dynafuse.ops.table import Call, Row
+from dynafuse.ops.table import Call, Kind, Row
 
 if TYPE_CHECKING:  # it takes a second to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -64,6 +64,15 @@ class Facts:
     reason: str = ""  # why a node that computes runs eager
     forced: str | None = None  # the executor that the user's code or options hold it to
     fallback: str = ""  # which executor it was forced to without `strict`, and why that one does not run it
+
+    @property
+    def scatters_into(self) -> Node | None:
+        """The node whose memory a fused scatter writes into; None for any other node."""
+        if self.role is not Role.FUSED or self.row is None or self.call is None or self.row.kind is not Kind.SCATTER:
+            return None
+        assert self.row.scatter is not None
+        base: Node = self.call.args[self.row.scatter.base]
+        return base
 
     @property
     def is_fused(self) -> bool:

@@ -23,6 +23,7 @@ class RefusalKind(str, Enum):
     DIFFERENT_DEVICES = "different devices"
     FORCED_APART = "forced to different executors"
     OVERWRITTEN = "reads what the other overwrites"
+    SCATTERED = "known when its kernel has ended"
     READ_ELSEWHERE = "known at one place, read at another"
     CYCLE = "a path outside runs from one to the other"
     DOES_NOT_PAY = "does not pay"

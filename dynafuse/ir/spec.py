@@ -88,12 +88,20 @@ class OpSpec:
 
 @dataclass(frozen=True)
 class Store:
-    """One stored op: to a new tensor of a layout, or into input ``into``."""
+    """One stored op: to a new tensor of a layout, or into input ``into``.
+
+    One that ``scatters`` writes the op's values into its base, at computed places: ``dims`` are those of the values.
+    """
 
     op: int
     layout: Layout
     dims: Dims
     into: int | None = None
+    scatters: bool = False
+
+    def __str__(self) -> str:
+        into = "" if self.into is None else f" into in{self.into}"
+        return f"{'scatter' if self.scatters else 'store'} %{self.op} {self.layout}{into}"
 
 
 @dataclass(frozen=True)
@@ -143,8 +151,7 @@ class Spec:
     def __str__(self) -> str:
         lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
         lines += [f"%{i} = {op}" for i, op in enumerate(self.ops)]
-        lines += [f"store %{s.op} {s.layout}" + ("" if s.into is None else f" into in{s.into}") for s in self.stores]
-        return "\n".join(lines)
+        return "\n".join([*lines, *map(str, self.stores)])
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,9 @@ class Executor(ABC):
     draws_random = False
     """Whether its kernels draw random numbers from a seed: where none does, eager's own ops draw them."""
 
+    scatters = False
+    """Whether its kernels write at loaded indices, into memory that holds something already."""
+
     allocates = True
     """Whether its kernels allocate their outputs inside of the call, whose price then includes it."""
 

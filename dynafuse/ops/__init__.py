@@ -11,6 +11,7 @@ from dynafuse.ops import (  # noqa: F401  (fill the table)
     pointwise_rows,
     pooling,
     reductions,
+    scatters,
     views,
 )
 from dynafuse.ops.nvfuser_rows import refusal as nvfuser_refusal
@@ -18,12 +19,15 @@ from dynafuse.ops.table import (
     Builder,
     Call,
     Cast,
+    Combine,
     Context,
     Index,
     Kind,
     Row,
+    Scatter,
     Value,
     View,
+    Write,
     eager,
     is_library,
     is_unfilled,
@@ -33,13 +37,14 @@ from dynafuse.ops.table import (
     refusal,
     register,
     rewrite,
+    row_of,
     rows,
 )
 
 __all__ = [
-    "Builder", "Call", "Cast", "Context", "Index", "Kind", "Row", "Value", "View", "eager", "is_library",
-    "is_unfilled", "lookup", "nvfuser_refusal", "pointwise", "reduction", "refusal", "register", "rewrite", "rows",
-    "shipped",
+    "Builder", "Call", "Cast", "Combine", "Context", "Index", "Kind", "Row", "Scatter", "Value", "View", "Write", "eager",
+    "is_library", "is_unfilled", "lookup", "nvfuser_refusal", "pointwise", "reduction", "refusal", "register", "rewrite",
+    "row_of", "rows", "shipped",
 ]
 
 _SHIPPED = {str(row.target): row for row in rows()}

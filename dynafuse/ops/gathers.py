@@ -1,4 +1,4 @@
-"""Rows of gathers: an index that holds loaded values; and the scatters, which run eager but for those of one row.
+"""Rows of gathers: an index that holds loaded values; and the scatters of one row.
 
 A scatter whose index has one element along its dimension writes each output element at most once, so it is asked from the
 other side: element ``j`` is the source where the loaded index is ``j``, else what was there.
@@ -59,7 +59,8 @@ def _at(build: Builder, arg: Any, index: Index, size: sympy.Expr) -> sympy.Expr:
 
 
 def _index(build: Builder, call: Call, index: Index) -> Value:
-    return build.operand(call["self"], _advanced(build, call, index))
+    trusted = call.target is not torch.ops.aten.index.Tensor
+    return build.operand(call["self"], picked_dims(build, call, index, trusted=trusted))
 
 
 def _masked_index(build: Builder, call: Call, index: Index) -> Value:
@@ -67,20 +68,22 @@ def _masked_index(build: Builder, call: Call, index: Index) -> Value:
     return build.masked(build.cast(mask, torch.bool), lambda: _index(build, call, index), call["fill"])
 
 
-def _advanced(build: Builder, call: Call, index: Index) -> Index:
-    """The operand's index for one with index tensors."""
+def picked_dims(build: Builder, call: Call, index: Index, *, trusted: bool, clamps: bool = False) -> Index:
+    """The operand's index where an op with a list of index tensors has ``index``; with ``clamps`` the nearest in range."""
     shape = build.shape(call["self"])
     indices = [*call["indices"], *[None] * (len(shape) - len(call["indices"]))]
     start, rank = placement(indices, [len(build.shape(at)) for at in indices if at is not None])
     picked, kept = index[start : start + rank], iter((*index[:start], *index[start + rank :]))
-    trusted = call.target is not torch.ops.aten.index.Tensor
-    return tuple(next(kept) if at is None else _wrapped(build, at, picked, size, trusted)
+    return tuple(next(kept) if at is None else _wrapped(build, at, picked, size, trusted, clamps)
                  for at, size in zip(indices, shape, strict=True))
 
 
-def _wrapped(build: Builder, arg: Any, index: Index, size: sympy.Expr, trusted: bool) -> sympy.Expr:
-    at = aligned(index, build.shape(arg))
-    return build.indirect(build.picked(arg, at, size, wraps=True, trusted=trusted), size)
+def _wrapped(build: Builder, arg: Any, index: Index, size: sympy.Expr, trusted: bool, clamps: bool) -> sympy.Expr:
+    at = build.picked(arg, aligned(index, build.shape(arg)), size, wraps=True, trusted=trusted)
+    if clamps:
+        last = build.index_value(size - 1)
+        at = build.expression("tl.minimum(tl.maximum({0}, 0), {1})", torch.int64, at, last)
+    return build.indirect(at, size)
 
 
 def placement(indices: Sequence[Any], ranks: Sequence[int]) -> tuple[int, int]:
@@ -110,7 +113,7 @@ def _scattered(build: Builder, call: Call, at: Index, dtype: torch.dtype) -> Val
 
 
 def _accepts_scatter(call: Call) -> str:
-    shape, picked = _shape(call["self"]), _shape(call["index"])
+    shape, picked = shape_of(call["self"]), shape_of(call["index"])
     if not shape:
         return "scatter into a 0-d tensor"
     dim = dim_of(call["dim"], len(shape))
@@ -120,12 +123,13 @@ def _accepts_scatter(call: Call) -> str:
     return "" if same else "scatter into a part of the tensor"
 
 
-def _shape(arg: Any) -> tuple[sympy.Expr, ...]:
-    """Sizes as expressions: comparing symbolic sizes themselves would add a guard to the graph."""
+def shape_of(arg: Any) -> tuple[sympy.Expr, ...]:
+    """The sizes of an FX node or tensor as expressions: comparing symbolic sizes would add a guard to the graph."""
     return tuple(map(as_expr, arg.meta["val"].shape if isinstance(arg, torch.fx.Node) else arg.shape))
 
 
-def _accepts_index(call: Call) -> str:
+def accepts_index(call: Call) -> str:
+    """Why an op with a list of index tensors cannot be fused, or ""."""
     tensors = [at for at in call["indices"] if at is not None]
     if not tensors:
         return "index without index tensors"
@@ -143,28 +147,27 @@ def _of_rows(args: Mapping[str, Any]) -> Iterator[Indexed]:
     yield args["indices"], args["weight"], 0
 
 
-def _of_dim(args: Mapping[str, Any]) -> Iterator[Indexed]:
+def indexed_dim(args: Mapping[str, Any]) -> Iterator[Indexed]:
+    """The index of an op that has one, for one dimension."""
     yield args["index"], args["self"], args["dim"]
 
 
-def _of_dims(args: Mapping[str, Any]) -> Iterator[Indexed]:
+def indexed_dims(args: Mapping[str, Any]) -> Iterator[Indexed]:
+    """The indices of an op with a list of index tensors."""
     return ((at, args["self"], dim) for dim, at in enumerate(args["indices"]) if at is not None)
 
 
 _GATHERS = {
     "aten.embedding.default": (_embedding, _of_rows),
-    "aten.gather.default": (_gather, _of_dim),
-    "aten.index_select.default": (_index_select, _of_dim),
+    "aten.gather.default": (_gather, indexed_dim),
+    "aten.index_select.default": (_index_select, indexed_dim),
 }
 _EAGER = {
     "aten.take.default": "take: an index into the flattened tensor",
     "aten.masked_select.default aten.nonzero.default aten.nonzero_static.default": "the result's size depends on data",
-    "aten.scatter.reduce aten.scatter.value_reduce aten.scatter_reduce.two": "scatter: writes at loaded indices",
-    "aten.index_put.default aten._unsafe_index_put.default aten._index_put_impl.default aten.index_add.default "
-    "aten.index_copy.default aten.index_fill.int_Scalar aten.index_fill.int_Tensor aten.index_reduce.default "
-    "aten._unsafe_masked_index_put_accumulate.default aten.masked_scatter.default aten.put.default "
-    "aten.index_put_.default "
-    "aten._index_put_impl_.default": "index_put: writes at loaded indices",
+    "aten.scatter.reduce aten.scatter.value_reduce": "scatter: writes at loaded indices",
+    "aten._index_put_impl.default aten.index_fill.int_Tensor aten.index_reduce.default aten.masked_scatter.default "
+    "aten.put.default aten.index_put_.default aten._index_put_impl_.default": "index_put: writes at loaded indices",
     "aten.embedding_dense_backward.default aten._embedding_bag.default aten._embedding_bag_forward_only.default "
     "aten._embedding_bag_backward.default": "embedding backward: adds rows at loaded indices",
     "aten.gather_backward.default aten.masked_scatter_backward.default": "scatter: writes at loaded indices",
@@ -183,11 +186,11 @@ for _names, (_lower, _indices) in _GATHERS.items():
     for _target in overloads(_names):
         register(_row(_target, _lower, _indices))
 for _target in overloads("aten.index.Tensor aten._unsafe_index.Tensor"):
-    register(_row(_target, _index, _of_dims, _accepts_index))
+    register(_row(_target, _index, indexed_dims, accepts_index))
 for _target in overloads("aten._unsafe_masked_index.default"):
-    register(_row(_target, _masked_index, _of_dims, _accepts_index))
+    register(_row(_target, _masked_index, indexed_dims, accepts_index))
 for _target in overloads("aten.scatter.src aten.scatter.value aten.scatter_add.default"):
-    register(replace(_row(_target, _one_row_scatter, _of_dim, _accepts_scatter), aligned=("self",)))
+    register(replace(_row(_target, _one_row_scatter, indexed_dim, _accepts_scatter), aligned=("self",)))
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))

@@ -58,6 +58,8 @@ def refusal(row: Row, call: Call) -> str:
     """Why Inductor cannot take a call of a fusible op, or ""."""
     if row.kind is Kind.RANDOM:
         return "random numbers: the bits would depend on the executor"
+    if row.kind is Kind.SCATTER:
+        return "writes at loaded indices"
     if row.target.namespace not in ("aten", "prims"):
         return f"Inductor does not know {row.target.namespace}"
     if row.target in DIVISIONS and not call.dtype.is_floating_point and not _is_nonzero(tuple(call.args.values())[1]):

@@ -35,6 +35,7 @@ class Kind(enum.Enum):
     VIEW = "view"  # no data moves; an index rewrite without masks
     INDEX = "index"  # moves data by an index rewrite, perhaps under masks: cat, pad, flip, slice_scatter, pooling
     GATHER = "gather"  # the index holds a loaded value: embedding, gather, index
+    SCATTER = "scatter"  # writes values at computed places of a tensor that is there already: index_put, scatter_add
     CREATION = "creation"  # no tensor operand: full, arange
     RANDOM = "random"  # seeds and counters in, random numbers out
     OPAQUE = "opaque"  # runs eager, as a whole
@@ -143,6 +144,37 @@ Indexed = tuple[Any, Any, Any]
 Order = Callable[[Mapping[str, Any], int], tuple[int, ...]]
 """From a call's arguments and its operand's rank to the operand's dimensions in the order of the result's."""
 
+@dataclass(frozen=True)
+class Write:
+    """What a scatter does at a point of its iteration space: where in its base it writes which value, and if at all."""
+
+    index: Index
+    value: Value
+    condition: Value | None = None  # a bool; None: it always writes
+
+
+class Combine(enum.Enum):
+    """What becomes of an element that a scatter writes to."""
+
+    STORE = "store"  # it is replaced, by one of the values if there are several
+    ADD = "add"
+    MAX = "max"
+    MIN = "min"
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """What a scatter writes: ``points`` are the sizes of its iteration space, a point a value.
+
+    ``base`` names the argument that the result equals wherever nothing is written; its memory becomes the result's.
+    """
+
+    base: str
+    points: Callable[[Call], tuple[sympy.Expr, ...]]
+    write: Callable[[Builder, Call, Index], Write]
+    combine: Callable[[Mapping[str, Any]], Combine]
+
+
 Lower = Callable[[Builder, Call, Index], Value]
 Emit = str | Callable[..., str]
 
@@ -175,7 +207,9 @@ class Row:
     indices: Callable[[Mapping[str, Any]], Iterable[Indexed]] | None = None  # gather: its index tensors, by its arguments
     reduction: str | None = None  # reduction: the name of its recurrence in lowering/triton/reductions.py
     states: int = 1  # reduction: how many values its recurrence keeps
-    aligned: tuple[str, ...] = ()  # index, gather: arguments that are read at the output's own (broadcast) index
+    aligned: tuple[str, ...] = ()  # arguments that are read at the output's (of a scatter: the point's) broadcast index
+    scatter: Scatter | None = None  # scatter: what it writes and where
+    otherwise: Row | None = None  # what the op is in calls that this row does not accept
     accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
     flops: float = 1.0  # per output element (of a reduction or a window, per element read); a transcendental is 8
     reason: str = ""
@@ -229,6 +263,13 @@ def pointwise(target: torch._ops.OpOverload, emit: Emit, *, cast: Cast = Cast.OU
               flops: float = 1.0) -> Row:
     """A pointwise row: ``emit`` is a Triton expression over ``{0}``, ``{1}`` …, or a function that returns one."""
     return Row(target, Kind.POINTWISE, emit=emit, cast=cast, raw=raw, flops=flops)
+
+
+def row_of(row: Row, call: Call) -> Row:
+    """The row of one call: ``row``, or the one behind it if only that accepts the call."""
+    if row.otherwise is None or not refusal(row, call) or refusal(row.otherwise, call):
+        return row
+    return row.otherwise
 
 
 def refusal(row: Row, call: Call) -> str:

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._sympy.functions import Max
 
 from dynafuse import ops
-from dynafuse.fx import arguments, hint, size_of
+from dynafuse.fx import arguments, hint, owns_base, size_of
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO
@@ -107,6 +107,7 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before
         return Facts(Role.EAGER, None, row, reason="not a strided tensor")
     shape = tuple(map(_expression, tensor.shape))
     call = Call(node.target, arguments(node), shape, tensor.dtype)  # type: ignore[arg-type]
+    row = ops.row_of(row, call)
     reason = ops.refusal(row, call)
     if row.kind is Kind.VIEW and node.meta.get("unbacked_bindings"):
         reason = reason or "its place is known only once it has run"
@@ -139,6 +140,8 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
         return "its output is not dense"
     if row.kind is Kind.REDUCTION and _reduced_count(tensors[1].shape, call) in (None, 1):
         return ONE_ELEMENT
+    if row.kind is Kind.SCATTER and not owns_base(node):
+        return "writes at loaded indices of a tensor that is read elsewhere, too"
     if node.target is COPIES_INTO and not _into_input(node):
         return "copies into something else than an input"
     if any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in _scalar_values(node)):

@@ -345,6 +345,6 @@ def index_lines(nodes: Iterable[Node]) -> dict[str, str]:
     lines: dict[str, dict[str, None]] = {}
     for node in nodes:
         row = lookup(node.target)
-        if row is not None and row.kind is Kind.GATHER:
+        if row is not None and row.kind in (Kind.GATHER, Kind.SCATTER):
             lines.setdefault(str(node.target), {})[user_place(node)] = None
     return {op: "; ".join(filter(None, places)) for op, places in lines.items()}

@@ -189,6 +189,9 @@ class _Growth:
         conflict = self._write_conflict(nodes, reads)
         if conflict:
             return Refusal(RefusalKind.OVERWRITTEN, a, b, conflict)
+        scattered = self._scattered(nodes)
+        if scattered is not None:
+            return Refusal(RefusalKind.SCATTERED, a, b, scattered.name)
         elsewhere = self._read_elsewhere(nodes, inlined)
         if elsewhere is not None:
             return Refusal(RefusalKind.READ_ELSEWHERE, a, b, elsewhere.name)
@@ -272,6 +275,20 @@ class _Growth:
                     return into.name
         return ""
 
+    def _scattered(self, nodes: Sequence[Node]) -> Node | None:
+        """A value that would be read before it is complete: a scatter's base, or its result.
+
+        Scatters that add one after the other to the same base are one kernel's: the order of sums does not matter.
+        """
+        inside = set(nodes)
+        for node in nodes:
+            base = self.spaces.facts[node].scatters_into
+            for source in {read.source for read in self.reads[node]} & inside:
+                is_chain = source is base and self.spaces.is_scatter(source) and self.spaces.combines_alike(source, node)
+                if (source is base or self.spaces.is_scatter(source)) and not is_chain:
+                    return source
+        return None
+
     def _read_elsewhere(self, nodes: Sequence[Node], inlined: frozenset[Node]) -> Node | None:
         """A value that one kernel knows only along its own axes, and that the region also reads at another index.
 
@@ -336,7 +353,8 @@ class _Growth:
 
     def _outputs(self, nodes: Sequence[Node]) -> frozenset[Node]:
         inside = set(nodes)
-        return frozenset(n for n in nodes if not self.readers.get(n, set()) <= inside or n.target is COPIES_INTO)
+        return frozenset(n for n in nodes if not self.readers.get(n, set()) <= inside or n.target is COPIES_INTO
+                         or self.spaces.is_scatter(n))
 
     # ------------------------------------------------------------------ the result
 
@@ -351,6 +369,7 @@ class _Growth:
         dims = {n: self._numbered(self.spaces.dims[n], order) for n in own}
         out_dims = {n: self._numbered(self.spaces.out_dims(n), order) for n in outputs}
         copies = {n: self.spaces.annotated.base(n.all_input_nodes[0]) for n in outputs if n.target is COPIES_INTO}
+        copies |= {n: self._base_of_chain(n, frozenset(group.nodes)) for n in outputs if self.spaces.is_scatter(n)}
         inside = set(group.nodes)
         closure = self.dependencies.closure(group.nodes)
         inputs = sorted({r.source for r in group.reads} - inside, key=self.dependencies.position)
@@ -360,6 +379,12 @@ class _Growth:
         return Region(name, chosen, closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
                       priced.work.bytes, priced.predictions[chosen].device_us, (), _decided(priced, self.device),
                       tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))), tuple(group.merges))
+
+    def _base_of_chain(self, scatter: Node, inside: frozenset[Node]) -> Node:
+        """What a scatter writes into, and those before it in its region."""
+        base = self.spaces.facts[scatter].scatters_into
+        assert base is not None
+        return self._base_of_chain(base, inside) if base in inside else base
 
     def _numbered(self, dims: AxisDims, order: dict) -> Dims:  # type: ignore[type-arg]
         return tuple(tuple(order[axis] for axis in leaves(dim)) for dim in dims)

@@ -15,7 +15,7 @@ from functools import cached_property
 from torch.fx import Node
 
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
-from dynafuse.ops import Kind, View
+from dynafuse.ops import Combine, Kind, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
@@ -118,6 +118,8 @@ class Spaces:
             role = self.facts[node].role
             if role in (Role.EAGER, Role.OUTPUT, Role.HOST) or (role is Role.VIEW and node in found):
                 found.update(node.all_input_nodes)
+            elif (base := self.facts[node].scatters_into) is not None:
+                found.add(base)
             elif node.target is COPIES_INTO:
                 found.add(node)
                 if self._reads_elsewhere(node):
@@ -229,6 +231,23 @@ class Spaces:
             self._reductions[node] = self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node)
         return self._reductions[node]
 
+    def is_scatter(self, node: Node) -> bool:
+        """Whether ``node`` writes at computed places, so that nothing of it is known before its kernel has ended."""
+        return self.facts[node].scatters_into is not None
+
+    def adds(self, node: Node) -> bool:
+        """Whether ``node`` is a scatter that combines values with what its base holds, in any order."""
+        row, call = self.facts[node].row, self.facts[node].call
+        if not self.is_scatter(node) or row is None or row.scatter is None or call is None:
+            return False
+        return row.scatter.combine(call.args) is not Combine.STORE
+
+    def combines_alike(self, first: Node, second: Node) -> bool:
+        """Whether of two scatters into one base the second need not wait for the first: both add."""
+        combines = [row.scatter.combine(facts.call.args) for facts in (self.facts[first], self.facts[second])
+                    if (row := facts.row) is not None and row.scatter is not None and facts.call is not None]
+        return len(combines) == 2 and combines[0] is combines[1] and self.adds(first)
+
     def _kind(self, node: Node) -> Kind:
         row = self.facts[node].row
         assert row is not None, node
@@ -250,8 +269,22 @@ class Spaces:
             yield from (shape[d] for d in self._reduced(node))
 
     def iterated_shape(self, node: Node) -> tuple[Size, ...]:
-        """The sizes of the dimensions that a unit runs over: of its result's, or of a reduction's operand."""
+        """The sizes of what a unit runs over: of its result, of a reduction's operand, of a scatter's points."""
+        if self.is_scatter(node):
+            return self._points(node)
         return self._operand_shape(node) if self.is_reduction(node) else self.tensor(node).shape
+
+    def _points(self, node: Node) -> tuple[Size, ...]:
+        """The sizes of a scatter's iteration space."""
+        row, call = self.facts[node].row, self.facts[node].call
+        assert row is not None and row.scatter is not None and call is not None
+        return tuple(int(size) if size.is_Integer else size for size in row.scatter.points(call))
+
+    def point_count(self, node: Node) -> int:
+        """A hint of how many values a scatter writes."""
+        total = count(self._points(node))
+        operands = (self.facts[argument].tensor for argument in node.all_input_nodes)
+        return total if isinstance(total, int) else max(tensor.hint for tensor in operands if tensor is not None)
 
     def out_dims(self, node: Node) -> AxisDims:
         """The axes of a unit's output."""
@@ -273,8 +306,10 @@ class Spaces:
 
     def reads(self, node: Node) -> list[Read]:
         """What unit ``node`` reads, looking through views and cheap nodes."""
-        reducing = self._kind(node) is Kind.REDUCTION
-        points = self.tensor(node.all_input_nodes[0] if reducing else node).hint
+        if self.is_scatter(node):
+            points = self.point_count(node)
+        else:
+            points = self.tensor(node.all_input_nodes[0] if self._kind(node) is Kind.REDUCTION else node).hint
         return [replace(read, elements_at=self._elements_at(node, argument)) for argument in tensor_arguments(node)
                 for read in self._operand(node, argument, self.dims[node], points)]
 
@@ -315,9 +350,20 @@ class Spaces:
         assert facts.row is not None and facts.call is not None
         if self.is_reduction(node):
             return place
+        if self.is_scatter(node) and not self._lines_up(node, argument):
+            return (None,) * len(self.tensor(argument).shape)
         if facts.row.kind is Kind.POINTWISE or any(facts.call.args.get(name) is argument for name in facts.row.aligned):
             return self._broadcast(place, self.tensor(argument).shape)
         return self._followed(node, argument, place)
+
+    def _lines_up(self, scatter: Node, argument: Node) -> bool:
+        """Whether an operand is read at the points of a scatter, or is broadcast to them: of a larger one only a part is."""
+        row, call = self.facts[scatter].row, self.facts[scatter].call
+        assert row is not None and call is not None
+        sizes, points = self.tensor(argument).shape, self._points(scatter)
+        pairs = zip(sizes[::-1], points[::-1], strict=False)
+        is_aligned = any(call.args.get(name) is argument for name in row.aligned)
+        return is_aligned and len(sizes) <= len(points) and all(size in (1, point) for size, point in pairs)
 
     def _broadcast(self, place: Place, shape: tuple[Size, ...]) -> Place:
         """Trailing dimensions line up; a dimension of size one runs along nothing."""

@@ -179,8 +179,8 @@ def _reaches(spaces: Spaces, node: Node, targets: set[Node] | frozenset[Node]) -
 
 
 def computes_anywhere(spaces: Spaces, nodes: Iterable[Node]) -> Node | None:
-    """None if every node can be computed at any index; else one that cannot (a reduction, a copy into an input)."""
+    """None if every node can be computed at any index; else one that cannot: a reduction, a scatter, an overwriting copy."""
     for node in nodes:
-        if spaces.is_reduction(node) or node.target is spaces.copies_into:
+        if spaces.is_reduction(node) or spaces.is_scatter(node) or node.target is spaces.copies_into:
             return node
     return None

@@ -10,7 +10,7 @@ over ``[8, 64]``, with nothing beside it, 6 µs and 11 µs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
@@ -100,6 +100,7 @@ class Pricing:
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
         work = self._work(shape, found, sources, outputs, self._moved(reads, sources, outputs),
                           self._flops(shape, found, closure))
+        work = replace(work, atomics=sum(self.spaces.point_count(node) for node in nodes if self.spaces.adds(node)))
         predictions = {name: predict(work, self.device, name) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)
@@ -122,7 +123,13 @@ class Pricing:
                 tensor = self.spaces.tensor(read.source)
                 picked = min(tensor.bytes, read.elements * tensor.dtype.itemsize)
                 loaded[read.source] = max(loaded[read.source], tensor.bytes if read.dims is not None else picked)
-        return sum(loaded.values()) + sum(self.spaces.tensor(n).bytes for n in outputs)
+        return sum(loaded.values()) + sum(self._written(n) for n in outputs)
+
+    def _written(self, node: Node) -> int:
+        """Bytes of an output: of what is scattered into, no more than there are values."""
+        tensor = self.spaces.tensor(node)
+        return min(tensor.bytes, self.spaces.point_count(node) * tensor.dtype.itemsize) if self.spaces.is_scatter(node) \
+            else tensor.bytes
 
     def _flops(self, shape: Shape, found: Sequence[legality.Member], closure: Sequence[Node]) -> float:
         """Arithmetic: all is computed wherever it is read, but what is known once per row; and loads again from a cache."""

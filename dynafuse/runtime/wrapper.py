@@ -172,8 +172,9 @@ class Writer:
     def _last_uses(self) -> dict[int, list[Node]]:
         """Per step, the nodes whose variables are not needed after it."""
         last: dict[Node, int] = {}
-        # A fused copy into an input shares that input's variable.
-        owner = {node: into for step in self.steps.values() for node, into in step.region.copies.items()}
+        # What is written into an input of its region shares that input's variable.
+        into = {node: into for step in self.steps.values() for node, into in step.region.copies.items()}
+        owner = {node: _end_of(into, node) for node in into}
         for number, step in enumerate(self.plan.steps):
             for node in self._uses(step):
                 last[owner.get(node, node)] = number
@@ -456,6 +457,13 @@ def _may_differ(node: Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return True
     return target not in PRODUCTS and all(returned.alias_info is None for returned in target._schema.returns)
+
+
+def _end_of(links: Mapping[Node, Node], node: Node) -> Node:
+    """Return what links lead to."""
+    while node in links:
+        node = links[node]
+    return node
 
 
 def _identifier(name: str) -> str:

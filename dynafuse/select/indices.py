@@ -48,7 +48,7 @@ def rules(spec: Spec, hints: Mapping[str, int]) -> Rules:
     for position, op in enumerate(spec.ops):
         op_uses = list(uses(spec, position, hints))
         row = lookup(overload(op.target))
-        if row is not None and row.kind is Kind.GATHER and not op_uses:
+        if row is not None and row.kind in (Kind.GATHER, Kind.SCATTER) and not op_uses:
             return Rules({}, reason=f"{op.target}: what its indices may be is not known")
         for use in op_uses:
             inputs = inputs_of(spec, use.index)

@@ -46,7 +46,9 @@ def test_templates_and_raw_positions_name_arguments(row: Row) -> None:
 
 @every_row
 def test_what_a_row_says_of_its_kind(row: Row) -> None:
-    assert (row.indices is not None) == (row.kind is Kind.GATHER)
+    assert (row.indices is not None) == (row.kind in (Kind.GATHER, Kind.SCATTER))
+    assert (row.scatter is not None) == (row.kind is Kind.SCATTER)
+    assert row.otherwise is None or row.otherwise.kind is Kind.SCATTER
     assert row.view is None or row.kind in (Kind.VIEW, Kind.INDEX)
     assert (row.order is not None) == (row.view is View.PERMUTE)
     assert row.kind is Kind.OPAQUE or not (row.library or row.unfilled or row.by_strides)

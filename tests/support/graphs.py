@@ -27,6 +27,7 @@ from dynafuse.ir import Annotated, Plan
 from dynafuse.ops.overloads import overload
 from dynafuse.partition.annotate import annotate
 from dynafuse.passes.normalize import normalize
+from dynafuse.passes.scatters import give_bases
 
 
 class Builder:
@@ -78,7 +79,7 @@ def built(write: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> Gra
 
 def annotated(module: GraphModule) -> Annotated:
     """Normalized, with facts; CPU tensors may be fused."""
-    return annotate(normalize(module), "cpu")
+    return annotate(give_bases(normalize(module), "cpu"), "cpu")
 
 
 def planned(module: GraphModule, device: str = "h200") -> Plan:

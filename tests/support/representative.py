@@ -51,6 +51,12 @@ def rope(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return heads * cos[:, None] + turned * sin[:, None]
 
 
+def embedding_backward(grad: torch.Tensor, at: torch.Tensor, weight: torch.Tensor) -> Any:
+    """The gradients of rows and of what scales them."""
+    rows = (grad * weight).float()
+    return torch.ops.aten.index_put(rows.new_zeros(32000, 512), [at], rows, True), (grad * rows).sum(-1)
+
+
 def dropout(x: torch.Tensor, residual: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
     seed = prims.inductor_lookup_seed(seeds, 1)
     kept = prims.inductor_random(list(x.shape), seed, "rand") > 0.1
@@ -90,6 +96,7 @@ CASES: dict[str, Case] = {
     "stack_of_blocks": Case(lambda q, k: torch.stack([q * 2, k[:, 1:].cos(), torch.zeros_like(q)], 1),
                             (((4, 2048, 128), BF16), ((4, 2049, 128), BF16))),
     "embedding_gather": Case(lambda w, at: F.embedding(at, w) * 32, (((32000, 512), BF16), ((4, 128), I64))),
+    "scatter_of_rows": Case(embedding_backward, (((4, 128, 512), BF16), ((4, 128), I64), ((512,), BF16))),
     "dropout_with_seed": Case(dropout, (((4096, 1024), BF16), ((4096, 1024), BF16), ((2,), I64))),
     "softmax_dynamic": Case(lambda x, y: (x + y).softmax(-1), (((48, 130), F32), ((48, 130), F32)), dynamic=True),
     "pointwise_dynamic": Case(lambda x, y: x.relu() * y, (((48, 130), F32), ((130,), F32)), dynamic=True),

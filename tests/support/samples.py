@@ -362,8 +362,29 @@ MOVES: dict[str, list[Make]] = {
     "aten.scatter.src aten.scatter_add.default": [
         lambda x: [x, 2, torch.tensor([[[3], [0], [1]], [[1], [1], [2]]]), x[:, :, :1].flip(0)],
         lambda x: [x, 0, torch.ones(1, 3, 4, dtype=torch.int64), x[:1]],
+        lambda x: [x, 2, torch.tensor([[[3, 0], [0, 2], [1, 3]]]), x.flip(1)],
     ],
-    "aten.scatter.value": [lambda x: [x, 2, torch.tensor([[[3], [0], [1]], [[1], [1], [2]]]), 1]],
+    "aten.scatter.value": [lambda x: [x, 2, torch.tensor([[[3], [0], [1]], [[1], [1], [2]]]), 1],
+                           lambda x: [x, 1, torch.tensor([[[2, 0], [0, 2]]]), 1]],
+}
+SCATTERS: dict[str, list[Make]] = {
+    "aten.index_put.default": [
+        lambda x: [x, [None, torch.tensor([2, -3])], x[:, :2] * 2],
+        lambda x: [x, [None, torch.tensor([2, 2, -1, 0, 2])], x[:, :1] * 2, True],
+        lambda x: [x, [torch.tensor([[1], [0]]), None, COLUMNS_AT], x[0, 0, 0], True],
+        lambda x: [x, [torch.tensor(1)], x[0], True],
+    ],
+    "aten._unsafe_index_put.default": [lambda x: [x, [None, torch.tensor([2, 2, -1])], x, True]],
+    "aten._unsafe_masked_index_put_accumulate.default": [
+        lambda x: [x, torch.tensor([True, False, True, False]), [None, None, torch.tensor([1, 99, 3, 2])], x],
+    ],
+    "aten.scatter_reduce.two": [
+        *(lambda x, how=how: [x, 1, torch.tensor([[[2, 0], [0, 2], [0, 0]]]), x, how] for how in ("sum", "amax", "amin")),
+    ],
+    "aten.index_add.default": [lambda x: [x, 2, torch.tensor([2, 2, 0, 2]), x],
+                               lambda x: [x[0, 0], 0, torch.tensor(3), x[0, 0, :1]]],
+    "aten.index_copy.default": [lambda x: [x, -1, torch.tensor([3, 0]), x[:, :, :2]]],
+    "aten.index_fill.int_Scalar": [lambda x: [x, 1, torch.tensor([2, 0]), 1], lambda x: [x, 1, torch.tensor(1), 1]],
 }
 IMAGES: dict[str, list[Make]] = {
     "aten.avg_pool2d.default": [*(lambda x, pool=pool: [x, *pool] for pool in POOLS), lambda x: [x[0], *POOL]],
@@ -407,7 +428,7 @@ def move_samples(row: Row) -> Iterator[Sample]:
         yield Sample("offsets", [offsets, [2, 3], [9, 9], [2, 1], [1, 0], [1, 2]])
         return
     shape = IMAGE if name in IMAGES else X
-    cases = next((made for names, made in (*MOVES.items(), *IMAGES.items()) if name in names.split()), [])
+    cases = next((made for names, made in (MOVES | SCATTERS | IMAGES).items() if name in names.split()), [])
     for make in cases:
         yield Sample("same torch.float32", make(values(shape, torch.float32, 1)))
     for layout in LAYOUTS[2:] if cases else ():

@@ -163,17 +163,10 @@ def emit_stores(builder: KernelBuilder, emitter: Emitter, stores: Sequence[tuple
     """Compute and store outputs, given with their numbers; if one overwrites an input, all are computed first."""
     if any(store.into is not None for _, store in stores):
         for _, store in stores:
-            _stored_value(builder, emitter, store)
+            emitter.stored(store)
     for number, store in stores:
-        value = _stored_value(builder, emitter, store)
         name = f"out{number}" if store.into is None else f"in{store.into}"
-        emitter.store(name, store.layout, emitter.index(store.dims), value, barrier=name in _loaded_tensors(emitter))
-
-
-def _stored_value(builder: KernelBuilder, emitter: Emitter, store: Store) -> Value:
-    index = emitter.index(store.dims)
-    rank = len(builder.spec.ops[store.op].shape)
-    return emitter.value(store.op, index[len(index) - rank:])
+        emitter.store_op(name, store, barrier=name in _loaded_tensors(emitter))
 
 
 def _loaded_tensors(emitter: Emitter) -> set[str]:

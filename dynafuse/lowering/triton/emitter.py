@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec
+from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.guards import input_guards
@@ -25,7 +25,7 @@ from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
-from dynafuse.ops import Call, Context, Index, Kind, Row, Value
+from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
 from dynafuse.ops.indexing_math import symbol
 from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
@@ -310,6 +310,45 @@ class Emitter(ControlFlow):
         mask_argument = f", {' & '.join(masks)}" if masks else ""
         return f"{tensor} + ({{0}}{widening})", mask_argument, all_tiles
 
+    def stored(self, store: Store) -> Value | Write:
+        """Return what an output of the spec stores at a point: a value, or what a scatter writes there, and where."""
+        index = self.index(store.dims)
+        if store.scatters:
+            row, call = self.calls[store.op]
+            outer, self._current_op = self._current_op, store.op
+            write = _scatter(row).write(self, call, index)
+            self._current_op = outer
+            return write
+        rank = len(self.spec.ops[store.op].shape)  # a copy may store into a larger one
+        return self.value(store.op, index[len(index) - rank:])
+
+    def store_op(self, tensor: str, store: Store, barrier: bool = False) -> None:
+        """Store an output of the spec to a tensor."""
+        stored = self.stored(store)
+        if isinstance(stored, Value):
+            self.store(tensor, store.layout, self.index(store.dims), stored, barrier)
+        else:
+            row, call = self.calls[store.op]
+            combine = _scatter(row).combine(call.args)
+            points = frozenset[str]().union(*(self.tiles(axis) for axis in self.index(store.dims)))
+            self.scatter(tensor, store.layout, stored, combine, points)
+
+    def scatter(self, tensor: str, layout: Layout, write: Write, combine: Combine, points: frozenset[str]) -> None:
+        """Combine a value with what a tensor holds, at each point of the tile dimensions ``points``."""
+        offset = _offset(layout, write.index)
+        outer = self.masks
+        if write.condition is not None:
+            self.masks = (*outer, self.as_tensor(write.condition))
+        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), points | write.value.tiles)
+        self.masks = outer
+        self.accesses.append(Access(tensor, layout, offset, True))
+        text = escape(self._stored_text(self.as_tensor(write.value), layout.dtype))
+        if combine is Combine.STORE:
+            self.add_line(f"tl.store({pointer}, {text}{mask})", tiles, offset)
+        else:
+            name = f"tl.atomic_{combine.value}"
+            self.add_line(f'{name}({pointer}, {text}{mask}, sem="relaxed")', tiles, offset)
+
     def store(self, tensor: str, layout: Layout, index: Index, value: Value, barrier: bool = False) -> None:
         """Store a value, converted to the tensor's dtype, at an index.
 
@@ -337,6 +376,13 @@ class Emitter(ControlFlow):
         if opmath(dtype) is dtype:
             return converted.name
         return self._rounded_texts.get((converted.name, dtype)) or f"{converted}.to({triton_type(dtype)})"
+
+
+def _scatter(row: Row) -> Scatter:
+    """Return what an op scatters."""
+    scatter = row.scatter or (row.otherwise.scatter if row.otherwise else None)
+    assert scatter is not None, row.target
+    return scatter
 
 
 def _offset(layout: Layout, index: Index) -> sympy.Expr:

@@ -28,6 +28,7 @@ class Triton(Executor):
     remedy = "for CPU tensors there is `inductor`"
     takes_arguments = True
     draws_random = True
+    scatters = True
     allocates = False
     splits = True
     compiles_aside = True

@@ -80,9 +80,7 @@ def probe(spec: Spec) -> Emitter:
 
     emitter.on_reduction = load_operand
     for store in spec.stores:
-        index = emitter.index(store.dims)
-        own_index = index[len(index) - len(spec.ops[store.op].shape):]  # a copy may store into a larger rank
-        emitter.store("out", store.layout, index, emitter.value(store.op, own_index))
+        emitter.store_op("out", store)
     return emitter
 
 

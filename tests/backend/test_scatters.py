@@ -1,0 +1,216 @@
+"""Scatters through the whole pipeline, against eager and float64: with producers and consumers, in every class of kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynafuse import backend
+from dynafuse.errors import IndexOutOfRange
+from tests.support.differential import check, compiled, recorded
+
+aten = torch.ops.aten
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(-50, 50, shape, generator=generator).to(dtype)
+
+
+def at(size: int, *shape: int, low: int = 0, seed: int = 1) -> Tensor:
+    return torch.randint(low, size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def planned(function: Callable[..., Any], *inputs: Tensor) -> backend.Compiled:
+    """Compile, run, compare with eager, and return what was compiled."""
+    with recorded() as graphs:
+        found = compiled(function, executors="triton")(*inputs)
+    torch.testing.assert_close(found, function(*inputs), rtol=1e-4, atol=1e-4)
+    return graphs[-1]
+
+
+def eager_ops(graph: backend.Compiled) -> list[str]:
+    facts = graph.plan.annotated.facts
+    return [node.name for node in graph.plan.annotated.graph.nodes if facts[node].role == "eager"]
+
+
+def added(base: Tensor, index: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    return torch.relu(aten.index_put(base * 2, [index], values * weight + 1, True)) - 1
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_that_are_computed_are_added(dtype: torch.dtype) -> None:
+    check(added, rows(10, 8, dtype=dtype), at(10, 33, low=-10), rows(33, 8, dtype=dtype, seed=2), rows(8, dtype=dtype), executors="triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_wrap_around(dtype: torch.dtype) -> None:
+    most = torch.iinfo(dtype).max
+    check(lambda b, i, v: aten.index_put(b, [i], v, True), torch.full((4,), most, dtype=dtype), at(4, 9),
+          torch.full((9,), most // 2, dtype=dtype), executors="triton")
+
+
+PLACES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "in the middle": (lambda b, i, j, v: aten.index_put(b, [None, i, j], v, True),
+                      (rows(3, 7, 9, 4), at(7, 5, 1, low=-7), at(9, 6), rows(3, 5, 6, 4))),
+    "values are broadcast": (lambda b, i, j, v: aten.index_put(b, [None, i, j], v, True),
+                             (rows(3, 7, 9, 4), at(7, 5, 1), at(9, 6), rows(6, 4))),
+    "apart": (lambda b, i, j, v: aten.index_put(b, [i, None, j], v, True), (rows(7, 3, 9), at(7, 5), at(9, 5), rows(5, 3))),
+    "counts": (lambda b, i: aten.index_put(b, [i], torch.ones((), dtype=b.dtype), True), (rows(7), at(7, 50, 2))),
+    "an axis that no address depends on": (
+        lambda b, i, w: aten.index_put(b, [i[:, None].expand(100, 90)], w.expand(100, 90), True), (rows(7), at(7, 100), rows(90))),
+    "an axis that neither address nor value depends on": (
+        lambda b, i: aten.index_put(b, [i[:, None].expand(100, 90)], torch.ones((), dtype=b.dtype), True), (rows(7), at(7, 100))),
+    "a computed index": (lambda b, i, v: aten.index_put(b, [(i * 3 + 1) % 9], v, True), (rows(9, 5), at(9, 14), rows(14, 5))),
+    "an index that is reduced": (lambda b, v: aten.index_put(b, [v.argmax(1)], v.sum(1), True), (rows(9), rows(14, 9))),
+    "a single value": (lambda b, i, v: aten.index_put(b, [i], v, True), (rows(5), torch.tensor(3), torch.tensor(2.0))),
+    "scatter_add": (lambda b, i, v: torch.scatter_add(b, 1, i, v * 2) + 1, (rows(6, 10), at(10, 6, 20), rows(6, 20))),
+    "scatter_add of a part": (lambda b, i, v: torch.scatter_add(b, 1, i, v), (rows(6, 10), at(10, 4, 20), rows(6, 25))),
+    "scatter_reduce": (lambda b, i, v: torch.scatter_reduce(b, 0, i, v, "sum"), (rows(6, 10), at(6, 14, 10), rows(14, 10))),
+    "the largest integer": (lambda b, i, v: torch.scatter_reduce(b, 0, i, v, "amax"),
+                            (rows(6, 10, dtype=torch.int64), at(6, 14, 10), rows(14, 10, dtype=torch.int64))),
+    "index_add": (lambda b, i, v: torch.index_add(b, 1, i, v, alpha=2), (rows(4, 9), at(9, 20), rows(4, 20))),
+    "an own base": (lambda b, i: aten.index_put(b * 2, [i], b * 2, True), (rows(9, 5), at(9, 9))),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places(name: str) -> None:
+    function, inputs = PLACES[name]
+    assert not eager_ops(planned(function, *inputs))
+
+
+STORED: dict[str, Callable[..., Any]] = {
+    "index_put": lambda b, i, v: aten.index_put(b + 1, [i], v * 2),
+    "of bools": lambda b, i, v: aten.index_put(b > 0, [i], v > 0),
+    "index_copy": lambda b, i, v: torch.index_copy(b, 0, i, v),
+    "index_fill": lambda b, i, v: torch.index_fill(b, 0, i - 9, 3),
+    "scatter": lambda b, i, v: torch.scatter(b, 0, i[:, None].expand(6, 5), v) * 2,
+    "scatter of a number": lambda b, i, v: torch.scatter(b, 0, i[:, None].expand(6, 4), 2),
+    "in place": lambda b, i, v: _assigned(b.clone(), i, v),
+}
+
+
+def _assigned(base: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    base[index] += values
+    base[index] = values * 2
+    return base
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+@pytest.mark.parametrize("name", STORED)
+def test_elements_are_replaced(name: str, dtype: torch.dtype) -> None:
+    index = torch.randperm(9, generator=torch.Generator().manual_seed(3))[:6]
+    graph = planned(STORED[name], rows(9, 5, dtype=dtype), index, rows(6, 5, dtype=dtype, seed=2))
+    assert not eager_ops(graph)
+
+
+def masked(mask: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    return aten._unsafe_masked_index_put_accumulate(torch.zeros(12, 16), mask, [index], values * 2)
+
+
+def test_masked_values_are_not_added_wherever_their_indices_are() -> None:
+    mask = rows(5, 9, 1) > 0
+    assert not eager_ops(planned(masked, mask, at(30, 5, 9, low=-30), rows(5, 9, 16)))
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (40, 50), (3, 1000)])
+def test_one_kernel_reduces_and_scatters(shape: tuple[int, int]) -> None:
+    """The backward of a norm and of what it normalizes: rows, columns and several scatters of one value."""
+    def function(mask: Tensor, first: Tensor, second: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        wide = x * weight
+        grad = wide - wide.sum(-1, keepdim=True) * x
+        tokens = aten._unsafe_masked_index_put_accumulate(torch.zeros(12, 16), mask, [first], grad)
+        return tokens, aten.index_put(torch.zeros(4, 16), [second], grad, True), grad.sum((0, 1)), (wide * x).sum((0, 1))
+
+    graph = planned(function, rows(*shape, 1) > 0, at(12, *shape), at(4, *shape, seed=5), rows(*shape, 16), rows(16))
+    assert not eager_ops(graph)
+    assert len(graph.plan.regions) == 3  # the others fill zeros
+
+
+def test_sums_are_scattered_by_the_kernel_that_makes_them() -> None:
+    def function(index: Tensor, x: Tensor) -> Tensor:
+        return aten.index_put(torch.zeros(30, 12), [index], x.sum(0).permute(1, 2, 0).reshape(-1, 12), True)
+
+    assert len(planned(function, at(30, 49), rows(16, 12, 7, 7)).plan.regions) == 2
+
+
+def test_a_chain_of_scatters_is_one_kernel() -> None:
+    def function(first: Tensor, second: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        zeros = torch.zeros(3, 8, 9)
+        places = ((first, x * weight), (second, x + weight), (second, x - weight))
+        parts = [aten.index_put(zeros, [None, None, place], values, True) for place, values in places]
+        return parts[0] + parts[1] + parts[2]
+
+    graph = planned(function, at(9, 20), at(9, 20, seed=2), rows(3, 8, 20), rows(20))
+    assert len(graph.plan.regions) == 2
+
+
+def test_scatters_that_replace_wait_for_those_before() -> None:
+    def function(base: Tensor, first: Tensor, second: Tensor, values: Tensor) -> Tensor:
+        one = aten.index_put(base * 2, [first], values, True)
+        return aten.index_put(aten.index_put(one, [second], values), [first], values + 1, True)
+
+    graph = planned(function, rows(20, 5), at(20, 6), torch.randperm(20)[:6], rows(6, 5))
+    assert not eager_ops(graph)
+    assert len(graph.plan.regions) == 4
+
+
+def test_results_are_read_after_their_kernel() -> None:
+    def function(base: Tensor, index: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        result = aten.index_put(base * 2, [index], values, True)
+        return result.view(-1)[3:] + 1, result, values * base[:1], (result * values[:1]).sum(0)
+
+    planned(function, rows(9, 5), at(9, 14), rows(14, 5))
+
+
+def test_infinities_and_nan_arrive() -> None:
+    values = rows(14, 5)
+    values[3, 1], values[4, 2], values[5, 3], values[6, 3] = float("nan"), float("inf"), float("inf"), float("-inf")
+    check(lambda b, i, v: aten.index_put(b, [i], v, True), rows(9, 5), torch.arange(14) % 3, values, executors="triton")
+
+
+def test_dynamic_sizes() -> None:
+    function = compiled(added, dynamic=True, executors="triton")
+    for count, size in ((5, 9), (17, 31), (300, 9), (1, 31), (0, 9), (64, 64)):
+        inputs = rows(size, 4), at(size, count, low=-size), rows(count, 4, seed=2), rows(4)
+        torch.testing.assert_close(function(*inputs), added(*inputs))
+
+
+BASE = rows(9, 4)
+OUTSIDE: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "index_put": (lambda i: aten.index_put(BASE * 1, [i], BASE[:2], True), (9, -10)),
+    "scatter_add": (lambda i: torch.scatter_add(BASE * 1, 0, i[:, None].expand(2, 4), BASE[:2]), (9, -1)),
+    "index_copy": (lambda i: torch.index_copy(BASE * 1, 0, i, BASE[:2]), (9, -1)),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_indices_out_of_range_are_found(name: str) -> None:
+    function, outside = OUTSIDE[name]
+    for index in outside:
+        torch._dynamo.reset()
+        with pytest.raises(IndexOutOfRange, match=name):
+            compiled(function, executors="triton")(torch.tensor([1, index]))
+
+
+def test_deterministic_algorithms_are_eagers() -> None:
+    inputs = rows(10, 8), at(10, 33), rows(33, 8, seed=2), rows(8)
+    torch.use_deterministic_algorithms(True)
+    assert eager_ops(planned(added, *inputs)) == ["index_put"]
+    torch.use_deterministic_algorithms(False)
+    assert not eager_ops(planned(added, *inputs))
+
+
+def test_gradients_of_embeddings() -> None:
+    def function(table: Tensor, places: Tensor, index: Tensor, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(table[index] + places[: x.shape[1]] + x, [16])
+
+    check(function, rows(20, 16).requires_grad_(), rows(9, 16).requires_grad_(), at(20, 4, 9), rows(4, 9, 16), executors="triton")
