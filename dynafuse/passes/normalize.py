@@ -40,8 +40,8 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     keep_written_casts(module)
     dissolve_multiple_outputs(module)
     unbatch(module)
-    remove_noops(module)
     settle_strides(module)
+    remove_noops(module)
     if merge_equal:
         merge_duplicates(module.graph)
     module.graph.eliminate_dead_code()
@@ -155,12 +155,16 @@ def settle_strides(module: GraphModule) -> None:
     """Give results that own their memory contiguous strides where tracing reports that elements overlap.
 
     Tracing some ops on expanded tensors reports the operand's zero strides, although the result has memory for every
-    element.
+    element. Views of these results are traced again.
     """
+    settled: set[Node] = set()
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and makes_memory(node) and _overlaps(value):
             node.meta["val"] = value.new_empty(value.shape)
+            settled.add(node)
+    if settled:
+        place_views(module, settled)
 
 
 def _overlaps(value: torch.Tensor) -> bool:

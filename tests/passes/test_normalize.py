@@ -142,6 +142,17 @@ def test_ops_that_do_nothing_go() -> None:
         "relu_default = aten.relu.default(arg0)\nneg_default = aten.neg.default(relu_default)\nreturn neg_default")
 
 
+def test_strides_that_tracing_got_wrong_are_settled_with_those_of_views() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        filled = build.op("aten.slice_scatter.default", x, x, 0, 0, 6)
+        filled.meta["val"] = x.meta["val"]  # what older torch reports: the strides of what is written into
+        return build.op("aten.select.int", build.op("aten.slice.Tensor", filled, 0, 1, 4), 1, 2)
+
+    module = normalize(graphs.built(write, X[:1].expand(6, 8)))
+    strides = {node.name: node.meta["val"].stride() for node in module.graph.nodes if node.op == "call_function"}
+    assert strides == {"slice_scatter_default": (8, 1), "slice_tensor": (8, 1), "select_int": (8,)}
+
+
 def test_views_that_undo_each_other_go() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         made = build.op("aten.permute.default", build.op("aten.unsqueeze.default", x, 0), [2, 1, 0])
