@@ -80,6 +80,12 @@ class _Printer(ExprPrinter):
         texts: list[str] = [self._print(arg) for arg in expr.args]
         return functools.reduce(lambda left, right: f"{name}({left}, {right})", texts)
 
+    def _print_Relational(self, expr: sympy.core.relational.Relational) -> str:
+        """Write a comparison in integers: sympy makes ``s0 >= 5/2`` of ``2*s0 - 5 >= 0``."""
+        denominator = sympy.ilcm(1, *(number.q for number in expr.atoms(sympy.Rational)))
+        sides = expr.args if denominator == 1 else [sympy.expand(side * denominator) for side in expr.args]
+        return str(self.stringify(sides, f" {expr.rel_op} ", sympy.printing.precedence.precedence(expr)))
+
     def _print_Piecewise(self, expr: sympy.Expr) -> str:
         text: str = self._print(expr.args[-1].expr)
         for piece in expr.args[-2::-1]:

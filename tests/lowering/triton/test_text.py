@@ -182,6 +182,7 @@ def python(expr: sympy.Expr, values: dict[str, int]) -> int:
     (PythonMod(Z1, 3), "z1 % 3"), (1 + 2 * FloorDiv(S0 + 1, 2), "1 + 2*((1 + s0) // 2)"), (Max(N2, Z1, 3), None),
     (FloorDiv(S0 - 1 - I, 3), "((-1) + s0 + ((-1)*x0)) // 3"), (ModularIndexing(I, 3, 4), "(x0 // 3) % 4"), (S0**2, "s0*s0"),
     (sympy.Piecewise((N2, N2 >= 0), (S0 + N2, True)), "tl.where(n2 >= 0, n2, n2 + s0)"),
+    (sympy.Piecewise((2 * N2 - 5, 2 * N2 - 5 >= 0), (N2, True)), "tl.where(2*n2 >= 5, (-5) + 2*n2, n2)"),
 ])
 def test_text(expr: sympy.Expr, text: str | None) -> None:
     made = size_text(expr, NAMES)
