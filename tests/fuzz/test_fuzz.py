@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -117,3 +118,18 @@ def test_comparisons_see_one_value() -> None:
     with Noise(0):
         y = x.sin()
         assert bool((y == y).all()) and bool((y.max() == y).any())
+
+
+NAN = torch.full((16,), math.nan)
+UNDECIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
+    "vectors and what has gaps": (lambda x: torch.ops.aten.hardtanh_backward(x, x, -1, 1), NAN),
+    "mean and sum over count": (lambda x: torch.std_mean(x, 0)[1], torch.tensor([1.0, -math.inf, 2.0])),
+}
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_what_eager_leaves_open_differs_under_noise(name: str) -> None:
+    function, values = UNDECIDED[name]
+    with Noise(0):
+        noisy = function(values)
+    assert not torch.equal(noisy.nan_to_num(7.0), function(values).nan_to_num(7.0))
