@@ -66,8 +66,9 @@ def _cat(build: Builder, call: Call, index: Index) -> Value:
     pieces = [piece for piece in call["tensors"] if len(build.shape(piece)) == len(index)]  # legacy: 1-d empties
     ends = list(itertools.accumulate(build.shape(piece)[dim] for piece in pieces))
     spans = list(zip(pieces, (S.Zero, *ends), ends, strict=False))
-    reached = [span for span in spans if not _misses(index[dim], *span[1:])]
-    return _fold(build, call, index, dim, reached or spans[:1])
+    reached = [span for span in spans if not _misses(index[dim], *span[1:])] or spans[:1]
+    bodies = [_piece(build, call, piece, replaced(index, dim, index[dim] - start)) for piece, start, _ in reached]
+    return _one_of(build, index[dim], bodies, [end for _, _, end in reached])
 
 
 def _misses(at: sympy.Expr, start: sympy.Expr, end: sympy.Expr) -> bool:
@@ -75,15 +76,13 @@ def _misses(at: sympy.Expr, start: sympy.Expr, end: sympy.Expr) -> bool:
     return known_less(at, start) or known_nonnegative(at - end) or start == end
 
 
-def _fold(
-    build: Builder, call: Call, index: Index, dim: int, spans: Sequence[tuple[object, sympy.Expr, sympy.Expr]]
-) -> Value:
-    """The first piece where the index lies before its end, elsewhere the others likewise."""
-    (piece, start, end), *rest = spans
-    first = _piece(build, call, piece, replaced(index, dim, index[dim] - start))
-    if not rest:
-        return first()
-    return build.choose(build.compare(index[dim], "<", end), first, lambda: _fold(build, call, index, dim, rest))
+def _one_of(build: Builder, at: sympy.Expr, pieces: Sequence[Body], ends: Sequence[sympy.Expr]) -> Value:
+    """The first piece before whose end ``at`` lies, found by halves: choices nest no deeper than needed."""
+    if len(pieces) == 1:
+        return pieces[0]()
+    half = len(pieces) // 2
+    return build.choose(build.compare(at, "<", ends[half - 1]), lambda: _one_of(build, at, pieces[:half], ends[:half]),
+                        lambda: _one_of(build, at, pieces[half:], ends[half:]))
 
 
 def _piece(build: Builder, call: Call, piece: object, index: Index) -> Body:
@@ -93,13 +92,7 @@ def _piece(build: Builder, call: Call, piece: object, index: Index) -> Body:
 def _stack(build: Builder, call: Call, index: Index) -> Value:
     dim = dim_of(call["dim"], len(index))
     pieces = [_piece(build, call, tensor, without(index, dim)) for tensor in call["tensors"]]
-
-    def piece(k: int) -> Value:
-        if k + 1 == len(pieces):
-            return pieces[k]()
-        return build.choose(build.compare(index[dim], "<", sympy.Integer(k + 1)), pieces[k], lambda: piece(k + 1))
-
-    return piece(0)
+    return _one_of(build, index[dim], pieces, [sympy.Integer(k + 1) for k in range(len(pieces))])
 
 
 def _pad(build: Builder, call: Call, index: Index) -> Value:
