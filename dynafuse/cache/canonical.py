@@ -88,10 +88,21 @@ class CanonicalRegion:
 
     @property
     def hints(self) -> dict[str, int]:
-        """The spec's symbols with their values in the example inputs."""
-        nodes = dict.fromkeys((*self.inputs, *(n for node in self.region.nodes for n in (node, *node.all_input_nodes))))
-        environment = next((e for node in nodes for e in _environments(node.meta.get("val"))), None)
+        """The spec's symbols with their values in the example inputs; made-up ones where only data tell."""
+        environment = self._environment
         return {name: _hint(expr, environment) for name, expr in zip(self.spec.symbols, self.symbols, strict=True)}
+
+    @property
+    def has_unknown_sizes(self) -> bool:
+        """Whether hints are made up, which need not fit one another."""
+        environment = self._environment
+        return any(_example(expr, environment) is None for expr in self.symbols)
+
+    @property
+    def _environment(self) -> Any:
+        """What knows the symbols of its graph, if any does."""
+        nodes = dict.fromkeys((*self.inputs, *(n for node in self.region.nodes for n in (node, *node.all_input_nodes))))
+        return next((e for node in nodes for e in _environments(node.meta.get("val"))), None)
 
     @property
     def arguments(self) -> tuple[Node, ...]:
@@ -109,12 +120,20 @@ class CanonicalRegion:
 
 
 def _hint(expr: Any, environment: Any) -> int:
+    """The value of a size in the example inputs, or one that it may have."""
+    known = _example(expr, environment)
+    if known is None:
+        return UNKNOWN_SIZE if environment is None else _possible(environment.bound_sympy(expr))
+    return known
+
+
+def _example(expr: Any, environment: Any) -> int | None:
     """The value of a size in the example inputs, as the environment of the graph's symbols knows it."""
     if environment is None:
-        return UNKNOWN_SIZE
+        return None
     size = environment.create_symintnode(environment.replace(expr), hint=None)
     known = size.node.hint if isinstance(size, torch.SymInt) else size
-    return _possible(environment.bound_sympy(expr)) if known is None else int(known)
+    return None if known is None else int(known)
 
 
 def _possible(values: Any) -> int:

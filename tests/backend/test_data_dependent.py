@@ -48,6 +48,11 @@ def numbers(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x.new_zeros(first) + 1, x.new_ones(second) * 2, x + first * second
 
 
+def folded(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """As many rows as data tell have as many elements as ``x``, which no example of all the sizes need have."""
+    return x.new_ones(count.item(), 4).mul(2).add(x[0, 0]).view(x.shape) * x
+
+
 def after_writing(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     before = x[x > 1].sum()
     x.add_(1)
@@ -73,11 +78,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, 
     "repeat_interleave twice": (lambda x, n: (x.repeat_interleave(n, 0) * 2, x.repeat_interleave(n, 0).sum(0)), lambda: (rows(6, 5), IDS)),
     "bincount twice": (lambda t: (torch.bincount(t) * 2, torch.bincount(t) + 1), lambda: (IDS,)),
     "number twice": (numbers, lambda: (rows(12), torch.tensor(3))),
+    "rows of a size": (folded, lambda: (rows(3, 8), torch.tensor(6))),
     "written to in between": (after_writing, lambda: (rows(12, grad=False),)),
     "experts by rows": (routed, lambda: (rows(6, 5), rows(6, 4), rows(4, 5, 5))),
     "experts by masks": (scattered, lambda: (rows(6, 5), rows(6, 4), rows(4, 5, 5))),
 }
-IN_CPP = ("mask twice", "repeat_interleave twice")
+IN_CPP = ("mask twice", "repeat_interleave twice", "rows of a size")
 needs_compiler = pytest.mark.skipif(not availability.find("cpu").available, reason="Inductor has no C++ compiler")
 CASES = [*(pytest.param(name, "triton", id=name) for name in FUNCTIONS),
          *(pytest.param(name, "inductor", id=f"{name} in C++", marks=needs_compiler) for name in IN_CPP)]

@@ -60,7 +60,7 @@ class Inductor(Executor):
         def compiled() -> DelegateKernel:
             guard = _of_ops(compilation.guard, region.spec)
             kernel = DelegateKernel(region.key, lower(region.spec), compiler.build, guard)
-            return kernel.prepare(list(region.hints.values()), index)
+            return kernel.prepare(list(region.hints.values()), index, region.has_unknown_sizes)
 
         return finished(compiled)
 

@@ -77,14 +77,20 @@ class DelegateKernel:
         """Which of the spec's size symbols follow the tensors as arguments: all."""
         return tuple(range(len(self.program.symbols)))
 
-    def prepare(self, sizes: Sequence[int] = (), device: int | None = None) -> DelegateKernel:
+    def prepare(self, sizes: Sequence[int] = (), device: int | None = None, made_up: bool = False) -> DelegateKernel:
         """Compile, so that what Inductor rejects is known before the first call. Needs no tensors.
 
         ``sizes`` are examples of the spec's size symbols; without them a spec that has any waits for its first call.
-        ``device`` is a CUDA device's index, or None for the CPU.
+        ``device`` is a CUDA device's index, or None for the CPU. Sizes that are ``made_up`` need not fit one another: what
+        cannot be compiled for them waits for its first call as well.
         """
-        if len(sizes) == len(self.program.symbols):
+        if len(sizes) != len(self.program.symbols):
+            return self
+        try:
             self._variant(sizes, device)
+        except RuntimeError:
+            if not made_up:
+                raise
         return self
 
     def run(self, inputs: list[Any], device: int | None) -> Sequence[torch.Tensor]:
