@@ -97,6 +97,8 @@ def significant(tensor: torch.Tensor) -> list[int]:
 
 
 def _assert_close(actual: torch.Tensor, expected: torch.Tensor, reference: torch.Tensor | None, what: str) -> None:
+    if torch.equal(actual, expected):  # without NaN; large tensors take seconds in float64
+        return
     if reference is None or reference.dtype is not torch.float64 or expected.dtype is torch.float64:
         reference = expected
     same = torch.where(expected.isfinite(), actual.isfinite(), (actual == expected) | (actual.isnan() & expected.isnan()))
