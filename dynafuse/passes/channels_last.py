@@ -149,16 +149,14 @@ def _drop_idle_copies(module: GraphModule, copies: dict[Node, Node]) -> None:
 def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Strides]) -> None:
     """Recompute the fake values of all that reads a tensor whose strides have ``changed``, to which they are added.
 
-    Ops that address the memory of such a tensor get a copy with its strides of ``before``.
+    Ops that address the memory of such a tensor get a copy with its strides of ``before``, and so do ops of others.
     """
     mode = detect_fake_mode([n.meta.get("val") for n in module.graph.nodes])
     assert mode is not None
     restored = Restored(before, lambda node: False)
     for node in module.graph.nodes:
-        row = lookup(node.target)
-        if row is not None and row.by_strides:
-            with mode:
-                node.update_arg(0, restored.at(node.args[0], node.prev))
+        with mode:
+            _restore_operands(node, restored)
         if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes) or node in changed:
             continue
         with mode:
@@ -166,6 +164,31 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
         if _layout(value) != _layout(node.meta.get("val")):
             changed.add(node)
         node.meta["val"] = value
+
+
+def _restore_operands(node: Node, restored: Restored) -> None:
+    """Have a call read tensors with their strides of before, if it depends on them."""
+    row = lookup(node.target)
+    if row is not None and row.by_strides:
+        node.update_arg(0, restored.at(node.args[0], node.prev))  # type: ignore[arg-type]
+    elif _may_look_at_strides(node.target):
+        args, kwargs = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda n: restored.at(n, node.prev) if _has_strides(n) else n)
+        node.args, node.kwargs = args, kwargs
+
+
+def _may_look_at_strides(target: Any) -> bool:
+    """Whether a call was written or traced for the strides that eager has: calls of graphs and kernels, others' ops."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims"):
+        return False
+    return torch.Tag.flexible_layout not in target.tags
+
+
+def _has_strides(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _evaluate(node: Node, changed: set[Node]) -> Any:
@@ -245,9 +268,7 @@ def _outputs(module: GraphModule) -> list[Any]:
 
 def strides_of(module: GraphModule) -> dict[Node, Strides]:
     """Return the strides of every strided tensor of a graph, as in the fake values."""
-    values = ((node, node.meta.get("val")) for node in module.graph.nodes)
-    return {node: _strides_of(value) for node, value in values
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided}
+    return {node: _strides_of(node.meta["val"]) for node in module.graph.nodes if _has_strides(node)}
 
 
 def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Strides]) -> None:

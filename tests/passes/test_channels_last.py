@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import pytest
 import torch
 from torch.fx import GraphModule, Node
 
@@ -88,3 +89,42 @@ def test_a_result_in_another_order_of_dimensions_gets_its_strides() -> None:
         return g.op("aten.exp.default", g.op("aten.permute.default", conv(g, x, weight), [1, 0, 3, 2]))
 
     moved(graphs.built(write, X, WEIGHT), X, WEIGHT)
+
+
+@pytest.mark.parametrize(("tags", "strides"), [
+    ((), (128, 16, 4, 1)), ((torch.Tag.needs_fixed_stride_order,), (128, 16, 4, 1)), ((torch.Tag.flexible_layout,), (128, 1, 32, 8)),
+], ids=["untagged", "fixed", "flexible"])
+def test_ops_of_others_see_eagers_strides_unless_they_take_any(tags: tuple[torch.Tag, ...], strides: tuple[int, ...]) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def look(values: list[torch.Tensor], scale: int) -> torch.Tensor:
+        seen.extend(value.stride() for value in values if type(value) is torch.Tensor)
+        return values[0] * scale
+
+    with torch.library._scoped_library("layouts", "FRAGMENT") as library:
+        library.define("look(Tensor[] values, int scale) -> Tensor", tags=tags)
+        library.impl("look", look, "CompositeExplicitAutograd")
+        module = graphs.built(
+            lambda g, x, w: g.op("aten.relu.default", g.op("layouts.look.default", [conv(g, x, w)], 2)), X, WEIGHT)
+        moved(module, X, WEIGHT)
+    assert seen == [(128, 16, 4, 1), strides]
+
+
+def test_what_calls_graphs_sees_eagers_strides() -> None:
+    def write(g: graphs.Builder, x: Node, weight: Node) -> Node:
+        return g.op(operator.getitem, g.op(identity, conv(g, x, weight)), 0)
+
+    seen: list[tuple[int, ...]] = []
+
+    class Identity(torch._ops.HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("layouts_identity")
+
+        def __call__(self, value: torch.Tensor) -> tuple[torch.Tensor]:
+            if type(value) is torch.Tensor:
+                seen.append(value.stride())
+            return (value * 1,)
+
+    identity = Identity()
+    moved(graphs.built(write, X, WEIGHT), X, WEIGHT)
+    assert seen == [(128, 16, 4, 1)] * 2
