@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -129,11 +129,22 @@ def _compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     # A new object per graph: it keeps state.
     compile_aot = guard.stage("set-up of AOTAutograd", lambda: _through_aot(config, forcing, guard, calls), left_out)
     # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
-    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), suppress(NotSplit):
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), _draws_as(config), suppress(NotSplit):
         if compile_aot is not None:
             compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
             return compiled
     return before.restored().forward
+
+
+def _draws_as(config: Config) -> AbstractContextManager[Any]:
+    """Have torch's passes keep draws that nothing reads where the option promises eager's numbers: they move the generator.
+
+    Torch asks Inductor's own option, whoever compiles.
+    """
+    from torch._inductor import config as inductor  # private to torch
+
+    patched: AbstractContextManager[Any] = inductor.patch(fallback_random=config.fallback_random)
+    return patched
 
 
 def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 import torch._inductor.inductor_prims
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 COPIES_INTO: OpOverload = torch.ops.aten.copy_.default
@@ -39,3 +39,18 @@ def written_to(node: Node) -> Iterator[Node]:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
             values = given if isinstance(given, (list, tuple)) else (given,)
             yield from (value for value in values if isinstance(value, Node))
+
+
+def moves_generator(node: Node) -> bool:
+    """Whether a call draws from a generator, whose state says what the next call draws; attention only with dropout."""
+    target = node.target
+    if isinstance(target, HigherOrderOperator):  # dropout that the backward computes again
+        return target.name() == "run_and_save_rng_state"
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [parameter.name for parameter in target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    probability = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return probability != 0

@@ -7,13 +7,14 @@ kernel, so :meth:`Dependencies.would_cycle` says no.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch.fx import Node
 
 from dynafuse.ir import Region, Role
-from dynafuse.ops.overloads import COPIES_INTO, written_to
+from dynafuse.ops.overloads import COPIES_INTO, moves_generator, written_to
 from dynafuse.partition.iteration_space import Spaces
 
 
@@ -25,6 +26,14 @@ class HasNodes(Protocol):
 
 Unit = Node | HasNodes
 """What runs as one: a node, or a region while it grows."""
+
+
+def beyond_operands(spaces: Spaces) -> dict[Node, list[Node]]:
+    """Extra dependencies, which no operand shows: per node, what has to run after it."""
+    extra = overwrites(spaces)
+    for first, second in itertools.pairwise(filter(moves_generator, spaces.graph.nodes)):
+        extra.setdefault(first, []).append(second)
+    return extra
 
 
 def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
@@ -114,7 +123,7 @@ class Dependencies:
 
     def _solid_successors(self) -> dict[Node, list[Node]]:
         """Per node, the units that need it, looking through views and cheap nodes."""
-        extra = overwrites(self._spaces)
+        extra = beyond_operands(self._spaces)
         found: dict[Node, list[Node]] = {}
         for node in reversed(list(self._spaces.graph.nodes)):
             after: dict[Node, None] = {}
@@ -146,7 +155,7 @@ def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, 
     alive = [n for n in spaces.graph.nodes if n not in unit and _is_step(spaces, n)]
     unit.update((node, node) for node in alive)
     needs = {id(step): _needs(spaces, step, unit) for step in unit.values()}
-    _add_overwrites(spaces, unit, needs)
+    _add_extra(spaces, unit, needs)
     return _topological(unit, needs, {n: i for i, n in enumerate(spaces.graph.nodes)})
 
 
@@ -169,12 +178,12 @@ def _needs(spaces: Spaces, step: Region | Node, unit: Mapping[Node, Region | Nod
     return found
 
 
-def _add_overwrites(spaces: Spaces, unit: Mapping[Node, Region | Node], needs: dict[int, set[int]]) -> None:
-    for reader, copies in overwrites(spaces).items():
-        for step in _steps_computing(spaces, reader, unit):
-            for copy in copies:
-                if unit[copy] is not step:
-                    needs[id(unit[copy])].add(id(step))
+def _add_extra(spaces: Spaces, unit: Mapping[Node, Region | Node], needs: dict[int, set[int]]) -> None:
+    for first, others in beyond_operands(spaces).items():
+        for step in _steps_computing(spaces, first, unit):
+            for second in others:
+                if unit[second] is not step:
+                    needs[id(unit[second])].add(id(step))
 
 
 def _steps_computing(spaces: Spaces, node: Node, unit: Mapping[Node, Region | Node]) -> list[Region | Node]:

@@ -32,8 +32,9 @@ WHOLE = {
 }
 """Ops that Inductor would decompose, with the reason why they are kept whole here."""
 
-DRAWN = (aten.bernoulli.default, aten.rrelu_with_noise_functional.default)
-"""Ops whose decompositions draw other random numbers than they do, on a GPU or with older torch."""
+DRAWN = (aten.bernoulli.default, aten.rrelu_with_noise_functional.default, aten.rand_like.default, aten.randn_like.default,
+         aten.randint_like.default, aten.randint_like.low_dtype)
+"""Ops whose decompositions draw other random numbers than they do, on a GPU, of some strides or with older torch."""
 
 
 @cache

@@ -70,19 +70,49 @@ DRAWN: dict[str, Function] = {
 }
 
 
+def _seeded(function: Function, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    return function(x), torch.rand(2, device=DEVICE)  # and the generator is where eager leaves it
+
+
+def _of_both(function: Function, x: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    torch._dynamo.reset()
+    return _seeded(compiled(function, executors="triton", fallback_random=True), x), _seeded(function, x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", DRAWN)
 def test_fallback_draws_eagers_bits(name: str, dtype: torch.dtype) -> None:
-    x = torch.linspace(-2, 2, 41, device=DEVICE).to(dtype)
-
-    def drawn(function: Function) -> tuple[torch.Tensor, torch.Tensor]:
-        torch.manual_seed(3)
-        return function(x), torch.rand(2, device=DEVICE)  # and the generator is where eager leaves it
-
-    ours, theirs = drawn(compiled(DRAWN[name], executors="triton", fallback_random=True)), drawn(DRAWN[name])
+    ours, theirs = _of_both(DRAWN[name], torch.linspace(-2, 2, 41, device=DEVICE).to(dtype))
     assert all(map(torch.equal, ours[1:], theirs[1:]))
     if name in ("rrelu", "alpha dropout"):  # they compute with what they draw
         torch.testing.assert_close(ours[0], theirs[0])
     else:
         assert torch.equal(ours[0] != 0, theirs[0] != 0)
         torch.testing.assert_close(ours[0], theirs[0], rtol=torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["rand_like", "randn_like", "randint_like"])
+def test_fallback_draws_eagers_bits_whatever_the_strides(name: str, layout: str) -> None:
+    ours, theirs = _of_both(DRAWN[name], LAYOUTS[layout].to(DEVICE))
+    assert all(map(torch.equal, ours, theirs))
+
+
+def _unread(x: torch.Tensor) -> torch.Tensor:
+    drawn = torch.bernoulli(torch.full_like(x, 0.3))
+    return torch.randn_like(drawn.new_zeros(drawn.shape)) + x
+
+
+def _in_between(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        torch.rand(2, device=x.device)
+        x = F.dropout(x.sin(), 0.3) * torch.rand(x.shape, device=x.device)
+    return x
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("function", [_unread, _in_between])
+def test_fallback_draws_what_nothing_reads_and_in_eagers_order(function: Function, grad: bool) -> None:
+    ours, theirs = _of_both(function, torch.linspace(-2, 2, 40, device=DEVICE).view(5, 8).requires_grad_(grad))
+    torch.testing.assert_close(ours, theirs)

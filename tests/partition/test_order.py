@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -11,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cost import device as devices
 from dynafuse.ir import Region
+from dynafuse.ops.overloads import moves_generator
 from dynafuse.partition.grow import Group, partition
 from dynafuse.partition.iteration_space import COPIES_INTO, Spaces
 from dynafuse.partition.order import Dependencies, schedule
@@ -157,6 +159,37 @@ def test_a_copy_into_an_input_waits_for_the_inputs_readers() -> None:
     product, copy = steps
     assert isinstance(product, Node) and product.target is torch.ops.aten.mm.default
     assert isinstance(copy, Region) and [n.target for n in copy.outputs] == [COPIES_INTO]
+
+
+def test_draws_keep_the_graphs_order() -> None:
+    def write(build: graphs.Builder, x: Node) -> list[Node]:
+        late = build.op("aten.native_dropout.default", build.op("aten.exp.default", build.op("aten.mm.default", x, x)), 0.5, True)
+        return [late, build.op("aten.rand.default", [4], device="cpu")]
+
+    steps = graphs.planned(graphs.built(write, torch.randn(4, 4))).steps
+    draws = [step.target for step in steps if isinstance(step, Node) and moves_generator(step)]
+    assert draws == [torch.ops.aten.native_dropout.default, torch.ops.aten.rand.default]
+
+
+def test_draws_keep_fused_ops_apart_that_would_close_a_cycle() -> None:
+    def write(build: graphs.Builder, x: Node) -> list[Node]:
+        early = build.op("aten.exp.default", x)  # before the first draw, and the other one of the pair after the second
+        first = build.op("aten.bernoulli.default", early)
+        late = build.op("aten.mul.Tensor", build.op("aten.rand.default", [4, 4], device="cpu"), x)
+        return [first, late]
+
+    spaces = spaces_of(graphs.built(write, torch.randn(4, 4)))
+    group = {unit: Group([unit], []) for unit in spaces.dims}
+    assert Dependencies(spaces, group).would_cycle(*group.values())
+
+
+@pytest.mark.parametrize(("dropout", "moves"), [(0.0, False), (0.5, True)])
+def test_attention_draws_with_dropout_alone(dropout: float, moves: bool) -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        return build.op(operator.getitem, build.op("aten._scaled_dot_product_flash_attention_for_cpu.default", x, x, x, dropout), 0)
+
+    module = graphs.built(write, torch.randn(1, 2, 4, 8))
+    assert [moves_generator(node) for node in module.graph.nodes if node.op == "call_function"] == [moves, False]
 
 
 # What is not functional ------------------------------------------------------------------------------------------------
