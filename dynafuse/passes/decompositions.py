@@ -36,6 +36,12 @@ DRAWN = (aten.bernoulli.default, aten.rrelu_with_noise_functional.default, aten.
          aten.randint_like.default, aten.randint_like.low_dtype)
 """Ops whose decompositions draw other random numbers than they do, on a GPU, of some strides or with older torch."""
 
+OF_THE_INPUT = (aten.mish_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default)
+"""Derivatives that have in eager the dtype of the op's input, and in the decomposition that of the gradient."""
+
+PROMOTED = (aten.hardtanh_backward.default, aten.threshold_backward.default)
+"""Derivatives that have in eager the common dtype of gradient and input, and in the decomposition that of the gradient."""
+
 
 @cache
 def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[..., Any]]:
@@ -51,7 +57,11 @@ def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[.
         for target in DRAWN:
             table.pop(target, None)
     table[aten.cat.default] = _cat(table[aten.cat.default])
-    table[aten.mish_backward.default] = _mish_backward(table[aten.mish_backward.default])
+    for target in OF_THE_INPUT:
+        table[target] = _of_the_input(table[target])
+    for target in PROMOTED:
+        table[target] = _promoted(table[target])
+    table[aten.index_add.default] = _index_add(table[aten.index_add.default])
     table[aten.linalg_vector_norm.default] = _vector_norm(table[aten.linalg_vector_norm.default])
     return table
 
@@ -69,12 +79,28 @@ def _cat(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     return cat
 
 
-def _mish_backward(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return torch's decomposition with results in the input's dtype, as eager has them for any dtype of the gradient."""
-    def mish_backward(grad_output: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
-        return decomposition(grad_output, self).to(self.dtype)
+def _of_the_input(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return torch's decomposition of a derivative, with results in the dtype of the op's own input."""
+    def backward(grad_output: torch.Tensor, self: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return decomposition(grad_output, self, *rest).to(self.dtype)
 
-    return mish_backward
+    return backward
+
+
+def _promoted(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return torch's decomposition of a derivative, with results in the dtype that gradient and input have in common."""
+    def backward(grad_output: torch.Tensor, self: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return decomposition(grad_output, self, *rest).to(torch.result_type(grad_output, self))
+
+    return backward
+
+
+def _index_add(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return torch's decomposition, called with an index of one dimension: one of none would drop the source's dimension."""
+    def index_add(x: torch.Tensor, dim: int, index: torch.Tensor, tensor: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
+        return decomposition(x, dim, index.reshape(-1), tensor, alpha=alpha)
+
+    return index_add
 
 
 def _vector_norm(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -45,6 +45,13 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "an empty one of no sizes": lambda x, y: torch.cat([x, y.new_empty(0), x * 2], 1),
     "an empty one beside integers": lambda x, y: torch.cat([(x * 4).int(), y[:, :0], (x * 2).int()], 1),
     "mish_backward": lambda x, y: torch.ops.aten.mish_backward(y, x),
+    "mse_loss_backward": lambda x, y: torch.ops.aten.mse_loss_backward(y, x, x * 2, 1),
+    "smooth_l1_loss_backward": lambda x, y: torch.ops.aten.smooth_l1_loss_backward(y, x, x * 2, 1, 1.0),
+    "threshold_backward": lambda x, y: torch.ops.aten.threshold_backward(x, y, 0.5),
+    "threshold_backward of an integer": lambda x, y: torch.ops.aten.threshold_backward((x * 4).int(), y, -3.25),
+    "threshold_backward of no dimensions": lambda x, y: torch.ops.aten.threshold_backward(y.sum(), x, 0.5),
+    "hardtanh_backward": lambda x, y: torch.ops.aten.hardtanh_backward(x, y, -0.5, 0.5),
+    "hardtanh_backward of an integer": lambda x, y: torch.ops.aten.hardtanh_backward((y * 4).int(), x, -0.5, 0.5),
     "addcmul of integers": lambda x, y: torch.addcmul((x * 4).int(), (x * 3).int(), (y * 3).int(), value=2.5),
 }
 
@@ -52,6 +59,11 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", MIXED)
 def test_dtypes_are_eagers(name: str) -> None:
     check(MIXED[name], torch.randn(2, 3, dtype=torch.float16), torch.randn(2, 3), executors="triton", precise=False)
+
+
+@pytest.mark.parametrize("index", [torch.tensor(3), torch.tensor([3]), torch.tensor([0, 3])], ids=["none", "one", "two"])
+def test_selections_by_an_index_of_any_dimensions_have_gradients(index: torch.Tensor) -> None:
+    check(lambda x, i: x.index_select(-1, i), torch.randn(2, 3, 4).requires_grad_(), index, executors="triton", precise=False)
 
 
 DRAWN: dict[str, Function] = {
