@@ -45,7 +45,7 @@ def moves_generator(node: Node) -> bool:
     """Whether a call draws from a generator, whose state says what the next call draws; attention only with dropout."""
     target = node.target
     if isinstance(target, HigherOrderOperator):  # dropout that the backward computes again
-        return target.name() == "run_and_save_rng_state"
+        return bool(target.name() == "run_and_save_rng_state")
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     names = [parameter.name for parameter in target._schema.arguments]
@@ -53,4 +53,4 @@ def moves_generator(node: Node) -> bool:
         return True
     position = names.index("dropout_p")
     probability = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return probability != 0
+    return bool(probability != 0)

@@ -28,7 +28,9 @@ def after(write: Any, *inputs: Any, device_type: str | None = "cpu") -> GraphMod
     given = give_bases(module, device_type)
     given.recompile()
     for found, want in zip(given(*inputs), expected, strict=True):
-        torch.testing.assert_close(found, want)
+        rounding = {} if want.dtype.itemsize > 2 or not want.is_floating_point() else {  # eager rounds after every addition
+            "rtol": 3 * torch.finfo(want.dtype).eps, "atol": torch.finfo(want.dtype).eps}
+        torch.testing.assert_close(found, want, **rounding)
     return given
 
 
