@@ -41,6 +41,8 @@ GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 # Above this relative error of eager's gradients, twice of it would pass unrelated ones (whose error is 1.4).
 TELLING = 0.5
+# More than four times the 60 MB of L2 of an H200: writing them leaves nothing of a call's own in it.
+FLUSHED_BYTES = 256 << 20
 LEAST_PHASE_S = 0.01
 GROUP_NAMES = ("gemm", "attention", "convolution", "triton", "nvfuser", "other")
 
@@ -100,6 +102,32 @@ def pipelined_ms(step: Step, before: Step, device: str, steps: int) -> float:
     return 1e3 * timed_once(run, device) / steps
 
 
+def replayed_us(call: Step, samples: int) -> float:
+    """Microseconds of one call, replayed as a CUDA graph with a cold L2: the median of `samples`, each after a flush.
+
+    It includes what a replay costs the device, some 5 microseconds. The call must be warm.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()  # libraries set themselves up by stream, which a capture forbids
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        call()
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+    times = []
+    for _ in range(samples):
+        flushed.zero_()
+        begin, end = _events("cuda")
+        _record(begin)
+        graph.replay()
+        _record(end)
+        torch.cuda.synchronize()
+        times.append(1e3 * float(begin.elapsed_time(end)))
+    return statistics.median(times)
+
+
 def _events(device: str) -> tuple[Any, Any]:
     if device != "cuda":
         return None, None
@@ -131,6 +159,18 @@ def kernel_times(step: Step, before: Step, steps: int) -> dict[str, tuple[float,
     # Annotations span kernels that have rows of their own.
     kernels = (row for row in on_device if not row.is_user_annotation and row.self_device_time_total > 0)
     return {row.key: (float(row.self_device_time_total), int(row.count)) for row in kernels}
+
+
+def launched(call: Step) -> list[tuple[str, float]]:
+    """The kernels of one call and their microseconds, in the order in which they ran, from the profiler; with a cold L2."""
+    torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda").zero_()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    on_device = (event for event in profile.events() if event.device_type == DeviceType.CUDA)
+    kernels = [event for event in on_device if not event.is_user_annotation]
+    return [(event.name, float(event.device_time)) for event in sorted(kernels, key=lambda event: event.time_range.start)]
 
 
 def summarize(times: dict[str, tuple[float, int]], steps: int) -> Metrics:

@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ class Report:
         date = datetime.datetime.now().isoformat(timespec="seconds")
         self.head = {"machine": machine, "versions": versions, "date": date}
         self.rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()  # rows may come from several threads
 
     def put(self, suite: str, case: str, system: str, metrics: dict[str, Any]) -> None:
         """Merge metrics into a row and write the file."""
-        self.rows.setdefault((suite, case, system), {}).update(metrics)
-        self.write()
+        with self._lock:
+            self.rows.setdefault((suite, case, system), {}).update(metrics)
+            self.write()
 
     def write(self) -> None:
         """Write all rows; a reader never sees half a file."""

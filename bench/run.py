@@ -79,7 +79,8 @@ class Runner:
 
 # What a progress line shows of a row.
 SHOWN = ("error", "cold_s", "right", "kernels", "loss_difference", "grad_norm_max", "grad_rmse", "eager_grad_rmse",
-         "step_ms", "host_us", "device_ms", "triton_ms", "peak_gb", "device_us", "tb_per_s", "rmse", "eager_rmse")
+         "step_ms", "host_us", "device_ms", "triton_ms", "peak_gb", "device_us", "wall_us", "predicted_us",
+         "output_vs_eager", "tb_per_s", "rmse", "eager_rmse")
 
 
 # ------ models

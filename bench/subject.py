@@ -168,6 +168,11 @@ class Dispatch:
             from bench import micro
 
             return micro.measure_case(request)
+        if do == "region":
+            from bench import region_subject
+
+            reset()
+            return region_subject.measure_region(request)
         if do == "prepare":
             self.subject = None
             reset()

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.region_summary import BASE, NEAR, SLOWER, summary_of
+
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
-BASE = "inductor"
 
 Metrics = dict[str, Any]
 Rows = dict[tuple[str, str], Metrics]  # (case, system) -> metrics
@@ -180,14 +181,33 @@ def residual(rows: Rows) -> str:
     return markdown(head, (line(case, system, m) for (case, system), m in rows.items()))
 
 
+def regions(rows: Rows) -> str:
+    """One line per system: how it does beside the baseline over all regions, and how far off its predictions are."""
+    head = ["system", "regions", f"speed × {BASE}", *(f"below {bound:g}" for bound in SLOWER), "slowest", "cold s",
+            f"× {BASE}", "measured / predicted", f"within {NEAR:g}×", "largest difference from eager", "failed"]
+
+    def line(system: str) -> list[str]:
+        found = summary_of(system, rows)
+        speed, slowest = found.speed, found.worst[0][0] if found.worst else None
+        numbers = {"speed": speed, "slowest": slowest, "cold": found.cold_s, "off": found.off,
+                   "difference": found.largest_difference and found.largest_difference[0]}
+        return [system, str(found.regions), number(numbers, "speed"), *map(str, found.below.values()),
+                number(numbers, "slowest"), number(numbers, "cold"), ratio(numbers, {"cold": found.base_cold_s}, "cold"),
+                number(numbers, "off"), "–" if found.near is None else f"{100 * found.near:.0f} %",
+                number(numbers, "difference"), str(found.failed)]
+
+    return markdown(head, (line(system) for system in dict.fromkeys(system for _, system in rows) if system != BASE))
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro, "regret": regret,
-                                              "host": host, "residual": residual}
+                                              "host": host, "residual": residual, "regions": regions}
 TITLES = {
     "models": "Whole models (a step is loss and gradients in training, the output in inference)",
     "layers": "The same model with more layers",
     "micro": "Memory-bound kernels, TB/s of ideal traffic by device time",
     "host": "Small graphs, host time a call",
     "residual": "Layers of tanh, matrix product and residual add, forward and backward; the k-th of `growing` adds k",
+    "regions": "Fusible regions of models: speed beside Inductor's (above 1 is faster) by geometric mean, and those slower",
     "regret": "Regret: device time of the plan that dynafuse chose over the best that was measured",
 }
 
