@@ -51,6 +51,6 @@ _SHIPPED = {str(row.target): row for row in rows()}
 
 
 def shipped(target: str) -> bool:
-    """Whether the row of an op (by its overload's name) is the package's own, not one that was registered since."""
+    """Return whether the row of an op (by its overload's name) is the package's own, not one that was registered since."""
     row = _SHIPPED.get(target)
     return row is not None and lookup(row.target) is row

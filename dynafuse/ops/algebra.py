@@ -26,12 +26,12 @@ CONCATENATION = frozenset(overloads("aten.cat.default"))
 
 
 def commutes(target: object, args: Mapping[str, Any]) -> bool:
-    """Whether the first two operands of a call may change places: the result has the same bits."""
+    """Return whether the first two operands of a call may change places: the result has the same bits."""
     return target in COMMUTATIVE and args.get("alpha", 1) == 1
 
 
 def counted_from_front(dims: Any, rank: int) -> Any:
-    """A dimension, or several, with negative ones counted from the front."""
+    """Return a dimension, or several, with negative ones counted from the front."""
     if isinstance(dims, (list, tuple)):
         return tuple(counted_from_front(d, rank) for d in dims)
     return dims + rank if isinstance(dims, int) and not isinstance(dims, bool) and dims < 0 else dims

@@ -22,7 +22,7 @@ _RANDOM_FLOPS = 60.0  # ten rounds of Philox
 
 
 def number(build: Builder, value: Any, dtype: torch.dtype) -> Value:
-    """A fill value: a Python number, or a size that is known when the kernel runs."""
+    """Return a fill value: a Python number, or a size that is known when the kernel runs."""
     if isinstance(value, bool | int | float):
         return build.constant(value, dtype)
     return build.cast(build.index_value(as_expr(value)), dtype)
@@ -44,24 +44,24 @@ def _ones(build: Builder, call: Call, index: Index) -> Value:
 def _range(build: Builder, call: Call, index: Index) -> Value:
     start, step = call.args.get("start", 0), call.args.get("step", 1)
     if isinstance(start, float) or isinstance(step, float):
-        at = build.cast(build.index_value(index[0]), call.dtype)
-        return build.expression("{1} + {0} * {2}", call.dtype, at, number(build, start, call.dtype),
+        position = build.cast(build.index_value(index[0]), call.dtype)
+        return build.expression("{1} + {0} * {2}", call.dtype, position, number(build, start, call.dtype),
                                 number(build, step, call.dtype))
     return build.cast(_counted(build, as_expr(start), as_expr(step), index[0]), call.dtype)
 
 
 def _counted(build: Builder, start: sympy.Expr, step: sympy.Expr, index: sympy.Expr) -> Value:
-    """``start + step * index`` in int64: of a place that fits in 32 bits, it may not."""
+    """Return ``start + step * index`` in int64, which may not fit in 32 bits where the index does."""
     expr = start + step * index
     known = [limit for limit in limits(sympy.expand(expr)) if limit is not None and limit.is_Integer]
     if expr == index or (len(known) == 2 and max(map(abs, known)) <= INT32_MOST):
         return build.index_value(expr)
-    at, *rest = (build.index_value(one) for one in (index, step, start))
-    return build.expression("{2} + {1} * {0}", torch.int64, at, *rest)
+    operands = [build.index_value(part) for part in (index, step, start)]
+    return build.expression("{2} + {1} * {0}", torch.int64, *operands)
 
 
 def _accepts_range(call: Call) -> str:
-    """Floats with an integer result: eager rounds each of them to an integer first."""
+    """Refuse float bounds of an integer range: eager rounds each of them to an integer first."""
     mixed = not call.dtype.is_floating_point and any(
         isinstance(call.args.get(name), float) for name in ("start", "step")
     )
@@ -99,7 +99,8 @@ def _lookup_seed(build: Builder, call: Call, index: Index) -> Value:
     which = call["index"]
     if not isinstance(which, HoistedScalar):
         return build.operand(call["seeds"], (sympy.Integer(which),))
-    place = build.expression(f"tl.full([], {which.name}, tl.float32).to(tl.int64)", torch.int64)  # interpreted, a bare float
+    # Triton's interpreter passes a bare Python float, which has no `to`.
+    place = build.expression(f"tl.full([], {which.name}, tl.float32).to(tl.int64)", torch.int64)
     return build.operand(call["seeds"], (build.indirect(place, build.shape(call["seeds"])[0]),))
 
 

@@ -27,35 +27,38 @@ _GATHER_FLOPS = 2.0
 
 def _embedding(build: Builder, call: Call, index: Index) -> Value:
     weight = call["weight"]
-    return build.operand(weight, (_at(build, call["indices"], index[:-1], build.shape(weight)[0]), index[-1]))
+    row = _loaded(build, call["indices"], index[:-1], build.shape(weight)[0])
+    return build.operand(weight, (row, index[-1]))
 
 
 def _gather(build: Builder, call: Call, index: Index) -> Value:
-    picked = index if len(build.shape(call["index"])) else ()
-    return _along(build, call, index, picked)
+    return _along(build, call, index, index if build.shape(call["index"]) else ())
 
 
 def _index_select(build: Builder, call: Call, index: Index) -> Value:
-    rank, picked = len(build.shape(call["self"])), len(build.shape(call["index"]))
+    rank, index_rank = len(build.shape(call["self"])), len(build.shape(call["index"]))
     if not rank:  # an operand without dimensions takes an index of one element
-        return _along(build, call, index, (sympy.S.Zero,) * picked)
+        return _along(build, call, index, (sympy.S.Zero,) * index_rank)
     dim = dim_of(call["dim"], rank)
-    return _along(build, call, index, index[dim : dim + picked])
+    return _along(build, call, index, index[dim : dim + index_rank])
 
 
-def _along(build: Builder, call: Call, index: Index, picked: Index) -> Value:
-    """The operand where, along a dimension, the index tensor says at ``picked``; one without dimensions has one element."""
+def _along(build: Builder, call: Call, index: Index, index_at: Index) -> Value:
+    """Return the operand at ``index``, where in one dimension the index tensor's element ``index_at`` says which.
+
+    An operand without dimensions has one element; its index is checked all the same.
+    """
     operand, shape = call["self"], build.shape(call["self"])
     if not shape:
-        build.picked(call["index"], picked, sympy.S.One)
+        build.loaded_index(call["index"], index_at, sympy.S.One)
         return build.operand(operand, ())
     dim = dim_of(call["dim"], len(shape))
-    return build.operand(operand, replaced(index, dim, _at(build, call["index"], picked, shape[dim])))
+    return build.operand(operand, replaced(index, dim, _loaded(build, call["index"], index_at, shape[dim])))
 
 
-def _at(build: Builder, arg: Any, index: Index, size: sympy.Expr) -> sympy.Expr:
-    """What an index tensor holds at an index, as an index into a dimension of ``size`` elements."""
-    return build.indirect(build.picked(arg, index, size), size)
+def _loaded(build: Builder, tensor: Any, index: Index, size: sympy.Expr) -> sympy.Expr:
+    """Return the element of an index tensor at ``index`` as an index into a dimension of ``size`` elements."""
+    return build.indirect(build.loaded_index(tensor, index, size), size)
 
 
 def _index(build: Builder, call: Call, index: Index) -> Value:
@@ -87,23 +90,24 @@ def _wrapped(build: Builder, arg: Any, index: Index, size: sympy.Expr, trusted: 
 
 
 def placement(indices: Sequence[Any], ranks: Sequence[int]) -> tuple[int, int]:
-    """Where in the result the index tensors' broadcast dimensions start, and how many they are."""
+    """Return the first dimension that the broadcast index tensors take in the result, and how many they take."""
     used = [dim for dim, at in enumerate(indices) if at is not None]
     adjacent = used[-1] - used[0] + 1 == len(used)
     return (used[0] if adjacent else 0), max(ranks)
 
 
 def _one_row_scatter(build: Builder, call: Call, index: Index) -> Value:
-    """A scatter along a dimension in which the index has one element."""
+    """Lower a scatter along a dimension in which the index has one element."""
     dim = dim_of(call["dim"], len(index))
     size = build.shape(call["self"])[dim]
     at = replaced(index, dim, sympy.S.Zero)
     before = build.operand(call["self"], index)
     source = _scattered(build, call, at, before.dtype)
-    hit = build.expression("{0} == {1}", torch.bool, build.picked(call["index"], at, size), build.index_value(index[dim]))
+    loaded = build.loaded_index(call["index"], at, size)
+    is_written = build.expression("{0} == {1}", torch.bool, loaded, build.index_value(index[dim]))
     if call.target is torch.ops.aten.scatter_add.default:
         source = build.expression("{0} + {1}", before.dtype, before, source)
-    return build.expression("tl.where({0}, {1}, {2})", before.dtype, hit, source, before)
+    return build.expression("tl.where({0}, {1}, {2})", before.dtype, is_written, source, before)
 
 
 def _scattered(build: Builder, call: Call, at: Index, dtype: torch.dtype) -> Value:
@@ -117,9 +121,9 @@ def _accepts_scatter(call: Call) -> str:
     if not shape:
         return "scatter into a 0-d tensor"
     dim = dim_of(call["dim"], len(shape))
-    if picked[dim] != 1:
+    if index_shape[dim] != 1:
         return "scatter: may write one element more than once"
-    same = all(known_equal(a, b) for d, (a, b) in enumerate(zip(shape, picked, strict=True)) if d != dim)
+    same = all(known_equal(a, b) for d, (a, b) in enumerate(zip(shape, index_shape, strict=True)) if d != dim)
     return "" if same else "scatter into a part of the tensor"
 
 
@@ -138,7 +142,7 @@ def accepts_index(call: Call) -> str:
 
 
 def _dtype(arg: Any) -> torch.dtype | None:
-    """The dtype of a tensor argument: an FX node, or a tensor itself."""
+    """Return the dtype of a tensor argument: an FX node, or a tensor itself."""
     value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg
     return getattr(value, "dtype", None)
 

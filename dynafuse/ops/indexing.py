@@ -54,7 +54,7 @@ def under(build: Builder, bounds: Sequence[Bounds], body: Body, other: bool | in
 
 
 def _overlaid(build: Builder, bounds: Sequence[Bounds], over: Body, under: Body) -> Value:
-    """``over`` where the bounds hold, else ``under``."""
+    """Return ``over`` where the bounds hold, else ``under``."""
     return build.choose(_all(build, bounds), over, under) if bounds else over()
 
 
@@ -72,7 +72,7 @@ def _cat(build: Builder, call: Call, index: Index) -> Value:
 
 
 def _misses(at: sympy.Expr, start: sympy.Expr, end: sympy.Expr) -> bool:
-    """Whether ``at`` is never in ``[start, end)``."""
+    """Return whether ``at`` is known to lie outside of ``[start, end)``."""
     return known_less(at, start) or known_nonnegative(at - end) or start == end
 
 
@@ -168,8 +168,8 @@ def _accepts_select_scatter(call: Call) -> str:
 
 def _tri(operator: str) -> Callable[[Builder, Call, Index], Value]:
     def lower(build: Builder, call: Call, index: Index) -> Value:
-        kept = build.compare(index[-1] - index[-2], operator, as_expr(call["diagonal"]))
-        return build.masked(kept, lambda: build.operand(call["self"], index), 0)
+        is_inside = build.compare(index[-1] - index[-2], operator, as_expr(call["diagonal"]))
+        return build.masked(is_inside, lambda: build.operand(call["self"], index), 0)
 
     return lower
 

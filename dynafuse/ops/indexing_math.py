@@ -48,18 +48,18 @@ class IndexSymbol(sympy.Symbol):  # type: ignore[misc]
 
 @functools.cache
 def _index_symbol(name: str, size: sympy.Expr) -> IndexSymbol:
-    made: IndexSymbol = sympy.Symbol.__xnew__(IndexSymbol, name, integer=True, nonnegative=True)
-    made.size = size
-    return made
+    index: IndexSymbol = sympy.Symbol.__xnew__(IndexSymbol, name, integer=True, nonnegative=True)
+    index.size = size
+    return index
 
 
 def symbol(name: str, size: Size) -> IndexSymbol:
-    """The index symbol ``name`` with ``0 <= name < size``; the same symbol for the same name and size."""
+    """Return the index symbol ``name`` with ``0 <= name < size``; the same symbol for the same name and size."""
     return IndexSymbol(name, size)
 
 
 def as_expr(value: Any) -> sympy.Expr:
-    """A size or index argument (int, SymInt, sympy expression, or FX node of one) as a sympy expression."""
+    """Return a size or index argument (int, SymInt, sympy expression, or FX node of one) as a sympy expression."""
     if isinstance(value, torch.SymInt):
         return value.node.expr
     if isinstance(value, torch.fx.Node):
@@ -68,30 +68,30 @@ def as_expr(value: Any) -> sympy.Expr:
 
 
 def bound(expr: sympy.Expr) -> sympy.Expr | None:
-    """An exclusive upper bound of ``expr``, or None."""
+    """Return an exclusive upper bound of ``expr``, or None."""
     high = limits(expr)[1]
     return None if high is None else high + 1
 
 
 def known_less(expr: sympy.Expr, size: Size) -> bool:
-    """Whether ``expr < size`` holds for every value of the symbols."""
+    """Return whether ``expr < size`` holds for every value of the symbols."""
     high = limits(expr)[1]
     return high is not None and _nonnegative(sympy.sympify(size) - 1 - high)
 
 
 def known_nonnegative(expr: sympy.Expr) -> bool:
-    """Whether ``expr >= 0`` holds for every value of the symbols."""
+    """Return whether ``expr >= 0`` holds for every value of the symbols."""
     low = limits(expr)[0]
     return low is not None and _nonnegative(low)
 
 
 def known_equal(left: Size, right: Size) -> bool:
-    """Whether two sizes are the same expression, products and sums multiplied out."""
+    """Return whether two sizes are the same expression, products and sums multiplied out."""
     return bool(left == right) or bool(expanded(sympy.sympify(left) - sympy.sympify(right)) == 0)
 
 
 def expanded(expr: sympy.Expr) -> sympy.Expr:
-    """``expr`` as a sum, multiplied out only where a product holds a sum: most index expressions are sums already."""
+    """Return ``expr`` as a sum, multiplied out only where a product holds a sum: most index expressions are sums already."""
     return sympy.expand(expr, deep=False) if any(map(_holds_sum, sympy.Add.make_args(expr))) else expr
 
 
@@ -102,7 +102,7 @@ def _holds_sum(term: sympy.Expr) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def limits(expr: sympy.Expr) -> Limits:
-    """The lowest and highest value of ``expr``, as far as its structure shows them."""
+    """Return the lowest and highest value of ``expr``, as far as its structure shows them."""
     low, high = _limits(expr)
     if (low is None or high is None) and not expr.has(IndexSymbol):  # fixed while the kernel runs: its own limit
         return (expr if low is None else low), (expr if high is None else high)
@@ -128,17 +128,17 @@ def _limits(expr: sympy.Expr) -> Limits:
 
 
 def floordiv(expr: sympy.Expr, size: Size) -> sympy.Expr:
-    """``expr // size`` (rounded down) for a positive ``size``."""
+    """Return ``expr // size`` (rounded down) for a positive ``size``."""
     return _divmod(sympy.sympify(expr), sympy.sympify(size))[0]
 
 
 def mod(expr: sympy.Expr, size: Size) -> sympy.Expr:
-    """``expr % size`` (never negative) for a positive ``size``."""
+    """Return ``expr % size`` (never negative) for a positive ``size``."""
     return _divmod(sympy.sympify(expr), sympy.sympify(size))[1]
 
 
 def flatten(index: Sequence[sympy.Expr], shape: Sequence[Size]) -> sympy.Expr:
-    """The row-major position of ``index`` in ``shape``, with quotients and remainders of one value joined again."""
+    """Return the row-major position of ``index`` in ``shape``, with quotients and remainders of one value joined again."""
     flat: sympy.Expr = S.Zero
     for at, size in zip(index, shape, strict=True):
         flat = flat * size + at
@@ -146,7 +146,7 @@ def flatten(index: Sequence[sympy.Expr], shape: Sequence[Size]) -> sympy.Expr:
 
 
 def unflatten(position: sympy.Expr, shape: Sequence[Size]) -> tuple[sympy.Expr, ...]:
-    """The index in ``shape`` of a row-major ``position``, which must lie inside the shape."""
+    """Return the index in ``shape`` of a row-major ``position``, which must lie inside the shape."""
     index: list[sympy.Expr] = []
     for size in reversed(shape[1:]):
         position, rest = _divmod(position, sympy.sympify(size))
@@ -155,12 +155,12 @@ def unflatten(position: sympy.Expr, shape: Sequence[Size]) -> tuple[sympy.Expr, 
 
 
 def product(sizes: Iterable[Size]) -> sympy.Expr:
-    """The number of elements of a shape."""
+    """Return the number of elements of a shape."""
     return functools.reduce(lambda total, size: total * size, sizes, S.One)
 
 
 def rejoin(expr: sympy.Expr) -> sympy.Expr:
-    """``expr`` with every ``c*k*(x//k) + c*(x%k)`` written as ``c*x``."""
+    """Rewrite every ``c*k*(x//k) + c*(x%k)`` in ``expr`` as ``c*x``."""
     terms = _terms(expr)
     for part, factor in list(terms.items()):
         if isinstance(part, Mod) and terms.get(part, 0) == factor and _rejoin_one(terms, part, factor):
@@ -207,14 +207,14 @@ def _nonnegative_rest(
 
 
 def _split_negatives(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """``(q, r)`` with ``expr == q*size + r`` where every factor in ``r`` is in ``[0, size)``."""
+    """Return ``(q, r)`` with ``expr == q*size + r`` where every factor in ``r`` is in ``[0, size)``."""
     factors = {part: divmod(int(factor), int(size)) for part, factor in _terms(expr).items()}
     return (sympy.Add(*(part * whole for part, (whole, _) in factors.items())),
             sympy.Add(*(part * left for part, (_, left) in factors.items())))
 
 
 def _split_multiples(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """``(q, r)`` with ``expr == q*size + r``: every term that is a multiple of ``size`` goes into ``q``."""
+    """Return ``(q, r)`` with ``expr == q*size + r``: every term that is a multiple of ``size`` goes into ``q``."""
     quotient, rest = S.Zero, S.Zero
     for part, factor in _terms(expr).items():
         share, left = _divide_term(part, factor, size)
@@ -232,7 +232,7 @@ def _divide_term(part: sympy.Expr, factor: sympy.Expr, size: sympy.Expr) -> tupl
 
 
 def _is_polynomial(expr: sympy.Expr) -> bool:
-    """Whether ``expr`` is free of fractions, so that it is an integer wherever its symbols are."""
+    """Return whether ``expr`` is free of fractions, so that it is an integer wherever its symbols are."""
     numerator, denominator = expr.as_numer_denom()
     return denominator == 1 and numerator.is_integer is not False
 
@@ -285,13 +285,13 @@ def _opaque_mod(expr: sympy.Expr, size: sympy.Expr) -> sympy.Expr:
 
 
 def _terms(expr: sympy.Expr) -> dict[sympy.Expr, sympy.Expr]:
-    """An expanded sum as ``{part: integer factor}``; the constant term has part 1."""
-    found: dict[sympy.Expr, sympy.Expr] = {}
+    """Return an expanded sum as ``{part: integer factor}``; the constant term has part 1."""
+    factors: dict[sympy.Expr, sympy.Expr] = {}
     for term in sympy.Add.make_args(expr):
         factor, part = term.as_coeff_Mul()
         if factor != 0:
-            found[part] = found.get(part, S.Zero) + factor
-    return found
+            factors[part] = factors.get(part, S.Zero) + factor
+    return factors
 
 
 def _total(terms: dict[sympy.Expr, sympy.Expr]) -> sympy.Expr:
@@ -326,6 +326,6 @@ def _quotient_limits(whole: sympy.Expr, size: sympy.Expr) -> Limits:
 
 
 def _better(ends: Iterable[sympy.Expr | None]) -> sympy.Expr | None:
-    """Of several limits that all hold, one; for choice one whose sign is known."""
+    """Return one of several limits that all hold, preferably one whose sign is known."""
     known = [end for end in ends if end is not None]
     return next((end for end in known if _nonnegative(end)), known[0] if known else None)

@@ -55,7 +55,7 @@ INEXACT = frozenset(overloads(
 
 
 def refusal(row: Row, call: Call) -> str:
-    """Why Inductor cannot take a call of a fusible op, or ""."""
+    """Return why Inductor cannot take a call of a fusible op, or ""."""
     if row.kind is Kind.RANDOM:
         return "random numbers: the bits would depend on the executor"
     if row.kind is Kind.SCATTER:
@@ -72,18 +72,21 @@ def refusal(row: Row, call: Call) -> str:
 
 
 def _is_nonzero(divisor: Any) -> bool:
-    """Whether a divisor is known, and not 0."""
+    """Return whether a divisor is known, and not 0."""
     if isinstance(divisor, sympy.Expr):
         return bool(divisor.is_nonzero)
     return isinstance(divisor, int | float) and divisor != 0
 
 
 def replacement(call: Call) -> Callable[[Mapping[str, Any]], torch.Tensor] | None:
-    """What Inductor is given for a call whose floats it computes otherwise than eager, by arguments; None for any other."""
+    """Return the function that Inductor is given in place of a call whose floats it computes otherwise than eager.
+
+    It takes the call's arguments by name. None for a call that Inductor computes as eager does.
+    """
     if not call.dtype.is_floating_point:
         return None
     if call.target in POOLING_GRADIENTS:
-        return lambda given: _of_pairs(call.target, given)
+        return lambda given: _pooling_gradient(call.target, given)
     if call.target in EXPM1:
         return lambda given: _in_opmath(_expm1, call.dtype, *given.values())
     if call.target in ERF and opmath(call.dtype) is torch.float32:
@@ -96,15 +99,15 @@ def replacement(call: Call) -> Callable[[Mapping[str, Any]], torch.Tensor] | Non
     return (lambda given: _in_opmath(_floor_divide, call.dtype, *tuple(given.values())[:2])) if floors else None
 
 
-def _of_pairs(target: torch._ops.OpOverload, given: Mapping[str, Any]) -> torch.Tensor:
-    """A gradient of pooling, its window given in both dimensions: eager takes one number for both, Inductor does not."""
+def _pooling_gradient(target: torch._ops.OpOverload, given: Mapping[str, Any]) -> torch.Tensor:
+    """Compute a gradient of pooling, with numbers for both dimensions where eager takes one for both: Inductor does not."""
     pairs = {name: (given[name] * 2)[:2] for name in ("kernel_size", "stride", "padding")}
     gradient: torch.Tensor = target(**{**given, **pairs})
     return gradient
 
 
 def _in_opmath(function: Callable[..., torch.Tensor], dtype: torch.dtype, *operands: torch.Tensor | Number) -> torch.Tensor:
-    """A function of tensors or numbers, evaluated in the opmath type of ``dtype``."""
+    """Evaluate a function of tensors or numbers in the opmath type of ``dtype``, and return its result in ``dtype``."""
     device = next(value.device for value in operands if isinstance(value, torch.Tensor))
     wide = (value.to(opmath(dtype)) if isinstance(value, torch.Tensor)
             else torch.full((), value, dtype=opmath(dtype), device=device) for value in operands)
@@ -112,7 +115,10 @@ def _in_opmath(function: Callable[..., torch.Tensor], dtype: torch.dtype, *opera
 
 
 def _expm1(value: torch.Tensor) -> torch.Tensor:
-    """``expm1`` by Kahan's formula, in which the errors of ``exp`` and ``log`` cancel: Inductor's own is ``exp(x) - 1``."""
+    """Compute ``expm1`` by Kahan's formula, in which the errors of ``exp`` and ``log`` cancel.
+
+    Inductor's own is ``exp(x) - 1``.
+    """
     power = torch.exp(value)
     above = power - 1
     near = torch.where(power == 1, value, above * (value / torch.log(power)))
@@ -120,7 +126,7 @@ def _expm1(value: torch.Tensor) -> torch.Tensor:
 
 
 def _elu(alpha: float, scale: float, input_scale: float, value: torch.Tensor) -> torch.Tensor:
-    """``elu``, made of the ``expm1`` above."""
+    """Compute ``elu`` by :func:`_expm1`."""
     return torch.where(value > 0, value * scale, _expm1(value * input_scale) * (alpha * scale))
 
 
@@ -128,7 +134,7 @@ _ERF = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 
 
 
 def _erf(value: torch.Tensor) -> torch.Tensor:
-    """``erf`` of float32, near 0 by its series: Inductor's own is off by 1e-7 wherever it is."""
+    """Compute ``erf`` of float32, near 0 by its series: Inductor's own is off by 1e-7 wherever it is."""
     square = value * value
     series = torch.full_like(value, _ERF[-1])
     for coefficient in reversed(_ERF[:-1]):
@@ -137,22 +143,22 @@ def _erf(value: torch.Tensor) -> torch.Tensor:
 
 
 def _remainder(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Python's ``%``, from an exact remainder: Inductor's own is NaN where the divisor is infinite."""
+    """Compute Python's ``%`` from an exact remainder: Inductor's own is NaN where the divisor is infinite."""
     rest = torch.fmod(left, right)
-    return torch.where(_other_side(rest, right), rest + right, rest)
+    return torch.where(_has_other_sign(rest, right), rest + right, rest)
 
 
 def _floor_divide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Python's ``//``, corrected by the exact remainder as eager does it."""
+    """Compute Python's ``//``, corrected by the exact remainder as eager does it."""
     rest = torch.fmod(left, right)
     quotient = (left - rest) / right
-    quotient = torch.where(_other_side(rest, right), quotient - 1, quotient)
+    quotient = torch.where(_has_other_sign(rest, right), quotient - 1, quotient)
     floored = torch.floor(quotient)
     floored = torch.where(quotient - floored > 0.5, floored + 1, floored)
     exact = left / right
     return torch.where(right == 0, exact, torch.where(quotient == 0, torch.copysign(quotient, exact), floored))
 
 
-def _other_side(rest: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """Whether a remainder is not on the divisor's side of 0."""
+def _has_other_sign(rest: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    """Return where a remainder is on the other side of 0 than its divisor."""
     return (rest != 0) & ((divisor < 0) != (rest < 0))

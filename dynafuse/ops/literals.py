@@ -72,22 +72,22 @@ Scalar: TypeAlias = bool | int | float | HoistedScalar
 
 
 def supported(dtype: torch.dtype) -> bool:
-    """Whether Triton has the dtype: false for complex, quantised and the rarer 8-bit floats."""
+    """Return whether Triton has the dtype: false for complex, quantised and the rarer 8-bit floats."""
     return dtype in _TRITON
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of ``dtype`` are computed."""
+    """Return the dtype in which values of ``dtype`` are computed."""
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
 def triton_type(dtype: torch.dtype) -> str:
-    """``torch.float32`` as ``"tl.float32"``."""
+    """Return the name of a dtype in Triton: ``"tl.float32"`` for ``torch.float32``."""
     return _TRITON[dtype]
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> str:
-    """The Triton literal of ``value`` converted to ``dtype`` as eager converts it: rounded, truncated or wrapped.
+    """Return the Triton literal of ``value`` converted to ``dtype`` as eager converts it: rounded, truncated or wrapped.
 
     A number that the kernel takes as an argument is in ``dtype``: its name stands for it.
     """
@@ -100,7 +100,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
 
 
 def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:
-    """The expression that converts a value of ``source`` named ``text`` to ``dest``; both are held in opmath types."""
+    """Return the expression that converts ``text``, a value of ``source``, to ``dest``; both are held in opmath types."""
     have, want = opmath(source), opmath(dest)
     if have is want:
         return text
@@ -131,12 +131,12 @@ def _float_literal(value: float, dtype: torch.dtype) -> str:
 
 
 def rounded(value: int | float, dtype: torch.dtype) -> float:
-    """A number as a float dtype holds it."""
+    """Round a number to a float dtype."""
     return _rounded(float(value).hex(), dtype)
 
 
 def number(text: str, dtype: torch.dtype) -> bool | int | float:
-    """The number that a literal of ``dtype`` stands for: the text of a float32 may have more digits than it holds."""
+    """Return the number that a literal of ``dtype`` stands for: the text of a float32 may have more digits than it holds."""
     if text in ("True", "False"):
         return text == "True"
     if text.startswith(MINUS_ZERO):
@@ -147,7 +147,7 @@ def number(text: str, dtype: torch.dtype) -> bool | int | float:
 
 @cache
 def _rounded(hexadecimal: str, dtype: torch.dtype) -> float:
-    """A float as a dtype holds it. As text 0.0 and -0.0 are two keys."""
+    """Round a float to a dtype. It is given as text because 0.0 and -0.0 are one key of a cache."""
     with _disable_current_modes():  # a graph's fake tensors are dear
         return float(torch.tensor(float.fromhex(hexadecimal), dtype=torch.float64).to(dtype).item())
 

@@ -18,7 +18,7 @@ COPIES_INTO: OpOverload = torch.ops.aten.copy_.default
 
 
 def overload(name: str) -> OpOverload | None:
-    """The overload called ``namespace.op.overload``, or None where this torch lacks it."""
+    """Return the overload called ``namespace.op.overload``, or None where this torch lacks it."""
     space, op, variant = name.split(".")
     packet = getattr(getattr(torch.ops, space), op, None)
     return getattr(packet, variant, None) if packet is not None else None
@@ -30,7 +30,7 @@ def overloads(names: str) -> Iterator[OpOverload]:
 
 
 def written_to(node: Node) -> Iterator[Node]:
-    """The arguments that a call writes to, by its schema: values, or sizes and memory as ``resize_`` and ``set_`` do."""
+    """Return the arguments that a call changes, by its schema: their values, or their sizes (``resize_``, ``set_``)."""
     target = node.target
     if not isinstance(target, OpOverload) or not target._schema.is_mutable:
         return

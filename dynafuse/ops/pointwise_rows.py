@@ -44,7 +44,7 @@ def _eager(names: str, reason: str) -> None:
 
 
 def text(value: Any, dtype: torch.dtype) -> str:
-    """A variable's name as it is, a Python number as a literal of ``dtype``."""
+    """Return a variable's name as it is, a Python number as a literal of ``dtype``."""
     return value if isinstance(value, str) else literal(value, dtype)
 
 
@@ -57,7 +57,7 @@ def _tensor_or_scalar(name: str) -> str:
 
 
 def _by_dtype(*, floats: Emit, ints: Emit = "", bools: Emit = "") -> Callable[..., str]:
-    """The expression for the dtype in which the op is evaluated; a missing one is that of the next wider kind."""
+    """Return an ``emit`` that chooses an expression by the dtype of evaluation; without one, that of the next wider kind."""
 
     def emit(context: Context, *args: Any) -> str:
         template = _chosen(context.dtype, floats, ints, bools)
@@ -73,7 +73,7 @@ def _chosen(dtype: torch.dtype, floats: Emit, ints: Emit, bools: Emit) -> Emit:
 
 
 def fill(template: str, context: Context, *args: Any) -> str:
-    """``template`` with its numbers written as literals of the context's dtype."""
+    """Format ``template`` with its numbers as literals of the context's dtype."""
     return template.format(*(_filled(arg, context.dtype) for arg in args))
 
 
@@ -104,12 +104,12 @@ def _rsub(context: Context, left: Any, right: Any, alpha: Any = 1) -> str:
 
 
 def scalar(value: Any, dtype: torch.dtype) -> str:
-    """A variable's name as it is, a number as a tensor: functions look at their operands' dtypes."""
+    """Return a variable's name as it is, a number as a tensor: functions look at their operands' dtypes."""
     return value if isinstance(value, str) else f"tl.full([], {literal(value, dtype)}, {triton_type(dtype)})"
 
 
 def _function(name: str) -> Callable[..., str]:
-    """The call of a math library function on the op's arguments."""
+    """Return an ``emit`` that calls a math library function on the op's arguments."""
     return lambda context, *args: f"{name}({', '.join(scalar(arg, context.dtype) for arg in args)})"
 
 
@@ -117,7 +117,7 @@ _MUL = _by_dtype(floats="{0} * {1}", bools="{0} & {1}")
 
 
 def _div(context: Context, left: Any, right: Any) -> str:
-    """A division by a number is a multiplication by its reciprocal, as in eager."""
+    """Multiply by the reciprocal of a divisor that is a number, as eager does; else divide."""
     if isinstance(right, HoistedScalar):
         return f"{text(left, context.dtype)} * {right.name}"
     if isinstance(right, int | float) and math.isfinite(right) and right != 0:
@@ -204,7 +204,7 @@ _row(
     accepts=_accepts_divisor,
 )
 def _accepts_power(call: Call) -> str:
-    """A number as the exponent of integers is not negative; a tensor may be."""
+    """Refuse a negative number as the exponent of integers; a tensor may hold some."""
     exponent = tuple(call.args.values())[1]
     allowed = call.dtype.is_floating_point or (isinstance(exponent, int | float) and exponent >= 0)
     return "" if allowed else "integers to a power that may be negative: eager raises"
@@ -332,7 +332,7 @@ def _clamp(context: Context, value: Any, low: Any = None, high: Any = None) -> s
 
 
 def _nan_to_num(context: Context, value: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> str:
-    """The limits are those of the output's own dtype, which has less range than its opmath type."""
+    """Clamp to the limits of the output's own dtype, which has less range than its opmath type."""
     if not context.dtype.is_floating_point:
         return str(value)
     info = torch.finfo(context.out)

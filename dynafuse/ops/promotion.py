@@ -19,7 +19,7 @@ Operand: TypeAlias = "tuple[torch.dtype, bool] | type"
 
 
 def compute_dtype(row: Row, call: Call, operands: Sequence[Operand]) -> torch.dtype | None:
-    """The dtype to which the operands are cast; None if each stays in its own.
+    """Return the dtype to which the operands are cast; None if each stays in its own.
 
     ``operands`` leaves out the row's raw ones.
     """
@@ -29,27 +29,29 @@ def compute_dtype(row: Row, call: Call, operands: Sequence[Operand]) -> torch.dt
 
 
 def comparand(row: Row, value: Any, dtype: torch.dtype | None) -> Any:
-    """An argument that is no tensor: a number that is compared is rounded to the operands' dtype first, as in eager."""
+    """Round an argument that is a number, and is compared, to the operands' dtype first, as eager does."""
     narrow = row.cast is Cast.PROMOTED and dtype is not None and opmath(dtype) is not dtype
     return rounded(value, dtype) if narrow and dtype is not None and isinstance(value, (bool, int, float)) else value
 
 
 def comparands(row: Row, args: Mapping[str, Any], operands: Collection[torch.dtype]) -> dict[str, Any]:
-    """A call's arguments with :func:`comparand` for its numbers; ``operands`` are the dtypes of its tensors."""
+    """Apply :func:`comparand` to a call's numbers; ``operands`` are the dtypes of its tensors."""
     dtype = next(iter(operands)) if len(set(operands)) == 1 else None
     return {name: comparand(row, value, dtype) for name, value in args.items()}
 
 
+def _tensor_of(dtype: torch.dtype, is_0d: bool) -> torch.Tensor:
+    return torch.empty(() if is_0d else (1,), dtype=dtype, device="meta")
+
+
 @cache
 def promoted(operands: tuple[Operand, ...]) -> torch.dtype:
-    """torch's own promotion, with 0-d tensors and Python scalars ranking as they do in eager."""
-    examples = [
-        k(1) if isinstance(k, type) else torch.empty(() if k[1] else (1,), dtype=k[0], device="meta") for k in operands
-    ]
-    result = examples[0]
+    """Return the dtype of torch's own promotion, with 0-d tensors and Python scalars ranking as they do in eager."""
+    examples = [operand(1) if isinstance(operand, type) else _tensor_of(*operand) for operand in operands]
+    first = examples[0]
     if len(examples) == 1:
-        return result.dtype if isinstance(result, torch.Tensor) else torch.get_default_dtype()
-    found = torch.result_type(examples[0], examples[1])
+        return first.dtype if isinstance(first, torch.Tensor) else torch.get_default_dtype()
+    dtype = torch.result_type(examples[0], examples[1])
     for example in examples[2:]:
-        found = torch.promote_types(found, example.dtype) if isinstance(example, torch.Tensor) else found
-    return found
+        dtype = torch.promote_types(dtype, example.dtype) if isinstance(example, torch.Tensor) else dtype
+    return dtype

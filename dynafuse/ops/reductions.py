@@ -62,7 +62,7 @@ for _names, _reason in _EAGER.items():
 
 
 def reduced_dims(args: Mapping[str, Any], rank: int) -> tuple[int, ...]:
-    """The dimensions that a call reduces, counted from the front and sorted; no ``dim`` or an empty one means all."""
+    """Return the dimensions that a call reduces, counted from the front and sorted; no ``dim`` or an empty one means all."""
     dims = args.get("dim", args.get("dims"))
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(rank))
@@ -71,11 +71,11 @@ def reduced_dims(args: Mapping[str, Any], rank: int) -> tuple[int, ...]:
 
 
 def keepdim(args: Mapping[str, Any]) -> bool:
-    """Whether the reduced dimensions stay, with size 1."""
+    """Return whether the reduced dimensions stay, with size 1."""
     return bool(args.get("keepdim", False))
 
 
 def correction(args: Mapping[str, Any]) -> float:
-    """What a variance subtracts from the count; torch's default is 1."""
+    """Return what a variance subtracts from the count; torch's default is 1."""
     given = args.get("correction")
     return 1.0 if given is None else float(given)

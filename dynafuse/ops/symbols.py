@@ -26,25 +26,25 @@ _NAME = re.compile(rf"[{''.join(_ASSUMPTIONS)}]\d+")
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is the name of such a symbol."""
+    """Return whether a text is the name of such a symbol."""
     return _NAME.fullmatch(text) is not None
 
 
 @cache
 def symbol_of(name: str) -> sympy.Symbol:
-    """The symbol of a name. Raises ValueError for any other text."""
+    """Return the symbol of a name. Raises ValueError for any other text."""
     if not is_name(name):
         raise ValueError(f"{name!r} is no size symbol")
     return sympy.Symbol(name, integer=True, **_ASSUMPTIONS[name[0]])
 
 
 def place_of(symbol: sympy.Symbol | str) -> int:
-    """The place of a symbol, or of one of that name, among those of its spec."""
+    """Return the place of a symbol, or of one of that name, among those of its spec."""
     return int(str(symbol)[1:])
 
 
 def with_symbols_at(size: int | sympy.Expr, value: int) -> int:
-    """Return a size with ``value`` in the place of every symbol: where sizes that nobody knows yet have to be compared."""
+    """Return a size with ``value`` in the place of every symbol, to compare sizes that are not known yet."""
     if not isinstance(size, sympy.Expr):
         return size
     return int(size.xreplace({symbol: sympy.Integer(value) for symbol in size.free_symbols}))

@@ -82,47 +82,52 @@ class Builder(Protocol):
     """What an index, gather, creation or random row is given to build its value with (implemented by the lowering)."""
 
     def operand(self, arg: Any, index: Index) -> Value:
-        """The value of tensor argument ``arg`` at ``index``."""
+        """Return the value of tensor argument ``arg`` at ``index``."""
 
     def rounded(self, arg: Any, index: Index) -> Value:
         """The value of tensor argument ``arg`` at ``index`` as eager has it: a 16-bit float is rounded to its dtype."""
 
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
-        """The sizes of tensor argument ``arg``."""
+        """Return the sizes of tensor argument ``arg``."""
 
     def dtype(self, arg: Any) -> torch.dtype:
-        """The dtype of tensor argument ``arg``."""
+        """Return the dtype of tensor argument ``arg``."""
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
-        """A literal."""
+        """Return a literal."""
 
     def index_value(self, expr: sympy.Expr) -> Value:
-        """An index expression as an int64 value."""
+        """Return an index expression as an int64 value."""
 
     def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
-        """An integer ``value`` that is in ``[0, size)`` as an index into a dimension of ``size`` elements."""
+        """Return an integer ``value`` that is in ``[0, size)`` as an index into a dimension of ``size`` elements."""
 
-    def picked(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False, trusted: bool = False) -> Value:
-        """The integer that tensor argument ``arg`` holds at ``index``, to be an index into a dimension of ``size`` elements.
+    def loaded_index(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False,
+                     trusted: bool = False) -> Value:
+        """Load an element of an index tensor, which a kernel checks to be an index into a dimension of ``size`` elements.
 
-        It has to be in ``[0, size)``; with ``wraps`` negative ones count from the end. A kernel checks that, unless the op
-        is ``trusted`` to be called with such only.
+        Args:
+            arg: The tensor argument.
+            index: The element's index in that tensor.
+            size: The dimension's size; the element has to be in ``[0, size)``.
+            wraps: Whether negative elements count from the end.
+            trusted: Whether the op promises that all elements are in range, so that nothing is checked.
         """
 
     def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
-        """A bool value ``left op right`` over index expressions; ``op`` is one of ``< <= > >= ==``."""
+        """Return a bool value ``left op right`` over index expressions; ``op`` is one of ``< <= > >= ==``."""
 
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
-        """``body()`` where ``condition`` holds, else ``other``; loads inside ``body`` are masked by ``condition``."""
+        """Return ``body()`` where ``condition`` holds, else ``other``; loads inside ``body`` are masked by ``condition``."""
 
     def choose(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[], Value]) -> Value:
         """Return ``if_true()`` where ``condition`` holds, else ``if_false()``; each loads only where it is needed."""
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
-        """A new value from a Triton expression; ``{0}``, ``{1}`` … are the operands."""
+        """Return a new value from a Triton expression; ``{0}``, ``{1}`` … are the operands."""
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
-        """``value`` converted to ``dtype`` (kept in its opmath type)."""
+        """Return ``value`` converted to ``dtype``, kept in its opmath type."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,7 @@ class Row:
         return self.kind is not Kind.OPAQUE and not self.reason
 
     def uses(self, position: int) -> bool:
-        """Whether a pointwise expression uses the argument at a position (all of them, if it is a function)."""
+        """Return whether a pointwise expression uses the argument at a position (all of them, if it is a function)."""
         return not isinstance(self.emit, str) or f"{{{position}}}" in self.emit
 
 
@@ -238,7 +243,7 @@ def register(row: Row) -> Row:
 
 
 def lookup(target: object) -> Row | None:
-    """The row of an overload, or None: the op runs eager."""
+    """Return the row of an overload, or None: the op runs eager."""
     return _TABLE.get(target)  # type: ignore[call-overload, no-any-return]
 
 
@@ -248,20 +253,20 @@ def rows() -> Sequence[Row]:
 
 
 def is_library(target: object) -> bool:
-    """Whether an op is a library's call whatever else is fused: a contraction, a convolution, attention, an FFT."""
+    """Return whether an op is a library's call whatever else is fused: a contraction, a convolution, attention, an FFT."""
     row = lookup(target)
     return row is not None and row.library
 
 
 def is_unfilled(target: object) -> bool:
-    """Whether an op returns memory that nobody has written to."""
+    """Return whether an op returns memory that nobody has written to."""
     row = lookup(target)
     return row is not None and row.unfilled
 
 
 def pointwise(target: torch._ops.OpOverload, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (),
               flops: float = 1.0) -> Row:
-    """A pointwise row: ``emit`` is a Triton expression over ``{0}``, ``{1}`` …, or a function that returns one."""
+    """Return a pointwise row: ``emit`` is a Triton expression over ``{0}``, ``{1}`` …, or a function that returns one."""
     return Row(target, Kind.POINTWISE, emit=emit, cast=cast, raw=raw, flops=flops)
 
 
@@ -273,26 +278,29 @@ def row_of(row: Row, call: Call) -> Row:
 
 
 def refusal(row: Row, call: Call) -> str:
-    """Why ``call`` cannot be part of a fused region, or "": the row's own reason, else what it says of this call."""
+    """Return why ``call`` cannot be fused, or "": the row's own reason, else what the row says of this call."""
     return row.reason or (row.accepts(call) if row.accepts else "")
 
 
 def reduction(target: torch._ops.OpOverload, name: str, *, flops: float = 1.0, states: int = 1) -> Row:
-    """A reduction row; ``name`` is a recurrence of ``lowering/triton/reductions.py``, which keeps so many ``states``."""
+    """Return a row of a reduction.
+
+    ``name`` is a recurrence of ``lowering/triton/reductions.py``, which keeps ``states`` values for each result.
+    """
     return Row(target, Kind.REDUCTION, reduction=name, flops=flops, states=states)
 
 
 def rewrite(target: torch._ops.OpOverload, kind: Kind, lower: Lower, *, flops: float = 1.0,
             accepts: Callable[[Call], str] | None = None) -> Row:
-    """A row whose value at an index is made from its operands at other indices."""
+    """Return a row whose value at an index is made from its operands at other indices."""
     return Row(target, kind, lower=lower, accepts=accepts, flops=flops)
 
 
 def eager(target: torch._ops.OpOverload, reason: str) -> Row:
-    """A row of an op that runs eager, with the reason that reports give."""
+    """Return a row of an op that runs eager, with the reason that reports give."""
     return Row(target, Kind.OPAQUE, reason=reason)
 
 
 def by_strides(target: torch._ops.OpOverload) -> Row:
-    """A row of an op that places elements in its operand's memory, whatever the operand's strides; it runs eager."""
+    """Return a row of an op that places elements in its operand's memory, whatever the operand's strides; it runs eager."""
     return Row(target, Kind.OPAQUE, reason="as_strided: strides over the storage", by_strides=True)

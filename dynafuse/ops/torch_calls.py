@@ -16,27 +16,27 @@ RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshap
 
 
 def torch_call(target: torch._ops.OpOverload, given: Mapping[str, Any], device: torch.device) -> torch.Tensor:
-    """The value of an op on arguments by name. A copy's is what it writes: where to is the store's to say."""
-    made: torch.Tensor
+    """Return the value of an op on arguments by name; of a copy, what it writes, because the store says where to."""
+    value: torch.Tensor
     if target is aten.copy_.default:
-        into: torch.Tensor = given["self"]
-        made = prims.convert_element_type.default(given["src"], into.dtype).expand(into.shape)
+        written: torch.Tensor = given["self"]
+        value = prims.convert_element_type.default(given["src"], written.dtype).expand(written.shape)
     elif target in RESHAPES:
-        made = given["self"].reshape(given["size"])
+        value = given["self"].reshape(given["size"])
     elif target is aten.index_select.default:
-        made = _index_select(given["self"], given["dim"], given["index"])
-    else:  # the arguments that a spec leaves out and an op cannot do without
-        placed = {argument.name: device for argument in target._schema.arguments if argument.name == "device"}
-        made = target(**given, **placed)
-    return made
+        value = _index_select(given["self"], given["dim"], given["index"])
+    else:  # specs leave out devices, which creations cannot do without
+        devices = {argument.name: device for argument in target._schema.arguments if argument.name == "device"}
+        value = target(**given, **devices)
+    return value
 
 
 def _index_select(table: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """As a gather: what Inductor makes of an ``index_select`` takes negative indices, which eager does not."""
+    """Compute an ``index_select`` as a gather: Inductor's takes negative indices, which eager does not."""
     if not table.dim():
         return table.reshape(1).gather(0, index.to(torch.int64).reshape(1)).reshape(())
     dim %= table.dim()
-    alone = [1] * table.dim()
-    alone[dim] = index.numel()
+    along_dim = [1] * table.dim()
+    along_dim[dim] = index.numel()
     sizes = [*table.shape[:dim], index.numel(), *table.shape[dim + 1 :]]
-    return table.gather(dim, index.to(torch.int64).reshape(alone).expand(sizes))
+    return table.gather(dim, index.to(torch.int64).reshape(along_dim).expand(sizes))

@@ -34,50 +34,50 @@ Rewrite = Callable[[Call, Index, Shape], Index]
 
 
 def source(call: Call) -> Any:
-    """The first argument: ``self`` in ATen, ``a`` in prims."""
+    """Return the first argument: ``self`` in ATen, ``a`` in prims."""
     return next(iter(call.args.values()))
 
 
 def argument(call: Call, *names: str) -> Any:
-    """The argument that has one of the names."""
+    """Return the argument that has one of the names."""
     return next(call.args[name] for name in names if name in call.args)
 
 
 def dim_of(dim: int, rank: int) -> int:
-    """A dimension counted from the front; 0-d tensors have a dimension 0 in that sense."""
+    """Return a dimension counted from the front; 0-d tensors have a dimension 0 in that sense."""
     return dim % max(rank, 1)
 
 
 def dims_of(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """Dimensions counted from the front, in the order given."""
+    """Return dimensions counted from the front, in the order given."""
     return tuple(dim_of(dim, rank) for dim in ([dims] if isinstance(dims, int) else dims))
 
 
 def replaced(index: Index, dim: int, at: sympy.Expr) -> Index:
-    """``index`` with another position in dimension ``dim``."""
+    """Return ``index`` with another position in dimension ``dim``."""
     return (*index[:dim], at, *index[dim + 1 :])
 
 
 def without(index: Index, dim: int) -> Index:
-    """``index`` without dimension ``dim``."""
+    """Return ``index`` without dimension ``dim``."""
     return (*index[:dim], *index[dim + 1 :])
 
 
 def aligned(index: Index, shape: Sequence[Size]) -> Index:
-    """``index`` of a broadcast result as an index of an operand of ``shape``."""
+    """Return ``index`` of a broadcast result as an index of an operand of ``shape``."""
     tail = index[len(index) - len(shape) :]
     return tuple(S.Zero if size == 1 else at for at, size in zip(tail, shape, strict=True))
 
 
 def from_end(position: sympy.Expr, size: sympy.Expr) -> sympy.Expr | None:
-    """A position that may count from the end as one from the front; None if its sign is not known."""
+    """Return a position that may count from the end as one from the front; None if its sign is not known."""
     if known_nonnegative(position):
         return position
     return size + position if known_nonnegative(-position - 1) else None
 
 
 def clamped_bound(position: Any, size: sympy.Expr, default: sympy.Expr) -> sympy.Expr:
-    """A slice's start or end as Python reads it: counted from the end if negative, inside ``[0, size]``."""
+    """Return a slice's start or end as Python reads it: counted from the end if negative, inside ``[0, size]``."""
     if position is None:
         return default
     at = from_end(as_expr(position), size)
@@ -88,7 +88,7 @@ def clamped_bound(position: Any, size: sympy.Expr, default: sympy.Expr) -> sympy
 
 
 def reshaped(index: Index, shape: Sequence[Size], operand: Sequence[Size]) -> Index:
-    """The operand's index of the element at ``index`` of the same data seen as ``shape``.
+    """Return the index, in the sizes ``operand``, of the element that is at ``index`` when the same data has ``shape``.
 
     Runs of dimensions with equal products are matched first, so that dimensions which the reshape leaves alone pass
     through as they are, whatever their sizes.
@@ -102,38 +102,38 @@ def reshaped(index: Index, shape: Sequence[Size], operand: Sequence[Size]) -> In
 
 
 def _regrouped(index: Index, shape: Sequence[Size], operand: Sequence[Size]) -> Iterator[sympy.Expr]:
-    """One group, with the dimensions of size 1 set aside."""
-    kept = [(at, size) for at, size in zip(index, shape, strict=True) if size != 1]
+    """Yield the operand's positions in one group of dimensions; those of size 1 are set aside."""
+    varying = [(at, size) for at, size in zip(index, shape, strict=True) if size != 1]
     sizes = [size for size in operand if size != 1]
-    flat = flatten([at for at, _ in kept], [size for _, size in kept])
+    flat = flatten([at for at, _ in varying], [size for _, size in varying])
     positions = iter((flat,) if len(sizes) == 1 else unflatten(flat, sizes))
     return (S.Zero if size == 1 else next(positions) for size in operand)
 
 
 def _groups(left: Sequence[Size], right: Sequence[Size]) -> Iterator[tuple[slice, slice]]:
-    """The shortest runs of both shapes that hold equally many elements."""
+    """Yield the shortest runs of dimensions of both shapes that hold equally many elements."""
     i = j = 0
     while i < len(left) or j < len(right):
         first_i, first_j = i, j
-        here, there = S.One, S.One
+        left_count, right_count = S.One, S.One
         while True:
-            if i < len(left) and (j == len(right) or _takes_left(here, there)):
-                here, i = here * left[i], i + 1
+            if i < len(left) and (j == len(right) or _takes_left(left_count, right_count)):
+                left_count, i = left_count * left[i], i + 1
             else:
-                there, j = there * right[j], j + 1
-            if known_equal(here, there) or (i == len(left) and j == len(right)):
+                right_count, j = right_count * right[j], j + 1
+            if known_equal(left_count, right_count) or (i == len(left) and j == len(right)):
                 break
         yield slice(first_i, i), slice(first_j, j)
 
 
-def _takes_left(here: sympy.Expr, there: sympy.Expr) -> bool:
-    """Whether the left run is to grow; where neither product is known to be smaller, the one with fewer symbols."""
-    if here.is_Integer and there.is_Integer:
-        return bool(here <= there)
-    gap = sympy.expand(there - here)
+def _takes_left(left_count: sympy.Expr, right_count: sympy.Expr) -> bool:
+    """Return whether the left run is to grow: the one with fewer elements, or with fewer symbols where that is not known."""
+    if left_count.is_Integer and right_count.is_Integer:
+        return bool(left_count <= right_count)
+    gap = sympy.expand(right_count - left_count)
     if gap.is_nonnegative or gap.is_nonpositive:
         return bool(gap.is_nonnegative)
-    return len(here.free_symbols) <= len(there.free_symbols)
+    return len(left_count.free_symbols) <= len(right_count.free_symbols)
 
 
 # The rewrites ---------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def _select(call: Call, index: Index, shape: Shape) -> Index:
 
 
 def _accepts_select(call: Call) -> str:
-    """The size does not matter here, only whether the sign is known."""
+    """Refuse an index of unknown sign. The size does not matter."""
     known = from_end(as_expr(call["index"]), S.One) is not None
     return "" if known else "select: an index whose sign is not known"
 
@@ -257,7 +257,7 @@ _VIEWS = {
 
 @functools.cache
 def lowered(rule: Rewrite) -> Callable[[Builder, Call, Index], Value]:
-    """A rewrite of the index as a row's ``lower``."""
+    """Return a row's ``lower`` from a rewrite of the index."""
 
     def lower(build: Builder, call: Call, index: Index) -> Value:
         operand = source(call)
@@ -267,7 +267,10 @@ def lowered(rule: Rewrite) -> Callable[[Builder, Call, Index], Value]:
 
 
 def _kind(target: torch._ops.OpOverload) -> Kind:
-    """A view by its schema, or a copy of one, in memory of its own; ``_unsafe_view`` is a view whose schema denies it."""
+    """Return VIEW for a view by its schema, INDEX for a copy of one in memory of its own.
+
+    ``_unsafe_view`` is a view whose schema denies it.
+    """
     return Kind.VIEW if target.is_view or target is torch.ops.aten._unsafe_view.default else Kind.INDEX
 
 

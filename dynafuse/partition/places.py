@@ -94,7 +94,8 @@ class _Asked:
         self._picked += 1
         return symbol(f"p{self._picked}", size)
 
-    def picked(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False, trusted: bool = False) -> Value:
+    def loaded_index(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False,
+                     trusted: bool = False) -> Value:
         """Note where an index is read."""
         return self.operand(arg, index)
 

@@ -71,8 +71,8 @@ class ReferenceBuilder:
         self.loaded[made] = lambda env: int(self.values[value.name](env))
         return made
 
-    def picked(self, arg: torch.Tensor, index: Index, size: sympy.Expr, *, wraps: bool = False,
-               trusted: bool = False) -> Value:
+    def loaded_index(self, arg: torch.Tensor, index: Index, size: sympy.Expr, *, wraps: bool = False,
+                     trusted: bool = False) -> Value:
         value = self.operand(arg, index)
 
         def compute(env: Env) -> int:

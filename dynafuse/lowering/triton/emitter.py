@@ -140,7 +140,8 @@ class Emitter(ControlFlow):
         self.tile_of[index] = value.tiles
         return index
 
-    def picked(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False, trusted: bool = False) -> Value:
+    def loaded_index(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False,
+                     trusted: bool = False) -> Value:
         """Return the integer that ``arg`` holds at an index, in range; what is not proven to be is checked in the kernel."""
         value = self.as_tensor(self.cast(self.operand(arg, index), torch.int64))
         value_range = self.ranges.of(arg)
