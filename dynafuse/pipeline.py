@@ -234,14 +234,14 @@ def _meanwhile(setting: Setting, plan: CanonicalPlan, requests: Requests) -> Cal
         return None
     missing = [name for name, future in requests.items() if not future.done()]
     interim = interim_plan(plan, missing, setting.module, setting.device, setting.compilation)
-    if interim is None or not interim.numbers.pays:
+    if interim is None or not interim.meanwhile.pays:
         log.info("%s graph: %s", setting.kind, interim or "no interim plan")
         return None
     kernels = _requests(setting, interim.plan)
     if not all(future.done() and not has_failed(future) for future in kernels.values()):
         return None  # a damaged entry on disk
     log.info("%s graph: %s", setting.kind, interim)
-    return _function(setting, interim.plan, outcome(kernels)[0], interim.numbers)
+    return _function(setting, interim.plan, outcome(kernels)[0], interim.meanwhile)
 
 
 def _awaited(requests: Requests) -> tuple[dict[str, Any], dict[str, BaseException]]:

@@ -63,7 +63,7 @@ class CanonicalRegion:
     outputs: tuple[Node, ...]
     ops: tuple[Node, ...]  # what the spec's ops are in the graph
     symbols: tuple[sympy.Expr, ...]  # what the spec's symbols are in the graph: sizes, or what is computed from them
-    numbers: tuple[float, ...]  # what the numbers of the code are
+    hoisted: tuple[float, ...]  # the values of the code's hoisted scalars
     key: str
     target: str  # what its kernel runs on: a device's capability or a library
     member: Member | None = None  # the family whose kernel serves it on Triton, where that is not its own
@@ -71,8 +71,8 @@ class CanonicalRegion:
     sizes: tuple[int, ...] = ()  # what the size symbols are that only the code has
 
     @property
-    def near(self) -> Member | None:
-        """The family whose kernel it runs on, if it does."""
+    def family(self) -> Member | None:
+        """The region as a member of the fold family whose kernel it runs on; None if it runs on its own kernel."""
         return self.member if executor(self.region.executor).takes_arguments else None
 
     @property
@@ -107,15 +107,15 @@ class CanonicalRegion:
     @property
     def arguments(self) -> tuple[Node, ...]:
         """What the inputs of its kernel are, in order."""
-        return self.inputs if self.near is None else tuple(self.inputs[i] for i in self.near.inputs)
+        return self.inputs if self.family is None else tuple(self.inputs[i] for i in self.family.inputs)
 
     @property
     def count(self) -> int | None:
         """How many terms the kernel's fold has here, if the kernel asks."""
-        return None if self.near is None else self.near.terms
+        return None if self.family is None else self.family.terms
 
     def __str__(self) -> str:
-        shared = f", {self.near}" if self.near else ""
+        shared = f", {self.family}" if self.family else ""
         return f"{self.name} on {self.region.executor}, key {self.key}{shared}\n{self.code}"
 
 
@@ -200,14 +200,14 @@ def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, An
 def rekeyed(bound: CanonicalRegion, region: Region, target: str) -> CanonicalRegion:
     """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
     code = _code(bound.spec, region.executor, bound.classes, bound.member)
-    return replace(bound, region=region, code=code.spec, sizes=code.sizes, numbers=code.numbers,
+    return replace(bound, region=region, code=code.spec, sizes=code.sizes, hoisted=code.hoisted,
                    key=key_of(code.spec, target), target=target)
 
 
 def family(bound: CanonicalRegion, least: int) -> CanonicalRegion | None:
     """A region with its family's kernel, if it is on Triton and has a fold of at least ``least`` terms."""
     takes_arguments = executor(bound.region.executor).takes_arguments
-    found = member(bound.code, bound.numbers, least) if takes_arguments else None
+    found = member(bound.code, bound.hoisted, least) if takes_arguments else None
     return None if found is None else rekeyed(replace(bound, member=found), bound.region, bound.target)
 
 
@@ -217,14 +217,14 @@ class Code:
 
     spec: Spec
     sizes: tuple[int, ...] = ()
-    numbers: tuple[float, ...] = ()
+    hoisted: tuple[float, ...] = ()
 
 
 def code_of(spec: Spec, classes: bool, found: Member | None = None) -> Code:
     """What Triton's kernel of a spec is made from, or that of the family which it was ``found`` to be in."""
     made, sizes = classed(spec) if classes else (spec, ())
-    code, numbers = (found.code, found.numbers) if found else hoist_scalars(made)
-    return Code(code, sizes, numbers)
+    code, hoisted = (found.code, found.hoisted) if found else hoist_scalars(made)
+    return Code(code, sizes, hoisted)
 
 
 def _code(spec: Spec, name: str, classes: bool, found: Member | None = None) -> Code:
@@ -263,7 +263,7 @@ class _Canonical:
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options)
         code = _code(spec, self.region.executor, self.classes)
         return CanonicalRegion(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
-                     tuple(symbols), code.numbers, key_of(code.spec, target), target, classes=self.classes,
+                     tuple(symbols), code.hoisted, key_of(code.spec, target), target, classes=self.classes,
                      sizes=code.sizes)
 
     def _is_looped_reduction(self, node: Node) -> bool:

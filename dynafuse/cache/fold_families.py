@@ -34,13 +34,13 @@ WIDTHS = (4, 8, 16, 32, 64, MAX_TENSORS)
 class Member(FoldFit):
     """A spec as a member of its fold family. ``code`` is the family's spec.
 
-    ``inputs`` and ``numbers`` are the arguments of ``code`` for this member: positions of the spec's own inputs, and values
+    ``inputs`` and ``hoisted`` are the arguments of ``code`` for this member: positions of the spec's own inputs, and values
     of its hoisted scalars.
     """
 
     code: Spec
     inputs: tuple[int, ...]  # per input of the code; terms that the member lacks repeat the last term's inputs
-    numbers: tuple[float, ...]
+    hoisted: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Fold:
         return {leaf.position for leaf in own_leaves if isinstance(leaf, Ref)}
 
 
-def member(code: Spec, numbers: Sequence[float], least: int) -> Member | None:
+def member(code: Spec, hoisted: Sequence[float], least: int) -> Member | None:
     """Return a spec as a member of its fold family, or None if it has no fold of ``least`` terms or more.
 
     Args:
         code: The spec, with hoisted scalars.
-        numbers: The values of the hoisted scalars.
+        hoisted: The values of the hoisted scalars.
         least: The least number of terms of a fold. Of several folds the longest counts.
     """
     fold = _Folds(code).longest()
@@ -80,7 +80,7 @@ def member(code: Spec, numbers: Sequence[float], least: int) -> Member | None:
         return None
     if any(store.into in fold.inputs() for store in code.stores):  # an input that is read twice could be overwritten between
         return None
-    return _Widened(code, numbers, fold).member()
+    return _Widened(code, hoisted, fold).member()
 
 
 class _Folds:
@@ -199,13 +199,13 @@ class _Widened:
     Operands of commutative ops are sorted by digests that do not depend on the fold's length.
     """
 
-    def __init__(self, code: Spec, numbers: Sequence[float], fold: Fold) -> None:
-        self.code, self.fold, self.values = code, fold, numbers
+    def __init__(self, code: Spec, hoisted: Sequence[float], fold: Fold) -> None:
+        self.code, self.fold, self.values = code, fold, hoisted
         self.width = next(width for width in WIDTHS if width > len(fold.links))
         self.least = max((width for width in WIDTHS if width < self.width), default=2)
         self.ops: list[OpSpec] = []
         self.inputs: list[int] = []
-        self.numbers: list[float] = []
+        self.hoisted: list[float] = []
         self.placed: dict[Ref, Ref] = {}
         self.digests: dict[Ref, str] = {Ref("in", i): f"~{layout}" for i, layout in enumerate(code.inputs)}
         for position, op in enumerate(code.ops):
@@ -221,7 +221,7 @@ class _Widened:
         reductions = sorted((self.placed[Ref("op", op)].position, dims) for op, dims in self.code.reductions)
         code = replace(self.code, inputs=tuple(self.code.inputs[i] for i in self.inputs), ops=tuple(self.ops),
                        reductions=tuple(reductions), stores=stores)
-        return Member(len(self.fold.links) + 1, self.width, code, tuple(self.inputs), tuple(self.numbers))
+        return Member(len(self.fold.links) + 1, self.width, code, tuple(self.inputs), tuple(self.hoisted))
 
     # ------------------------------------------------------------------ order
 
@@ -320,6 +320,6 @@ class _Widened:
         if isinstance(value, tuple):
             return tuple(self._rename(item, written) for item in value)
         if isinstance(value, HoistedScalar):
-            self.numbers.append(self.values[value.position])
-            return HoistedScalar(len(self.numbers) - 1, value.inverse)
+            self.hoisted.append(self.values[value.position])
+            return HoistedScalar(len(self.hoisted) - 1, value.inverse)
         return written[value] if isinstance(value, Ref) else value

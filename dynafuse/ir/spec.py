@@ -121,8 +121,8 @@ class Spec:
         return self.inputs[ref.position] if ref.kind == "in" else self.ops[ref.position]
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """The numbers that are not part of the spec, each a float32 argument of the kernel."""
+    def hoisted(self) -> tuple[str, ...]:
+        """The names of the hoisted scalars, which are float32 arguments of the kernel: their values are not in the spec."""
         return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, HoistedScalar))
 
     @property

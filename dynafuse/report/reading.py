@@ -61,7 +61,7 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
         if isinstance(step, CanonicalRegion):
             reused, relative = kernels.add(step, step.name, number)
             fused = _fused_step(step.region, plan.annotated, step.key, reads[step.name])
-            family = step.region.decision.family if step.near else None
+            family = step.region.decision.family if step.family else None
             steps.append(replace(fused, reused=reused, relative=relative, family=family))
         elif _launches(step, plan.annotated):
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
@@ -145,7 +145,7 @@ def _computing(region: Region, annotated: Annotated) -> Sequence[Node]:
 
 
 def _launches(node: Node, annotated: Annotated) -> bool:
-    """Whether a step outside the regions calls a kernel or a library."""
+    """Return whether a step outside the regions calls a kernel or a library."""
     return annotated.facts[node].role is Role.EAGER and launches(node)
 
 

@@ -51,10 +51,10 @@ class InterimPlan:
 
     plan: CanonicalPlan
     regions: tuple[str, ...]  # of the other plan: those that run otherwise
-    numbers: Meanwhile
+    meanwhile: Meanwhile
 
     def __str__(self) -> str:
-        return f"{', '.join(self.regions)} on kernels that are there, with what these lack run eager; {self.numbers}"
+        return f"{', '.join(self.regions)} on kernels that are there, with what these lack run eager; {self.meanwhile}"
 
 
 def interim_plan(plan: CanonicalPlan, missing: Collection[str], module: GraphModule, device: Device,
@@ -82,12 +82,12 @@ def interim_plan(plan: CanonicalPlan, missing: Collection[str], module: GraphMod
 
 
 def _same(bound: CanonicalRegion) -> Hashable:
-    """What regions have in common that one stand-in serves: the kernel, and the size where that has a class of them."""
+    """Return what two regions must share for one stand-in to serve both: the kernel, and sizes of the kernel's classes."""
     return bound.key, bound.sizes
 
 
 def _replaced(plan: Plan, instead: Mapping[str, tuple[Region | Node, ...]]) -> Plan:
-    """A plan with other steps in the place of some regions, of which single ops run eager."""
+    """Return a plan with other steps in the place of some regions; single ops among them run eager."""
     facts = plan.annotated.facts
     eager = {step: _eager(facts[step], f"{name}'s kernel is being compiled")
              for name, steps in instead.items() for step in steps if isinstance(step, Node) and facts[step].is_fused}
@@ -120,7 +120,7 @@ class Rest:
 
 
 def _moved(region: Region, whole: str, there: Mapping[Node, Node]) -> Region:
-    """A part of the region ``whole``, over nodes that compute the same."""
+    """Return a part of a region of another graph, over the nodes of the region ``whole`` that compute the same."""
     def each(nodes: Iterable[Node]) -> tuple[Node, ...]:
         return tuple(there[node] for node in nodes)
 
@@ -151,7 +151,7 @@ class _Search:
         """
         region, facts = whole.region, self.annotated.facts
         aside = executor(region.executor).compiles_aside
-        if not aside or whole.near or any(facts[node].forced for node in region.nodes):
+        if not aside or whole.family or any(facts[node].forced for node in region.nodes):
             return None
         copy, copies = extract(self.module, region.nodes, _inputs(region), region.outputs)
         annotated = annotate(copy, whole.device.type)
@@ -177,14 +177,14 @@ class _Search:
 
 
 def _inputs(region: Region) -> Iterable[Node]:
-    """The tensors and sizes that a region takes, without constants of the module, in order of first use."""
+    """Return the tensors and sizes that a region takes, without constants of the module, in order of first use."""
     inside = set(region.nodes)
     operands = itertools.chain.from_iterable(node.all_input_nodes for node in region.nodes)
     return dict.fromkeys(node for node in operands if node not in inside and node.op != "get_attr")
 
 
 def remainders(region: Region, facts: Mapping[Node, Facts]) -> list[frozenset[Node]]:
-    """The ops that may run eager behind the rest of a region, before it, or both, the fewest first.
+    """Yield the ops that may run eager after the rest of a region, before it, or both, the fewest first.
 
     A backward that computes a value of the forward again begins with that op and ends with its derivative. Random numbers
     stay where they are: eager would draw others.
@@ -197,7 +197,7 @@ def remainders(region: Region, facts: Mapping[Node, Facts]) -> list[frozenset[No
 
 def _reached(nodes: Iterable[Node], onward: Callable[[Node], Iterable[Node]],
              facts: Mapping[Node, Facts]) -> list[frozenset[Node]]:
-    """The ops from each of a region's nodes onward, where those are few and none is random; what is onward comes first."""
+    """Return the ops from each of a region's nodes onward, where those are few and none is random."""
     reached: dict[Node, frozenset[Node]] = {}
     for node in nodes:
         own = {node} if facts[node].role is Role.FUSED else ()

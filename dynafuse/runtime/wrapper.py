@@ -55,7 +55,7 @@ class Step:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     symbols: tuple[Size, ...]  # what the kernel's symbols are, over those of the graph
-    numbers: tuple[float, ...] = ()
+    hoisted: tuple[float, ...] = ()  # values of the kernel's hoisted scalars
     count: int | None = None  # terms of the kernel's fold, if the kernel asks
     places: Places = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Step:
     def of(region: CanonicalRegion, kernel: Any, places: Places) -> Step:
         """Return a region as it runs on its kernel; ``places`` are the user's lines that index by loaded values."""
         symbols = (*region.symbols, *region.sizes)
-        return Step(region.region, kernel, region.arguments, region.outputs, symbols, region.numbers, region.count, places)
+        return Step(region.region, kernel, region.arguments, region.outputs, symbols, region.hoisted, region.count, places)
 
 
 class Writer:
@@ -130,7 +130,7 @@ class Writer:
             self._align_one(node)
 
     def _give_back(self) -> None:
-        """The copies that kernels have overwritten go where the caller looks."""
+        """Write the copies that kernels have overwritten back to where the caller looks."""
         for node in filter(self.written.__contains__, self.given):
             name, given = self.names[node], self.given[node]
             self.lines.append(f"if {given} is not {name}: {name} = {given}.copy_({name})")
@@ -158,7 +158,7 @@ class Writer:
         return {node: base for node in outputs if (base := self.plan.annotated.base(node)).op == "placeholder"}
 
     def _returned_view(self, node: Node) -> str:
-        """A view of what the caller gave, also where kernels have an aligned copy of it.
+        """Write a view of what the caller gave, also where kernels have an aligned copy of it.
 
         Autograd has to know it for a view: to write to one of several is an error, and would be silently wrong otherwise.
         """
@@ -224,7 +224,7 @@ class Writer:
                 self.lines.append(f"{self.symbols[symbol]} = {text}")
 
     def size(self, size: Size) -> str:
-        """A size as Python source over the bound symbols."""
+        """Return a size as Python source over the bound symbols."""
         if isinstance(size, int):
             return str(size)
         return size_text(sympy.sympify(size), self.symbols)
@@ -279,7 +279,7 @@ class Writer:
             self.lines.append(f"del {', '.join(arguments[w.name] for w in kernel.workspaces)}")
 
     def _guarded(self, call: str, device: int | None, grid: Sequence[str]) -> str:
-        """A launch on its device, left out when an axis of a dynamic size is empty."""
+        """Write a launch on its device, left out when an axis of a dynamic size is empty."""
         dynamic = [g for g in grid if not g.isdigit()]
         if len(self.devices) > 1:
             call = f"{self.constant(launch_on)}({device}, lambda: {call})"
@@ -298,14 +298,14 @@ class Writer:
         return f"{self.constant(torch.empty_strided)}({sizes}, dtype={self.constant(dtype)}, device={self.constant(device)})"
 
     def _arguments(self, step: Step, kernel: Kernel, device: int | None) -> dict[str, str]:
-        """The kernel's argument names as variables of this function; allocates workspaces."""
+        """Return the kernel's arguments as variables of this function, by name; allocates workspaces."""
         found = {f"in{i}": self.names[node] for i, node in enumerate(step.inputs)}
         for i, node in enumerate(step.outputs):
             into = step.region.copies.get(node)
             found[f"out{i}"] = self.names[node if into is None else into]
         taken = {name for launch in kernel.launches for name, _ in launch.signature if is_name(name)}
         found |= {name: self.size(step.symbols[place_of(name)]) for name in taken}
-        found |= {f"k{i}": repr(number) for i, number in enumerate(step.numbers)} | {COUNT: str(step.count)}
+        found |= {f"k{i}": repr(number) for i, number in enumerate(step.hoisted)} | {COUNT: str(step.count)}
         where = torch.device("cpu") if device is None else torch.device("cuda", device)
         for number, space in enumerate(kernel.workspaces):
             name = f"ws{number}"
@@ -318,7 +318,7 @@ class Writer:
         return self.size(self._renamed(size, step))
 
     def _renamed(self, size: Size, step: Step) -> Size:
-        """A size over a spec's symbols as one over the graph's."""
+        """Return a size over a spec's symbols as one over the graph's."""
         if isinstance(size, int):
             return size
         real = {s: sympy.sympify(step.symbols[place_of(s)]) for s in size.free_symbols}
@@ -363,16 +363,16 @@ class Writer:
         self.lines.append(f"if {name}.size() != {sizes} or {name}.stride() != {strides}: {name} = {copy}")
 
     def _is_relied_on(self, node: Node) -> bool:
-        """Whether kernels, views or what gets this graph's results look at the memory of a node."""
+        """Return whether kernels, views or the readers of this graph's results look at the memory of a node."""
         return node in self.read or any(user is self.output or self.facts[user].role is Role.VIEW for user in node.users)
 
     def _view(self, node: Node) -> str:
-        """A chain of views as one new tensor over the base's memory."""
+        """Write a chain of views as one new tensor over the base's memory."""
         reinterpret = self.constant(guards._reinterpret_tensor, "reinterpret")
         return f"{reinterpret}({self.names[self.plan.annotated.base(node)]}, {', '.join(self._place(node))})"
 
     def _place(self, node: Node) -> tuple[str, str, str]:
-        """The sizes and strides of a view, and how far behind its base it begins."""
+        """Return the sizes and strides of a view, and its offset from its base."""
         facts, value, source = self.facts[node], node.meta["val"], self.plan.annotated.base(node).meta["val"]
         assert facts.tensor is not None
         offset = value.storage_offset() - source.storage_offset()
@@ -396,7 +396,7 @@ class Writer:
         return self.constant(value)
 
     def constant(self, value: Any, name: str = "c") -> str:
-        """A global that holds ``value``."""
+        """Return the name of a global that holds ``value``."""
         if id(value) not in self._constants:
             unique = f"{name}_{len(self._constants)}"
             while unique in self.locals:  # a global of that name would be shadowed
@@ -407,12 +407,12 @@ class Writer:
 
 
 def _passed(name: str, kind: str, device: int | None) -> str:
-    """An argument of a launch: of a tensor its address, which a launcher would take longer to ask it for."""
+    """Return an argument of a launch; of a tensor its address, which a launcher takes longer to ask for."""
     return f"{name}.data_ptr()" if kind[0] == "*" and device is not None else name
 
 
 def _called(target: Any) -> Any:
-    """What a call of an ATen op ends in, without a Python function around it.
+    """Return the function that a call of an ATen op ends in, without a Python function around it.
 
     The dispatcher's function takes any arguments by looking at the schema; a library call that torch also has as a function
     of its own is made by that one, which knows them.
@@ -426,7 +426,7 @@ def _called(target: Any) -> Any:
 
 
 def _described(region: Region) -> Sequence[str]:
-    """What a region computes and where the user wrote it, for readers of the function."""
+    """Return what a region computes and where the user wrote it, for readers of the function."""
     ops = " ".join(dict.fromkeys(str(n.target).split(".")[1] for n in region.nodes if "." in str(n.target)))
     lines = [f"{region.name} on {region.executor}: {ops}"[:MOST_COLUMNS]]
     lines += [f"    {' '.join(origin.split())}"[:MOST_COLUMNS] for origin in region.origins[:MOST_ORIGINS]]
@@ -435,20 +435,20 @@ def _described(region: Region) -> Sequence[str]:
 
 
 def _allocates(node: Node) -> bool:
-    """Whether a call returns memory of its own (allocations are aligned), by its schema."""
+    """Return whether a call returns memory of its own (allocations are aligned), by its schema."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target.is_view
 
 
 def _source(node: Node) -> Node:
-    """The call that returned a node's value, among others or alone."""
+    """Return the call that returned a node's value, alone or among others."""
     while node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node
 
 
 def _may_differ(node: Node) -> bool:
-    """Whether a call may return a layout other than torch tells beforehand.
+    """Return whether a call may return a layout other than torch tells beforehand.
 
     Products of matrices are the same code for both. What shares memory with an argument has its layout, and could not be
     copied.
@@ -485,14 +485,14 @@ def launch_on(index: int, launch: Callable[[], None]) -> None:
 
 
 def _starts_aligned(node: Node) -> bool:
-    """Whether an input begins at a multiple of 16 bytes in its memory, which itself does."""
+    """Return whether an input begins at a multiple of 16 bytes from the start of its memory, which is aligned."""
     value = node.meta["val"]
     offset = value.storage_offset()
     return isinstance(offset, int) and offset * value.dtype.itemsize % 16 == 0
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the memory that a tensor spans, with the same sizes and strides (expanded ones too)."""
+    """Copy the memory that a tensor spans, with the same sizes and strides (expanded ones too)."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.size(), tensor.stride(), 0)
 

@@ -1,7 +1,7 @@
 """Fold families: which regions run on a kernel that is not quite their own, because it serves others as well.
 
-A fold can run on its family's kernel (``cache.families``) once the family has several lengths in this process. Whether it
-does is for the cost model to say: what the kernel loses a call against the region's share of the compile time saved.
+A fold can run on its family's kernel (``cache.fold_families``) once the family has several lengths in this process. Whether
+it does is for the cost model to say: what the kernel loses a call against the region's share of the compile time saved.
 
 Worked example: in a network whose layer k sums k tensors, on an H200, the layers of 5 to 8 run on one kernel of 8 terms. The
 layer of 5 loses 0.4 µs a call by four more arguments, and its share of three kernels of 0.22 s less is 5.5 µs a call.
@@ -20,7 +20,7 @@ from dynafuse.ir import FoldFamily
 from dynafuse.lowering.triton.schedule import choose_schedule
 
 LENGTHS: dict[str, set[int]] = {}
-"""How long the folds of a family were, in this process, by the key of its kernel."""
+"""The lengths of the folds that this process has met and that could run on a family's kernel, by that kernel's key."""
 
 
 def fold_families(plan: CanonicalPlan, config: Config, device: Device) -> CanonicalPlan:
@@ -83,7 +83,7 @@ def _chosen(own: CanonicalRegion, shared: CanonicalRegion, sites: int, plan: Can
     """Return a region on its own kernel or on its family's, with the numbers in its decision or its reasons."""
     member, region = shared.member, own.region
     assert member is not None
-    arguments = len(shared.arguments) - len(own.inputs) + len(shared.numbers) - len(own.numbers) + 1
+    arguments = len(shared.arguments) - len(own.inputs) + len(shared.hoisted) - len(own.hoisted) + 1
     tensors = (tensor for n in (*region.inputs, *region.outputs) if (tensor := plan.annotated.facts[n].tensor) is not None)
     loss = family_loss_us(arguments, member.width - member.terms, max(tensor.hint for tensor in tensors), device,
                           config.cudagraphs)

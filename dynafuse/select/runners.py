@@ -48,7 +48,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     calls = [_call(launcher, launch, places, hints)
              for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
     calls = [call for call in calls if call is not None]
-    constant = [*(hints[name] for name in code.spec.symbols), *code.numbers, *([member.terms] if member else [])]
+    constant = [*(hints[name] for name in code.spec.symbols), *code.hoisted, *([member.terms] if member else [])]
     stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -64,7 +64,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
 def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
     """Where each of a kernel's arguments is: inputs, sizes, numbers, a count, new tensors and workspaces, in that order."""
     places = {f"in{i}": i for i in range(len(code.inputs))}
-    for name in (*code.symbols, *code.numbers, *code.counts):
+    for name in (*code.symbols, *code.hoisted, *code.counts):
         places[name] = len(places)
     free = len(places)
     for i, store in enumerate(code.stores):

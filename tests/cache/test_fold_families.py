@@ -121,7 +121,7 @@ def test_lengths_up_to_a_width_share_a_key(what: str) -> None:
         assert len(keys) == 1, what
         assert {repr(found[count].code) for count in (low, high)} == {repr(found[low].code)}
     assert len({one.key for one in found.values()}) == 4
-    assert [found[count].near.width for count in (3, 4, 5, 8, 9, 17)] == [4, 4, 8, 8, 16, 32]  # type: ignore[union-attr]
+    assert [found[count].family.width for count in (3, 4, 5, 8, 9, 17)] == [4, 4, 8, 8, 16, 32]  # type: ignore[union-attr]
     assert all(one.count == count for count, one in found.items())
 
 
@@ -137,14 +137,14 @@ def test_arguments_are_those_of_the_terms() -> None:
     made = family(fold(alpha=0.3), 5)
     assert [node.name for node in made.arguments[:5]] == [node.name for node in made.inputs]
     assert set(made.arguments) == set(made.inputs) and len(made.arguments) == 8
-    assert len(made.numbers) == len(made.code.numbers) == 7
-    assert measurement_key(made.near.code, {}, CPU) == measurement_key(family(fold(alpha=0.7), 7).near.code, {}, CPU)  # type: ignore[union-attr]
+    assert len(made.hoisted) == len(made.code.hoisted) == 7
+    assert measurement_key(made.family.code, {}, CPU) == measurement_key(family(fold(alpha=0.7), 7).family.code, {}, CPU)  # type: ignore[union-attr]
 
 
 def test_on_other_executors_a_region_is_its_own() -> None:
     made = family(fold(), 5)
     moved = key.rekeyed(made, replace(made.region, executor="nvfuser"), "nvfuser")
-    assert moved.code == moved.spec and moved.near is None and moved.arguments == moved.inputs and moved.count is None
+    assert moved.code == moved.spec and moved.family is None and moved.arguments == moved.inputs and moved.count is None
     back = key.rekeyed(moved, made.region, made.target)
     assert back == made
 
@@ -186,9 +186,9 @@ def test_what_is_no_fold() -> None:
 def test_terms_that_differ_end_a_fold() -> None:
     write = lambda b, *xs: tanh(b, b.op("aten.add.Tensor", fold(tail=as_it_is)(b, *xs[1:]), b.op("aten.exp.default", xs[0])))  # noqa: E731
     found = key.family(bound(write, *tensors(7)), 3)
-    assert found is not None and str(found.near) == "fold of 6 in 8"
+    assert found is not None and str(found.family) == "fold of 6 in 8"
     found = key.family(bound(fold(), *tensors(3), *tensors(4, torch.bfloat16)), 3)
-    assert found is not None and str(found.near) == "fold of 5 in 8"  # from the sum of the first three on
+    assert found is not None and str(found.family) == "fold of 5 in 8"  # from the sum of the first three on
 
 
 # Bits -----------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def run(made: CanonicalRegion, inputs: list[torch.Tensor]) -> list[torch.Tensor]
     lowered = lower(made.code)
     kernel = Kernel("key", lowered.source, lowered.launches, lowered.workspaces, load(lowered, None), True)
     order = [inputs[int(node.name.removeprefix("arg"))] for node in made.inputs]
-    return list(runner(kernel, made.spec, {}, CPU, made.near)(order))
+    return list(runner(kernel, made.spec, {}, CPU, made.family)(order))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def check(write: Write, inputs: list[torch.Tensor], signed_zeros: bool = True) -> None:
     own = bound(write, *inputs)
     shared = key.family(own, 3)
-    assert shared is not None and shared.near is not None and shared.key != own.key
+    assert shared is not None and shared.family is not None and shared.key != own.key
     for mine, theirs in zip(run(own, inputs), run(shared, inputs), strict=True):
         if not signed_zeros:
             mine, theirs = mine + 0, theirs + 0
@@ -253,11 +253,11 @@ def test_views_of_terms() -> None:
 def test_terms_that_are_not_there_are_not_read() -> None:
     made = family(fold(), 5)
     nowhere = torch.empty(0)  # reading from address 0 would end the process
-    assert made.near is not None and nowhere.data_ptr() == 0
+    assert made.family is not None and nowhere.data_ptr() == 0
     inputs = tensors(5)
     lowered = lower(made.code)
     kernel = Kernel("key", lowered.source, lowered.launches, lowered.workspaces, load(lowered, None), True)
-    away = replace(made.near, inputs=(*made.near.inputs[:5], 5, 5, 5))
+    away = replace(made.family, inputs=(*made.family.inputs[:5], 5, 5, 5))
     (found,) = runner(kernel, made.spec, {}, CPU, away)([*inputs, nowhere])
     assert torch.equal(bits(found), bits(run(bound(fold(), *inputs), inputs)[0]))
 
@@ -332,7 +332,7 @@ def test_a_length_alone_has_a_kernel_of_its_own() -> None:
 
 def test_a_second_length_finds_a_family_in_another_graph() -> None:
     runs = [graphs.compiled(graphs.built(fold(), *tensors(count))) for count in (5, 6, 7, 5)]
-    assert [str(run.bounds["r0"].near) for run in runs] == ["None", *(f"fold of {count} in 8" for count in (6, 7, 5))]
+    assert [str(run.bounds["r0"].family) for run in runs] == ["None", *(f"fold of {count} in 8" for count in (6, 7, 5))]
     for run, count in zip(runs, (5, 6, 7, 5), strict=True):
         inputs = tensors(count)
         (found,) = run.call([*inputs])

@@ -58,8 +58,8 @@ def test_layers_share_a_kernel(what: str, dtype: torch.dtype) -> None:
     assert left.key == right.key and key.diff(left, right) == []
     if what == "a threshold":  # is compared in the dtype of what it is compared with
         numbers = tuple(torch.tensor(numbers, dtype=dtype).double().tolist()) if dtype is torch.bfloat16 else numbers
-    assert right.numbers == numbers and len(left.numbers) == len(numbers)
-    assert right.code.numbers == tuple(f"k{i}" for i in range(len(numbers)))
+    assert right.hoisted == numbers and len(left.hoisted) == len(numbers)
+    assert right.code.hoisted == tuple(f"k{i}" for i in range(len(numbers)))
     assert key.diff(left.spec, right.spec) != []  # which hold the numbers
 
 
@@ -69,36 +69,36 @@ def test_remarkable_numbers_stay_in_the_code(number: Any) -> None:
     write = lambda b, x, y: b.op("aten.where.ScalarOther", b.op("aten.gt.Tensor", x, y), x, number)  # noqa: E731
     made = bound(write)
     assert repr(made.code) == repr(made.spec)
-    assert made.numbers == ()
+    assert made.hoisted == ()
     assert made.key != bound(scaled(0.3)).key
 
 
 @pytest.mark.parametrize("number", [3e-39, 1e300])
 def test_a_divisor_whose_reciprocal_is_no_ordinary_float_stays(number: float) -> None:
-    assert bound(called("aten.div.Tensor", number)).numbers == ()
+    assert bound(called("aten.div.Tensor", number)).hoisted == ()
 
 
 def test_float64_keeps_its_numbers() -> None:
     first, second = (bound(scaled(number), X.double(), Y.double()) for number in (0.3, 0.7))
-    assert first.numbers == () and first.key != second.key
+    assert first.hoisted == () and first.key != second.key
     assert key.diff(first, second) == ["op 1: mul with other 0.3 against 0.7"]
     compared = bound(called("aten.gt.Scalar", 0.1), X.double(), Y)
-    assert compared.numbers == ()
+    assert compared.hoisted == ()
 
 
 def test_exponents_stay_in_the_code() -> None:
     power = lambda e: bound(called("aten.pow.Tensor_Scalar", e))  # noqa: E731
-    assert power(2.7).numbers == () and power(2.7).key != power(2.3).key
+    assert power(2.7).hoisted == () and power(2.7).key != power(2.3).key
 
 
 def test_factors_of_numbers_stay_in_the_code() -> None:
-    assert bound(called("aten.add.Tensor", 0.3, alpha=0.7)).numbers == (0.3,)
+    assert bound(called("aten.add.Tensor", 0.3, alpha=0.7)).hoisted == (0.3,)
 
 
 @pytest.mark.parametrize("executor", ["nvfuser", "inductor"])
 def test_other_executors_keep_their_numbers(executor: str) -> None:
     first, second = (bound(scaled(number), executor=executor) for number in (0.3, 0.7))
-    assert first.numbers == () and first.code == first.spec and first.key != second.key
+    assert first.hoisted == () and first.code == first.spec and first.key != second.key
     assert key.diff(first, second) == ["op 1: mul with other 0.3 against 0.7"]
 
 

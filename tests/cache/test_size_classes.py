@@ -236,7 +236,7 @@ def check_sizes(what: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
             inputs = inputs_for(bound.spec, {}, CPU)
             copies = [t.clone() for t in inputs]
             theirs = eager(bound.spec, {}, CPU)(copies) if CASES[what].plain else _alone(CASES[what], size, dtype, bound)
-            check(runner(kernels[bound.key], bound.spec, {}, CPU, bound.near, bound.classes)(inputs), theirs)
+            check(runner(kernels[bound.key], bound.spec, {}, CPU, bound.family, bound.classes)(inputs), theirs)
     assert len(kernels) == len(found[sizes[0]]) or not CASES[what].shares
 
 
@@ -330,7 +330,7 @@ def test_folds_of_a_class_share_their_family() -> None:
     for member in found:
         assert member is not None and isinstance(member.code, Classed)
         inputs = inputs_for(member.spec, {}, CPU)
-        ours = runner(interpreted(member), member.spec, {}, CPU, member.near, member.classes)(inputs)
+        ours = runner(interpreted(member), member.spec, {}, CPU, member.family, member.classes)(inputs)
         check(ours, eager(member.spec, {}, CPU)(inputs))
 
 

@@ -193,7 +193,7 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     spec, name = builder.spec, builder.name + suffix
     pointers = _pointer_parameters(builder, emitter)
     sizes = [(symbol, _size_type(spec)) for symbol in spec.symbols]
-    floats = [(number, "fp32") for number in spec.numbers if number in emitter.used_scalars]
+    floats = [(name, "fp32") for name in spec.hoisted if name in emitter.used_scalars]
     counts = [(count, "i32") for count in spec.counts if count in emitter.used_scalars]
     signature = (*pointers, *sizes, *floats, *counts)
     constants = {f"{tile.upper()}BLOCK": size for tile, size in (block or builder.schedule.block).items()}

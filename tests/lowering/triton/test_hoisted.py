@@ -41,7 +41,7 @@ def number_of(row: Row, dtype: torch.dtype) -> float:
 def test_the_same_bits(row: Row, dtype: torch.dtype) -> None:
     for given in calls(row):
         made, tensors = bound(row, given, dtype)
-        assert made.numbers == (number_of(row, dtype),)
+        assert made.hoisted == (number_of(row, dtype),)
         assert "k0" in lower(made.code).source
         with_argument, with_literal = (run(spec, made, tensors) for spec in (made.code, made.spec))
         assert torch.equal(with_argument.nan_to_num(7), with_literal.nan_to_num(7)), given
@@ -145,7 +145,7 @@ def test_the_number_of_a_seed_leads_to_it() -> None:
     with backend.listening(seen.append, plan_only=True), torch.no_grad():
         torch.compile(Dropouts(0.1, 0.15, 0.3), backend=backend.dynafuse, options={"device": "h200"})(X, W)
     regions = list(seen[0].bounds.values())
-    assert [made.numbers[0] for made in regions] == [0.0, 1.0, 2.0] and len({made.key for made in regions}) == 1
+    assert [made.hoisted[0] for made in regions] == [0.0, 1.0, 2.0] and len({made.key for made in regions}) == 1
     seeds, x = torch.tensor([3, 5, 7]), torch.ones(16, 32)
     found = [run(made.code, made, [seeds, x]) for made in regions]
     for made, got in zip(regions, found, strict=True):
