@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 def catchable(backend: Callable[P, R]) -> Callable[P, R]:
-    """``backend`` with its errors raised so that they reach the user as what they are."""
+    """Wrap ``backend`` so that its errors reach the user as what they are."""
     @functools.wraps(backend)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -42,16 +42,16 @@ def catchable(backend: Callable[P, R]) -> Callable[P, R]:
 
 
 def through_dynamo(error: DynafuseError, backend: Callable[..., Any], frame: FrameType | None) -> DynafuseError:
-    """``error`` as an instance of its class and of ``BackendCompilerFailed``; tracebacks begin at ``frame``."""
-    both = _both(type(error))
-    made = both.__new__(both)
-    BackendCompilerFailed.__init__(made, backend, error, frame)
-    made.__dict__.update(vars(error))
-    return made  # type: ignore[no-any-return]
+    """Return ``error`` as an instance of its class and of ``BackendCompilerFailed``; its traceback begins at ``frame``."""
+    kind = _both(type(error))
+    through = kind.__new__(kind)
+    BackendCompilerFailed.__init__(through, backend, error, frame)
+    through.__dict__.update(vars(error))
+    return through  # type: ignore[no-any-return]
 
 
 class _Both:
-    """Text and pickle of the error that went in: Dynamo adds words of its own to ``args``."""
+    """An error of two classes, with the text and the pickle of ours: Dynamo adds words of its own to ``args``."""
 
     inner_exception: DynafuseError
 
@@ -63,6 +63,6 @@ class _Both:
 
 
 def _both(kind: Any) -> Any:
-    """A class of errors as one that is also Dynamo's; named as the user knows it."""
+    """Return a subclass of a class of errors and of Dynamo's, with the name that the user knows."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (_Both, kind, BackendCompilerFailed), names)

@@ -18,7 +18,7 @@ Call = Callable[[list[Any]], Any]
 
 
 def capture(call: Call, module: GraphModule, kind: str, static: Sequence[int], captured: dict[str, bool]) -> Call:
-    """``call``, recorded and replayed if its graph allows.
+    """Return ``call``, recorded and replayed as CUDA graphs if its graph allows that.
 
     ``captured`` is shared by the graphs of one model: tensors saved for a backward keep their addresses only if the
     forward was recorded.
@@ -41,7 +41,7 @@ def reset() -> None:
 
 
 def _obstacle(module: GraphModule) -> str | None:
-    """Why a graph cannot be recorded, in torch's words."""
+    """Return why a graph cannot be recorded, in torch's words; None if it can."""
     from torch._dynamo.backends.cudagraphs import get_device_node_mapping
     from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
@@ -59,7 +59,7 @@ def _log_skip(reason: str) -> None:
 
 
 def _saved(module: GraphModule) -> Sequence[int]:
-    """Positions of a backward graph's inputs that the forward saved."""
+    """Return the positions of a backward graph's inputs that the forward saved."""
     from torch._inductor.utils import count_tangents
 
     return range(count_tangents(module))
@@ -71,37 +71,37 @@ def _device(module: GraphModule) -> int:
 
 
 def _recorded(call: Call, module: GraphModule, kind: str, static: Sequence[int]) -> Call:
-    """A function that sets up the recording at its first call, when the sizes are known."""
+    """Return a function that sets up the recording at its first call, when the sizes are known."""
     from torch._dynamo.backends.cudagraphs import find_input_mutations
     from torch._inductor.cudagraph_trees import cudagraphify_impl
     from torch._inductor.cudagraph_utils import get_placeholder_info
 
     device, placeholders = _device(module), get_placeholder_info(module.graph)
     mutated, traces = find_input_mutations(module.graph), _stack_traces(module)
-    made: list[Call] = []
+    recorded: list[Call] = []
 
     def run(inputs: list[Any]) -> Any:
-        if not made:
-            made.append(cudagraphify_impl(
+        if not recorded:
+            recorded.append(cudagraphify_impl(
                 call, inputs, static, device_index=device, is_backward=kind == "backward",
                 is_inference=kind == "inference", stack_traces=traces, placeholders=placeholders,
                 mutated_input_idxs=mutated,
             ))
-        return made[0](inputs)
+        return recorded[0](inputs)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
 
 def _stack_traces(module: GraphModule) -> list[str | None]:
-    """Where each output came from in the user's code."""
+    """Return the stack trace of each output in the user's code, for torch's errors about overwritten outputs."""
     outputs = module.graph.output_node().args[0]
     assert isinstance(outputs, (list, tuple))
     return [o.stack_trace if isinstance(o, torch.fx.Node) else None for o in outputs]
 
 
 def _after_forward(call: Call, module: GraphModule) -> Call:
-    """A backward that is not recorded tells the trees that the forward's generation is over."""
+    """Wrap a backward that is not recorded, so that it tells the trees that the forward's generation is over."""
     from torch._inductor.cudagraph_trees import get_manager
 
     device = _device(module)

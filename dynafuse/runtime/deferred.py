@@ -1,7 +1,7 @@
-"""A graph's function that is made at its first call, when nobody has to wait for kernels any more, or whoever calls does.
+"""The function of a graph whose kernels are being compiled: made at its first call, which waits for them.
 
-Worked example: ``deferred(finish)`` is a function; ``finish``, which waits for kernels and writes the graph's own, is called
-when that is, once.
+Worked example: ``deferred(finish)`` returns a function at once. Its first call calls ``finish``, which waits for kernels and
+writes the graph's function; that call and all later ones run what ``finish`` returned.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from dynafuse.forks import Lock
 
 def deferred(finish: Callable[[], Callable[..., Any]], pending: Collection[Future[Any]] = (),
              meanwhile: Callable[[list[Any]], Any] | None = None) -> Callable[[list[Any]], Any]:
-    """A function that is made when it is called for the first time, once whoever calls.
+    """Return a boxed function that ``finish`` makes at the first call, once, in whichever thread that is.
 
-    With one to run ``meanwhile`` it is made at the first call that finds nothing ``pending``.
+    Args:
+        finish: Returns the function; it may wait for what is pending.
+        pending: Kernels that are being compiled.
+        meanwhile: A function to call instead while something is pending; without one the first call waits.
     """
-    made: list[Callable[..., Any]] = []
-    todo = [(finish, pending, meanwhile)]  # goes with what it holds of the graph
+    finished: list[Callable[..., Any]] = []
+    todo = [(finish, pending, meanwhile)]  # emptied when it is done, because it holds the graph
     process = os.getpid()
     lock = Lock()
 
     def run(args: list[Any]) -> Any:
         for finish, pending, meanwhile in todo[:1]:
-            # Nobody is left in a forked process who would end what is pending.
+            # In a forked process no thread is left that would complete what is pending.
             if meanwhile is not None and os.getpid() == process and not all(future.done() for future in pending):
                 return meanwhile(args)
             with lock:
-                if not made:
-                    made.append(finish())
+                if not finished:
+                    finished.append(finish())
                     todo.clear()
-        return made[0](args)
+        return finished[0](args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

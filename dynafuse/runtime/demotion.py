@@ -1,7 +1,7 @@
-"""What happens to a region that fails to lower or compile: Triton takes it from another executor, eager takes it from
-Triton, with one warning and a file that shows why.
+"""Demotion of a region that fails to lower or compile: to another executor, else to eager; a warning names a repro script.
 
-That a library rejects a region is no failure where another executor can take it: see ``select.place.reject``.
+Triton takes a region that fails elsewhere, eager one that fails on Triton. A region that a library rejects has not failed
+if another executor can take it: see ``select.place.reject``.
 
 Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileError`` naming the ops and that file.
 """
@@ -28,18 +28,31 @@ MOST_LINES = 4  # of the user's code that an error names
 
 @dataclass(frozen=True)
 class Demoted:
-    """What runs eager from now on, with the reason, and pairs of another executor and a node that it has failed on."""
+    """The nodes that a graph's next plan keeps from some executors."""
 
-    to_eager: Mapping[Node, str] = field(default_factory=dict)
-    denied: frozenset[tuple[str, Node]] = frozenset()
+    to_eager: Mapping[Node, str] = field(default_factory=dict)  # nodes that run eager, with the reason
+    denied: frozenset[tuple[str, Node]] = frozenset()  # executors with the nodes that they have failed on
 
     def without_executor(self, nodes: Mapping[Node, str]) -> Demoted:
-        """This, and nodes that no executor takes: nothing has failed."""
+        """Return the same, with ``nodes`` run eager because no executor takes them, each with the reason."""
         return replace(self, to_eager={**self.to_eager, **nodes})
 
 
 def demote(plan: CanonicalPlan, errors: Mapping[str, BaseException], config: Config, before: Demoted) -> Demoted:
-    """``before`` with the regions that failed. Raises CompileError instead when strict."""
+    """Demote the regions of a plan whose kernels failed, with a warning each.
+
+    Args:
+        plan: The plan that they belong to.
+        errors: What went wrong, by the names of regions.
+        config: Where the repro scripts go, and whether it is ``strict``.
+        before: What was demoted before.
+
+    Returns:
+        What is demoted now, ``before`` included.
+
+    Raises:
+        CompileError: For the first region that failed, if ``strict``.
+    """
     to_eager, denied = dict(before.to_eager), set(before.denied)
     for region in (whole.region for whole in plan.regions):
         error = errors.get(region.name)
@@ -59,11 +72,11 @@ def demote(plan: CanonicalPlan, errors: Mapping[str, BaseException], config: Con
 
 
 def _lines(region: Region) -> list[str]:
-    """The user's lines that a region computes."""
+    """Return the user's lines that a region computes."""
     return list(dict.fromkeys(filter(None, map(user_line, region.nodes))))[:MOST_LINES]
 
 
 def _repro(region: Region, error: BaseException, config: Config) -> Path:
-    """A script that compiles the region again, with the error's traceback."""
+    """Write a script that compiles the region again, with the error's traceback, and return its path."""
     options = dict(config.key()) | ({"executors": config.executors} if config.executors else {})
     return save(script(region, error, options), config.repro_dir)

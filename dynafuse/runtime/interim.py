@@ -1,11 +1,11 @@
-"""Interim plans: what a graph runs on while its kernels are being compiled.
+"""Interim plans: plans that a graph runs on while its own kernels are being compiled.
 
-A region whose kernel is not there yet may equal one whose kernel is, but for a few ops at its end or its beginning. Until
-its own kernel is compiled it runs on that one, and the few ops run eager. Whether a graph does so is for the cost model
-to say: what its calls lose meanwhile against the waiting that is saved.
+A region whose kernel is missing may differ from one with a compiled kernel by a few ops at its beginning or end. Until its
+own kernel is compiled, it runs on that kernel, and those few ops run eager. The cost model decides whether a graph does so:
+by what its calls lose in the meantime, against the waiting that is saved.
 
 Worked example: a process that has run ``softmax(x)`` comes to ``softmax(relu(x))``, one region and a new kernel. The first
-call runs eager's ``relu`` and the softmax that is there; the first call after the compiler is done runs the new kernel.
+call runs eager's ``relu`` and the softmax's compiled kernel; the first call after the compiler is done runs the new kernel.
 """
 
 from __future__ import annotations
@@ -34,32 +34,43 @@ from dynafuse.select.place import target_of
 V = TypeVar("V")
 
 MOST_KERNELS = 4
-"""Kernels that a graph may lack: where there are more, hardly all of them have a stand-in, and all have to."""
+"""The most kernels that a graph may lack. Each of them needs a stand-in, which is unlikely for more."""
 
 MOST_OPS = 4
-"""Ops of a region that run eager, each a launch: as many as the backward of ``tanh``, which is computed again for it."""
+"""The most ops of a region that run eager, each a launch: as many as the backward of a ``tanh`` that is computed again."""
 
 MOST_NODES = 500
-"""Nodes that are planned again for a graph, over all that is tried: 0.4 s at most, and as a rule a tenth of that."""
+"""The most nodes that are planned again for a graph, in all attempts: 0.4 s at most, and mostly a tenth of that."""
 
 NO_OPS: frozenset[Node] = frozenset()
 
 
 @dataclass(frozen=True)
 class InterimPlan:
-    """A plan whose kernels are there, to run in the place of one whose are not, and what that loses and saves."""
+    """A plan of compiled kernels that stands in for one whose kernels are missing."""
 
     plan: CanonicalPlan
-    regions: tuple[str, ...]  # of the other plan: those that run otherwise
-    meanwhile: Meanwhile
+    regions: tuple[str, ...]  # names of the other plan's regions that run otherwise
+    meanwhile: Meanwhile  # what that loses and saves
 
     def __str__(self) -> str:
-        return f"{', '.join(self.regions)} on kernels that are there, with what these lack run eager; {self.meanwhile}"
+        return f"{', '.join(self.regions)} on compiled kernels, with what these lack run eager; {self.meanwhile}"
 
 
 def interim_plan(plan: CanonicalPlan, missing: Collection[str], module: GraphModule, device: Device,
                  compilation: Compilation) -> InterimPlan | None:
-    """Return what a graph runs on while the kernels of the regions ``missing`` are compiled; None where one has no help."""
+    """Return the plan that a graph runs on while the kernels of its regions ``missing`` are compiled.
+
+    Args:
+        plan: The graph's own plan.
+        missing: Names of regions.
+        module: The graph's module.
+        device: What the cost model prices for.
+        compilation: What kernels are compiled for.
+
+    Returns:
+        None if some region has no stand-in.
+    """
     regions = plan.by_name
     late = {_same(regions[name]): regions[name] for name in missing}
     if len(late) > MOST_KERNELS:
@@ -77,8 +88,8 @@ def interim_plan(plan: CanonicalPlan, missing: Collection[str], module: GraphMod
     interim = CanonicalPlan(replaced.annotated, steps, replaced.refusals, replaced.unplaced)
     if not all(is_there(region, compilation) for region in interim.regions):
         return None
-    numbers = meanwhile(plan_prediction(plan.plan, device), plan_prediction(replaced, device), len(late), device)
-    return InterimPlan(interim, tuple(missing), numbers)
+    gain = meanwhile(plan_prediction(plan.plan, device), plan_prediction(replaced, device), len(late), device)
+    return InterimPlan(interim, tuple(missing), gain)
 
 
 def _same(bound: CanonicalRegion) -> Hashable:
@@ -105,38 +116,38 @@ def _eager(facts: Facts, reason: str = "") -> Facts:
 
 @dataclass(frozen=True)
 class Rest:
-    """What is left of a region without a few of its ops, planned on a copy."""
+    """The plan of a region, made on a copy, in which a few of its ops run eager and the rest on compiled kernels."""
 
     whole: CanonicalRegion
     copies: Mapping[Node, Node]  # of the region's nodes and of its inputs
     plan: Plan
 
     def at(self, bound: CanonicalRegion) -> Iterator[Region | Node]:
-        """Its steps in an equal region."""
+        """Yield the steps of this plan over the nodes of a region that equals ``whole``."""
         pairs = zip((*self.whole.ops, *self.whole.inputs), (*bound.ops, *bound.inputs), strict=True)
-        there = {self.copies[here]: node for here, node in pairs}
+        nodes = {self.copies[own]: node for own, node in pairs}
         for step in self.plan.steps:
-            yield _moved(step, bound.region.name, there) if isinstance(step, Region) else there[step]
+            yield _moved(step, bound.region.name, nodes) if isinstance(step, Region) else nodes[step]
 
 
-def _moved(region: Region, whole: str, there: Mapping[Node, Node]) -> Region:
-    """Return a part of a region of another graph, over the nodes of the region ``whole`` that compute the same."""
-    def each(nodes: Iterable[Node]) -> tuple[Node, ...]:
-        return tuple(there[node] for node in nodes)
+def _moved(region: Region, whole: str, nodes: Mapping[Node, Node]) -> Region:
+    """Return a region over the nodes of another graph, as a part of its region ``whole``; ``nodes`` maps the region's own."""
+    def each(own: Iterable[Node]) -> tuple[Node, ...]:
+        return tuple(nodes[node] for node in own)
 
-    def known(values: Mapping[Node, V]) -> dict[Node, V]:
-        return {there[node]: value for node, value in values.items()}
+    def keyed(values: Mapping[Node, V]) -> dict[Node, V]:
+        return {nodes[node]: value for node, value in values.items()}
 
     return replace(
         region, name=f"{whole}.{region.name}", reasons=(f"stands in for {whole}, whose kernel is being compiled",),
         merges=(), nodes=each(region.nodes), inputs=each(region.inputs), outputs=each(region.outputs),
-        dims=known(region.dims), out_dims=known(region.out_dims), reductions=frozenset(each(region.reductions)),
-        copies={there[node]: there[into] for node, into in region.copies.items()})
+        dims=keyed(region.dims), out_dims=keyed(region.out_dims), reductions=frozenset(each(region.reductions)),
+        copies={nodes[node]: nodes[into] for node, into in region.copies.items()})
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Looks for kernels that are there for parts of a graph's regions."""
+    """Looks for compiled kernels that compute parts of a graph's regions."""
 
     annotated: Annotated
     module: GraphModule
@@ -144,10 +155,10 @@ class _Search:
     compilation: Compilation
 
     def rest(self, whole: CanonicalRegion, nodes: int) -> Rest | None:
-        """Return a region without as few of its ops as make the rest one whose kernels are there.
+        """Return the plan of a region that runs the fewest ops eager and needs only compiled kernels; None without one.
 
-        At most ``nodes`` are planned. What the user has forced onto its executor stays there as a whole; a region on its
-        family's kernel runs on a shared one already.
+        At most ``nodes`` nodes are planned. A region that the user has forced onto its executor stays there as a whole; one
+        on its family's kernel runs on a shared kernel already.
         """
         region, facts = whole.region, self.annotated.facts
         aside = executor(region.executor).compiles_aside
@@ -184,10 +195,10 @@ def _inputs(region: Region) -> Iterable[Node]:
 
 
 def remainders(region: Region, facts: Mapping[Node, Facts]) -> list[frozenset[Node]]:
-    """Yield the ops that may run eager after the rest of a region, before it, or both, the fewest first.
+    """Return the sets of ops that may run eager after the rest of a region, before it, or both; the smallest first.
 
-    A backward that computes a value of the forward again begins with that op and ends with its derivative. Random numbers
-    stay where they are: eager would draw others.
+    A backward that computes a value of the forward again begins with that op and ends with its derivative. Ops that draw
+    random numbers stay in the region: eager would draw others.
     """
     ends = _reached(reversed(region.nodes), lambda node: node.users, facts)
     beginnings = _reached(region.nodes, lambda node: node.all_input_nodes, facts)
@@ -197,7 +208,7 @@ def remainders(region: Region, facts: Mapping[Node, Facts]) -> list[frozenset[No
 
 def _reached(nodes: Iterable[Node], onward: Callable[[Node], Iterable[Node]],
              facts: Mapping[Node, Facts]) -> list[frozenset[Node]]:
-    """Return the ops from each of a region's nodes onward, where those are few and none is random."""
+    """Return, for each node, the ops that can be reached from it by ``onward``, if they are few and none is random."""
     reached: dict[Node, frozenset[Node]] = {}
     for node in nodes:
         own = {node} if facts[node].role is Role.FUSED else ()

@@ -1,4 +1,4 @@
-"""Who is told of the graphs that this process compiles: reports, tests, the history of what runs.
+"""Listeners and observers, which are told of the graphs that this process compiles: reports, tests, the history.
 
 Worked example: ``with listening(graphs.append, plan_only=True): compiled(x)`` appends a :class:`Compiled` per graph, and
 lowers none of them.
@@ -28,8 +28,8 @@ class Compiled:
     device: Device
     unusable: Mapping[str, str]  # executors that the options name and that cannot be used, with the reason
     captured: bool = False  # whether it is to be recorded as CUDA graphs
-    calls: int = 1  # how often a step calls it: more than once for layers that are compiled once
-    meanwhile: Meanwhile | None = None  # of an interim plan: what it loses and saves
+    calls: int = 1  # how often a training or inference step calls it: more than once for layers that are compiled once
+    meanwhile: Meanwhile | None = None  # what an interim plan loses and saves; None for any other plan
 
     @property
     def plan(self) -> Plan:
@@ -43,22 +43,23 @@ class Compiled:
 
 
 class Observer(Protocol):
-    """Is told of every graph that this process runs, until it is reset."""
+    """Something that is told of every graph that this process runs."""
 
     def note(self, compiled: Compiled, origins: Mapping[str, str]) -> None:
-        """Take a graph in. ``origins`` says of kernels, by key, where they came from when they were first asked for."""
+        """Note a graph. ``origins`` says where each kernel came from when it was first requested, by key."""
 
     def clear(self) -> None:
         """Forget all graphs."""
 
 
 OBSERVERS: list[Observer] = []
-"""``report.history`` among them, as soon as it is imported."""
+"""All observers. ``report.history`` adds itself when it is imported."""
 
 Listener: TypeAlias = Callable[[Compiled], None]
 _listeners: list[Listener] = []
-_own_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("own_listeners", default=())  # of what is only planned
-_plan_only: ContextVar[bool] = ContextVar("plan_only", default=False)  # of a thread: others run what they compile
+# A thread that only plans has its own: other threads run what they compile.
+_own_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("own_listeners", default=())
+_plan_only: ContextVar[bool] = ContextVar("plan_only", default=False)
 
 
 def plan_only() -> bool:
@@ -68,9 +69,9 @@ def plan_only() -> bool:
 
 @contextmanager
 def listening(listener: Listener, plan_only: bool) -> Iterator[None]:
-    """Hand every graph that compiles to ``listener``.
+    """Hand every graph that is compiled in the block to ``listener``.
 
-    With ``plan_only`` those of this thread: nothing of them is lowered, and they run eager.
+    With ``plan_only`` only graphs of this thread are handed over; they are not lowered, and run eager.
     """
     before = _plan_only.set(plan_only)
     own = _own_listeners.set((*_own_listeners.get(), listener) if plan_only else _own_listeners.get())
@@ -85,7 +86,7 @@ def listening(listener: Listener, plan_only: bool) -> Iterator[None]:
 
 
 def tell(compiled: Callable[[], Compiled], origins: Mapping[str, str], guard: Guard) -> None:
-    """Tell the listeners of a graph and, if it is to run for good, those that observe what this process runs."""
+    """Tell the listeners of a graph and, unless its plan is an interim one or is not run, the observers."""
     def note(graph: Compiled) -> None:
         if graph.meanwhile is None and not plan_only():
             for observer in OBSERVERS:

@@ -1,4 +1,4 @@
-"""What an op returned, as it was planned for: torch tells sizes and strides beforehand, and at times is wrong.
+"""Results of eager ops in the strides that the plan counts on: torch predicts strides, and is sometimes wrong.
 
 Worked example: with some versions of torch a convolution by a channels-last weight is said to return channels-last, and
 returns rows. ``as_planned(result, (2, 320, 8, 8), (20480, 1, 2560, 320), "aten.convolution.default")`` is a copy in
@@ -13,9 +13,10 @@ import torch
 
 
 def as_planned(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], op: str) -> torch.Tensor:
-    """A copy in other strides; the tensor itself if only dimensions of one element differ, whose strides nobody uses.
+    """Return the result of ``op`` in the planned strides: the tensor itself, or a copy if its strides are others.
 
-    RuntimeError for other sizes, with which kernels would read past its end.
+    Strides of dimensions of size 1 do not matter. Raises RuntimeError if the sizes (in elements) are not the planned ones:
+    kernels would read past the tensor's end.
     """
     if tuple(tensor.shape) != tuple(sizes):
         raise RuntimeError(

@@ -1,7 +1,6 @@
-"""Random numbers of a seed, as kernels draw them, for ops that run eager: Philox 4×32 with ten rounds, in torch's integers.
+"""Random numbers as kernels draw them from a seed, for ops that run eager: Philox 4×32, ten rounds, in torch's integers.
 
-Torch's own eager functions behind these ops do not look at their seed: a mask that the forward draws would not be the one
-that the backward draws again.
+Torch's own eager functions of these ops ignore their seed, so a backward that draws a mask again would get another one.
 
 Worked example: ``EAGER[prims.inductor_random.default]([3], seed, "rand")`` are the three numbers that a kernel draws.
 """
@@ -19,12 +18,12 @@ ROUNDS = 10
 ROUND_A, ROUND_B = 0xD2511F53, 0xCD9E8D57
 KEY_A, KEY_B = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
-SCALE = 4.6566127342e-10  # of 31 bits to [0, 1)
-LEAST = 1.0e-7  # of which a logarithm is taken
+SCALE = 4.6566127342e-10  # takes 31 bits to [0, 1)
+LEAST = 1.0e-7  # the least number of which a logarithm is taken
 
 
-def drawn(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """float32 numbers from [0, 1) (``rand``) or standard normal ones (``randn``), by their positions."""
+def floats(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Draw float32 numbers from [0, 1) (``rand``) or standard normal ones (``randn``), by their positions."""
     if align_dtype is not None or mode not in ("rand", "randn"):
         other: torch.Tensor = inductor_prims.random(size, seed, mode, align_dtype=align_dtype)
         return other
@@ -36,22 +35,22 @@ def drawn(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: to
 
 
 def integers(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
-    """int64 numbers from [low, high), by their positions."""
+    """Draw int64 numbers from [low, high), by their positions."""
     first, second, *_ = _philox(seed, size)
     return _remainder(first | (second << 32), high - low) + low
 
 
 EAGER: Mapping[Any, Callable[..., torch.Tensor]] = {
-    torch.ops.prims.inductor_random.default: drawn,
+    torch.ops.prims.inductor_random.default: floats,
     torch.ops.prims.inductor_randint.default: integers,
 }
-"""What runs in the place of an op, eager."""
+"""The functions that run in place of torch's own, by op."""
 
 
 def _philox(seed: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Four words for each position, as integers from [0, 2**32)."""
-    place = torch.arange(math.prod(size), device=seed.device).reshape(*size)
-    words = [place & WORD, place >> 32, torch.zeros_like(place), torch.zeros_like(place)]
+    """Return four random words, integers from [0, 2**32), for each position of a tensor of sizes ``size``."""
+    position = torch.arange(math.prod(size), device=seed.device).reshape(*size)
+    words = [position & WORD, position >> 32, torch.zeros_like(position), torch.zeros_like(position)]
     low, high = seed & WORD, (seed >> 32) & WORD
     for _ in range(ROUNDS):
         first, second, third, fourth = words
@@ -62,7 +61,7 @@ def _philox(seed: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, ...]
 
 
 def _upper(word: torch.Tensor, factor: int) -> torch.Tensor:
-    """The upper 32 of the 64 bits of a product of words."""
+    """Return the upper 32 bits of the 64-bit product of two words."""
     return (word * (factor >> 16) + (word * (factor & 0xFFFF) >> 16)) >> 16
 
 
@@ -72,7 +71,10 @@ def _uniform(word: torch.Tensor) -> torch.Tensor:
 
 
 def _remainder(word: torch.Tensor, span: int) -> torch.Tensor:
-    """Of 64 bits that are meant without a sign: of their upper 63, twice that, and the last bit."""
+    """Return the remainder of an unsigned 64-bit number.
+
+    Torch's integers are signed: the remainder of the upper 63 bits is doubled, and the last bit added.
+    """
     half = ((word >> 1) & 0x7FFF_FFFF_FFFF_FFFF) % span
     twice = torch.where(half >= span - half, half - (span - half), half + half)
     odd = (word & 1) == 1

@@ -45,8 +45,8 @@ def tensor(size, stride, dtype, where, requires_grad=False):
     """Random numbers in the layout of the tensor that there was; zeros for integers, which may be indices."""
     extent = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if all(size) else 0
     memory = torch.zeros(extent, dtype=dtype, device=where)
-    made = (memory.normal_() if dtype.is_floating_point else memory).as_strided(size, stride)
-    return made.detach().requires_grad_(requires_grad)
+    example = (memory.normal_() if dtype.is_floating_point else memory).as_strided(size, stride)
+    return example.detach().requires_grad_(requires_grad)
 
 
 {classes}
@@ -58,18 +58,21 @@ inputs = [
 ]
 results = torch.compile(Graph(), backend="dynafuse", options=options, dynamic={dynamic})(*inputs)
 print(results)
-gradients = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor) and one.requires_grad]
-if gradients:
-    torch.autograd.backward(gradients, list(map(torch.ones_like, gradients)))
+outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+if outputs:
+    torch.autograd.backward(outputs, list(map(torch.ones_like, outputs)))
 '''
 
 
 def guard_of(config: Config, graph: Callable[[], GraphModule], differentiable: bool = False) -> Guard:
-    """A guard whose warnings name the user's line, where a failure tells of a node, and a script that repeats it.
+    """Return a guard whose warnings name the user's line, if the failure has a node, and a script that repeats the failure.
 
-    ``graph`` is what the stages worked on; only a ``differentiable`` one has inputs that may require gradients.
+    Args:
+        config: Whether failures raise (``strict``), and where scripts go.
+        graph: Returns the graph that the stages worked on.
+        differentiable: Whether inputs of that graph may require gradients.
     """
-    def more(error: Exception) -> Sequence[str]:
+    def details(error: Exception) -> Sequence[str]:
         node = blamed(error)
         line = user_line(node) if node is not None else ""
         module = graph()
@@ -77,11 +80,11 @@ def guard_of(config: Config, graph: Callable[[], GraphModule], differentiable: b
         path = save(_text(module, summary, error, _given(config), differentiable), config.repro_dir)
         return [*([f"at {line}"] if line else []), f"repro: {path}"]
 
-    return Guard(config.strict, more)
+    return Guard(config.strict, details)
 
 
 def save(text: str, folder: Path | None) -> Path:
-    """Write a script to a file of its own; its path."""
+    """Write a script to a new file in ``folder``, or in the system's temporary folder, and return its path."""
     folder = folder or Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", prefix="dynafuse_repro_", suffix=".py", dir=folder, delete=False) as file:
@@ -90,29 +93,29 @@ def save(text: str, folder: Path | None) -> Path:
 
 
 def blamed(error: BaseException) -> Node | None:
-    """The node that the innermost function worked on which had one, if any."""
+    """Return the node that the innermost function on a traceback worked on, if any did."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return next((value for frame in reversed(frames) for value in frame.f_locals.values() if isinstance(value, Node)), None)
 
 
 def _given(config: Config) -> dict[str, Any]:
-    """The options that are not as by default, or as the environment says."""
-    values, now = ({option.name: getattr(one, option.name) for option in OPTIONS} for one in (config, resolve()))
+    """Return the options, without those that have their default both here and in the environment."""
+    values, resolved = ({option.name: getattr(source, option.name) for option in OPTIONS} for source in (config, resolve()))
     changed = {option.name: values[option.name] for option in OPTIONS
-               if not values[option.name] == option.default == now[option.name]}
+               if not values[option.name] == option.default == resolved[option.name]}
     plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in changed.items()}
     return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items() if value != {}}
 
 
 def script(region: Region, error: BaseException, options: Mapping[str, Any]) -> str:
-    """The script's text; run, it fails as the region did, or tells that it no longer does."""
+    """Return a script that fails as the region did when it is run, or tells that it no longer does."""
     inputs = dict.fromkeys((*region.inputs, *_outside(region)))
     module, _ = extract(torch.nn.Module(), region.nodes, inputs, region.outputs)
     return _text(module, str(region), error, options, False)
 
 
 def _text(module: GraphModule, summary: str, error: BaseException, options: Mapping[str, Any], differentiable: bool) -> str:
-    """The script of a graph."""
+    """Return the script of a graph."""
     module = Snapshot.of(module).restored()  # types of arguments are taken from it
     classes, imports = list[str](), {"import torch": None}
     _add_class(module, "Graph", classes, imports)
@@ -126,37 +129,37 @@ def _text(module: GraphModule, summary: str, error: BaseException, options: Mapp
 
 
 def _add_class(module: GraphModule, name: str, classes: list[str], imports: dict[str, None]) -> None:
-    """A module's class, behind those of the modules inside it, and the lines that import what they name."""
+    """Add a module's class, after those of the modules inside it, and the imports of what they name."""
     for node in module.graph.nodes:
         node.type = None
     code = module.graph.python_code("self")
     named = {name: value for name, value in code.globals.items() if re.search(rf"\b{name}\b", code.src)}
     imports.update(dict.fromkeys(_format_import_block(named, sys_importer).splitlines()))
-    made = ["super().__init__()"]
+    statements = ["super().__init__()"]
     for target in dict.fromkeys(str(n.target) for n in module.graph.nodes if n.op in ("get_attr", "call_module")):
         inner, value = f"{name}_{target.replace('.', '_')}", operator.attrgetter(target)(module)
         if isinstance(value, GraphModule):
             _add_class(value, inner, classes, imports)
         example = f"{inner}()" if isinstance(value, GraphModule) else _example(value, False)
-        made.append(f"_assign_attr({example}, self, {target!r})")
-    initial = "def __init__(self):\n" + textwrap.indent("\n".join(made), "    ")
+        statements.append(f"_assign_attr({example}, self, {target!r})")
+    initial = "def __init__(self):\n" + textwrap.indent("\n".join(statements), "    ")
     body = textwrap.indent(f"{initial}\n\n{code.src.strip()}", "    ")
     classes.append(f"class {name}(torch.nn.Module):\n{body}")
 
 
 def _outside(region: Region) -> Sequence[Node]:
-    """Sizes and other numbers that the region takes from the host."""
+    """Return the sizes and other numbers that a region takes from the host."""
     inside = {*region.nodes, *region.inputs}
     return [used for node in region.nodes for used in node.all_input_nodes if used not in inside]
 
 
 def _value(node: Node, differentiable: bool) -> str:
-    """What makes an argument like the one that a placeholder has in the graph."""
+    """Return the source of an argument like the one that a placeholder has in the graph."""
     return _example(node.meta.get("val", node.meta.get("example_value")), differentiable)
 
 
 def _example(value: Any, differentiable: bool) -> str:
-    """What makes a value of that kind; dynamic sizes as they were."""
+    """Return the source of a value of the same kind; dynamic sizes are those of the example."""
     if not isinstance(value, torch.Tensor):
         return repr(_number(value))
     size, stride = tuple(map(_number, value.shape)), tuple(map(_number, value.stride()))
@@ -165,7 +168,7 @@ def _example(value: Any, differentiable: bool) -> str:
 
 
 def _is_dynamic(node: Node) -> bool:
-    """Whether a placeholder has a size that is a symbol."""
+    """Return whether a placeholder has a size that is a symbol."""
     value = node.meta.get("val", node.meta.get("example_value"))
     return any(hasattr(size, "node") for size in (*_sizes(value), value))
 
@@ -175,6 +178,6 @@ def _sizes(value: Any) -> Iterator[Any]:
 
 
 def _number(value: Any) -> Any:
-    """A size of the example as a number."""
+    """Return a size of the example as a number."""
     node = getattr(value, "node", None)
     return value if node is None else node.hint if node.has_hint() else 8

@@ -1,4 +1,4 @@
-"""What decides about the plan of a graph besides the graph; and what torch is told of the graph: saved tensors are kept.
+"""The setting of a graph: all that decides about its plan besides its nodes, and what torch has to know of it.
 
 Worked example: for a graph of CUDA tensors on an H200, ``setting_of("forward", module, ...)`` has the device ``h200``, the
 capability 90 and the executors ``("triton", "eager")``.
@@ -37,8 +37,8 @@ class Setting:
     device: devices.Device
     fused_device: str | None  # the type of device whose tensors are fused
     unusable: Mapping[str, str]  # executors that the options name and that cannot be used, with the reason
-    capability: int | None  # of the device; None where nothing runs natively
-    calls: int  # of the graph in a step
+    capability: int | None  # the device's, as 90; None where nothing runs natively
+    calls: int  # how often a training or inference step calls the graph
     static_inputs: frozenset[int]  # positions of inputs whose addresses do not change from call to call
     guard: Guard
     trace: Trace
@@ -46,13 +46,13 @@ class Setting:
 
     @property
     def compilation(self) -> Compilation:
-        """What kernels are compiled for."""
+        """What kernels are compiled for: the capability and the options."""
         return Compilation(self.capability, self.config, self.guard)
 
 
 def setting_of(kind: str, module: GraphModule, config: Config, forcing: Forcing, calls: int, guard: Guard,
                trace: Trace) -> Setting:
-    """Return what decides about the plan of a normalized graph. Raises ExecutorError when strict."""
+    """Return the setting of a normalized graph. Raises ExecutorError if ``strict`` and an executor cannot be used."""
     device = device_of(values_of(module), config)
     use, enabled, unusable = executors_for(values_of(module), config)
     return Setting(kind, module, config, allowing(forcing, use, enabled), device, fused_device(use, enabled), unusable,
@@ -65,7 +65,7 @@ def values_of(module: GraphModule) -> Iterator[Any]:
 
 
 def device_of(values: Iterable[Any], config: Config) -> devices.Device:
-    """Return what the cost model prices for: the described device if one is named, else the one that tensors are on."""
+    """Return the device that the cost model prices for: the one that the options name, else the one that tensors are on."""
     if config.device:
         return devices.describe(config.device).overridden(config.cost)
     for value in values:
@@ -76,7 +76,7 @@ def device_of(values: Iterable[Any], config: Config) -> devices.Device:
 
 
 def executors_for(values: Iterable[Any], config: Config) -> tuple[Use, tuple[str, ...], Mapping[str, str]]:
-    """Return where some values are, the executors that can be used there, and why others of the options cannot."""
+    """Return what executors would be used for, the ones that can be used, and why others of the options cannot."""
     on_cuda = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
     use = Use("cuda" if on_cuda else "cpu", config, planning=plan_only() and config.device is not None)
     enabled, unusable = usable(use)
@@ -86,7 +86,7 @@ def executors_for(values: Iterable[Any], config: Config) -> tuple[Use, tuple[str
 
 
 def allowing(forcing: Forcing, use: Use, enabled: Sequence[str]) -> Forcing:
-    """Return orders with the executors that can be used."""
+    """Return ``forcing`` with the executors that can be used, and advice on how to enable others."""
     return replace(forcing, enabled=tuple(enabled), how_to_enable=lambda name: how_to_enable(name, use))
 
 
@@ -104,11 +104,11 @@ def static_inputs(kind: str) -> frozenset[int]:
 
 
 def keep_saved_tensors() -> None:
-    """Tell torch that the backward does not write into what the forward saves for it, so that it may run once more.
+    """Tell torch that the backward does not write to saved tensors, so that it may run more than once.
 
-    Torch offers that memory to the backward, which is compiled before anyone knows whether the graph will be retained, and
-    would then refuse ``retain_graph``. No lowering writes there: nothing is lost. The list belongs to the metadata of
-    plain tensors and of tensor subclasses alike.
+    Torch offers their memory to the backward, which is compiled before anyone knows whether ``retain_graph`` will be asked
+    for, and then refuses that. No lowering writes there, so nothing is lost. Metadata of plain tensors and of tensor
+    subclasses share the list.
     """
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:

@@ -12,11 +12,11 @@ import sympy
 from torch.utils._sympy.printers import PythonPrinter
 
 MATH = "math"
-"""The name that the text needs among its globals."""
+"""The global that the text needs: Python's module ``math``."""
 
 
 class _Printer(PythonPrinter):
-    """Torch's, which is made for guards over symbolic values, for numbers."""
+    """Prints sizes for numbers; torch's printer is made for guards over symbolic values."""
 
     def __init__(self, names: Mapping[sympy.Expr, str]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _Printer(PythonPrinter):
         return str(super()._print(expr, **kwargs)) if known is None else known
 
     def _print_Mul(self, expr: sympy.Expr) -> str:
-        """A product with a fraction is an integer all the same."""
+        """Print a product that holds a fraction: it is an integer all the same."""
         factor, rest = expr.as_coeff_Mul()
         if not factor.is_Rational or factor.is_Integer:
             return str(super()._print_Mul(expr))
@@ -48,10 +48,14 @@ class _Printer(PythonPrinter):
         return f"float({MATH}.trunc({self._print(expr.args[0])}))"
 
     def _print_Where(self, expr: sympy.Expr) -> str:
-        condition, one, other = map(self._print, expr.args)
-        return f"({one} if {condition} else {other})"
+        condition, if_true, if_false = map(self._print, expr.args)
+        return f"({if_true} if {condition} else {if_false})"
 
 
 def size_text(size: sympy.Expr, names: Mapping[sympy.Expr, str]) -> str:
-    """An expression over what has ``names``. Raises NotImplementedError for a function that Python has not."""
+    """Return a size as Python source over the variables in ``names``.
+
+    Raises:
+        NotImplementedError: For a function that Python does not have.
+    """
     return str(_Printer(names).doprint(size))

@@ -19,7 +19,7 @@ KNOWN = (torch.Tensor, torch.nn.Parameter)
 
 
 def without_subclasses(function: Callable[..., Any], examples: Sequence[Any]) -> Callable[..., Any]:
-    """``function`` for plain tensors in the places where ``examples`` have plain subclasses; itself if there are none."""
+    """Wrap ``function`` so that it gets plain tensors where ``examples`` have plain subclasses; itself if they have none."""
     places = frozenset(i for i, example in enumerate(examples) if is_plain(example))
     if not places:
         return function
@@ -33,6 +33,6 @@ def without_subclasses(function: Callable[..., Any], examples: Sequence[Any]) ->
 
 
 def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a value is of a subclass that has no dispatch of its own."""
+    """Return whether a value is of a subclass that has no dispatch of its own."""
     return (isinstance(value, torch.Tensor) and type(value) not in KNOWN and not is_traceable_wrapper_subclass(value)
             and type(value).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl)

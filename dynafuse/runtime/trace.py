@@ -29,7 +29,7 @@ from dynafuse.fallback import Guard
 
 @dataclass
 class Trace:
-    """Where the values of one graph are written; ``folder`` is None where nobody asked for files."""
+    """Writes the values of one graph's stages; ``folder`` is None if nobody asked for files."""
 
     folder: Path | None
     guard: Guard
@@ -37,12 +37,12 @@ class Trace:
 
     @staticmethod
     def of(folder: Path | None, kind: str, guard: Guard) -> Trace:
-        """Return the trace of a graph that is a forward, a backward or for inference."""
-        made = None if folder is None else guard.stage("trace", lambda: _new_folder(folder, kind), lambda: None)
-        return Trace(made, guard)
+        """Return the trace of a forward, backward or inference graph (``kind``), with a folder of its own in ``folder``."""
+        own = None if folder is None else guard.stage("trace", lambda: _new_folder(folder, kind), lambda: None)
+        return Trace(own, guard)
 
     def note(self, stage: str, text: Callable[[], str]) -> None:
-        """Write the value of a stage, as ``text`` returns it; it is called only where somebody asked for it."""
+        """Write the value of a stage; ``text`` is called only if somebody asked for a trace."""
         trace_structured("artifact", lambda: {"name": f"dynafuse_{stage}", "encoding": "string"}, payload_fn=text)
         if self.folder is not None:
             path = self.folder / f"{next(self._numbers)}-{stage}.txt"
@@ -53,8 +53,8 @@ def _new_folder(folder: Path, kind: str) -> Path:
     """Return a folder that no other graph has, of this process or another."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(len(list(folder.iterdir()))):
-        made = folder / f"{number:03d}-{kind}"
+        new = folder / f"{number:03d}-{kind}"
         if not any(folder.glob(f"{number:03d}-*")):
-            made.mkdir(exist_ok=True)
-            return made
+            new.mkdir(exist_ok=True)
+            return new
     raise AssertionError

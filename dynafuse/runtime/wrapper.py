@@ -48,7 +48,7 @@ guards: Any = torch._C._dynamo.guards
 
 @dataclass(frozen=True)
 class Step:
-    """A region as it runs: its kernel and what the kernel's arguments are in this graph."""
+    """A region as it runs: its kernel, and the kernel's arguments in this graph."""
 
     region: Region
     kernel: Any  # one with launches, or any lowering.base.Kernel
@@ -92,7 +92,7 @@ class Writer:
     # ------------------------------------------------------------------ the whole function
 
     def write(self) -> tuple[str, dict[str, Any]]:
-        """The source of ``call`` and the globals that it needs."""
+        """Return the source of ``call`` and the globals that it needs."""
         self._inputs()
         self._prologue()
         for number, step in enumerate(self.plan.steps):
@@ -120,7 +120,7 @@ class Writer:
         self._align(placeholders)
 
     def _align(self, placeholders: Sequence[Node]) -> None:
-        """Kernels assume 16-byte alignment: a misaligned input is copied, and copied back where a kernel overwrites it."""
+        """Write copies of misaligned inputs: kernels assume 16 bytes. The caller's is kept where something writes to it."""
         for number, node in enumerate(placeholders):
             if node not in self.read or (number in self.static and _starts_aligned(node)):
                 continue
@@ -153,14 +153,14 @@ class Writer:
         return self._returned_view(output) if output in self.returned_views else self._argument(output)
 
     def _returned_views(self) -> dict[Node, Node]:
-        """Outputs that are views of inputs, with those."""
+        """Return the outputs that are views of inputs, each with its input."""
         outputs = (node for node in self.output.all_input_nodes if self.facts[node].role is Role.VIEW)
         return {node: base for node in outputs if (base := self.plan.annotated.base(node)).op == "placeholder"}
 
     def _returned_view(self, node: Node) -> str:
         """Write a view of what the caller gave, also where kernels have an aligned copy of it.
 
-        Autograd has to know it for a view: to write to one of several is an error, and would be silently wrong otherwise.
+        Autograd has to know that it is a view: writing to one of several views is then an error, not silently wrong.
         """
         base = self.returned_views[node]
         given = self.given.get(base, self.names[base])
@@ -170,7 +170,7 @@ class Writer:
     # ------------------------------------------------------------------ lifetimes
 
     def _last_uses(self) -> dict[int, list[Node]]:
-        """Per step, the nodes whose variables are not needed after it."""
+        """Return the nodes whose variables are not needed after a step, by the step's number."""
         last: dict[Node, int] = {}
         # What is written into an input of its region shares that input's variable.
         into = {node: into for step in self.steps.values() for node, into in step.region.copies.items()}
@@ -178,17 +178,17 @@ class Writer:
         for number, step in enumerate(self.plan.steps):
             for node in self._uses(step):
                 last[owner.get(node, node)] = number
-        kept = {owner.get(node, node) for node in self.output.all_input_nodes} | set(self.returned_views.values())
-        found: dict[int, list[Node]] = {}
+        returned = {owner.get(node, node) for node in self.output.all_input_nodes} | set(self.returned_views.values())
+        freed: dict[int, list[Node]] = {}
         for node, number in last.items():
-            if node not in kept and node.op != "get_attr" and self.facts[node].role is not Role.HOST:
-                found.setdefault(number, []).append(node)
-        return found
+            if node not in returned and node.op != "get_attr" and self.facts[node].role is not Role.HOST:
+                freed.setdefault(number, []).append(node)
+        return freed
 
     def _uses(self, step: Region | Node) -> Sequence[Node]:
         if isinstance(step, Region):
-            held = self.steps[step.name]
-            return [*held.inputs, *held.outputs]
+            bound = self.steps[step.name]
+            return [*bound.inputs, *bound.outputs]
         if self.facts[step].role is Role.VIEW:
             return [self.plan.annotated.base(step), step]
         return [*step.all_input_nodes, step]
@@ -202,7 +202,7 @@ class Writer:
     # ------------------------------------------------------------------ sizes
 
     def _bind_symbols(self, node: Node) -> None:
-        """Give names to size symbols that ``node`` shows."""
+        """Bind variables to the size symbols among the sizes and strides of ``node``."""
         value, name = node.meta.get("val"), self.names[node]
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             self._bind(value, name)
@@ -253,7 +253,7 @@ class Writer:
             self.names[node] = self.names[into]
 
     def _delegated(self, step: Step, kernel: base.Kernel) -> None:
-        """One call, which allocates its outputs itself."""
+        """Write one call, which allocates its outputs itself."""
         sizes = [self.size(step.symbols[symbol]) for symbol in kernel.scalars]
         inputs = ", ".join([self.names[n] for n in step.inputs] + sizes)
         for node in step.outputs:
@@ -262,7 +262,7 @@ class Writer:
         self.lines.append(f"{targets}, = {self.constant(kernel.run, 'fused')}([{inputs}], {self._device(step)})")
 
     def _launches(self, step: Step, kernel: Kernel) -> None:
-        """Outputs and workspaces, then one launch after the other."""
+        """Write the allocation of outputs and workspaces, then one launch after the other."""
         for node in step.outputs:
             if node not in step.region.copies:
                 self._allocate(node)
@@ -298,21 +298,21 @@ class Writer:
         return f"{self.constant(torch.empty_strided)}({sizes}, dtype={self.constant(dtype)}, device={self.constant(device)})"
 
     def _arguments(self, step: Step, kernel: Kernel, device: int | None) -> dict[str, str]:
-        """Return the kernel's arguments as variables of this function, by name; allocates workspaces."""
-        found = {f"in{i}": self.names[node] for i, node in enumerate(step.inputs)}
+        """Return the source of each argument that the kernel can take, by name, and write the allocation of workspaces."""
+        sources = {f"in{i}": self.names[node] for i, node in enumerate(step.inputs)}
         for i, node in enumerate(step.outputs):
             into = step.region.copies.get(node)
-            found[f"out{i}"] = self.names[node if into is None else into]
-        taken = {name for launch in kernel.launches for name, _ in launch.signature if is_name(name)}
-        found |= {name: self.size(step.symbols[place_of(name)]) for name in taken}
-        found |= {f"k{i}": repr(number) for i, number in enumerate(step.hoisted)} | {COUNT: str(step.count)}
+            sources[f"out{i}"] = self.names[node if into is None else into]
+        symbols = {name for launch in kernel.launches for name, _ in launch.signature if is_name(name)}
+        sources |= {name: self.size(step.symbols[place_of(name)]) for name in symbols}
+        sources |= {f"k{i}": repr(value) for i, value in enumerate(step.hoisted)} | {COUNT: str(step.count)}
         where = torch.device("cpu") if device is None else torch.device("cuda", device)
         for number, space in enumerate(kernel.workspaces):
             name = f"ws{number}"
             size = self.size(self._renamed(space.size, step))
             self.lines.append(f"{name} = {self._empty(f'({size},), (1,)', space.dtype, where)}")
-            found[space.name] = name
-        return found
+            sources[space.name] = name
+        return sources
 
     def _grid(self, size: Size, step: Step) -> str:
         return self.size(self._renamed(size, step))
@@ -346,18 +346,18 @@ class Writer:
                 self._align_one(argument)
         self._bind_symbols(node)
         if role is Role.EAGER:
-            self._see_to_layout(node)
+            self._check_layout(node)
             if node in self.read and not _allocates(node):
                 self._align_one(node)
 
-    def _see_to_layout(self, node: Node) -> None:
-        """Copy or refuse what an op returned otherwise than kernels, views or another graph were planned for."""
+    def _check_layout(self, node: Node) -> None:
+        """Write a check of an eager op's result, which copies it if its strides are not those that its readers count on."""
         tensor = self.facts[node].tensor
         if tensor is None or not _may_differ(node) or not self._is_relied_on(node):
             return
         dynamic = [sympy.sympify(size) for size in (*tensor.shape, *tensor.stride)]
         if any(symbol not in self.symbols for size in dynamic for symbol in size.free_symbols):
-            return  # nor could anything that relies on it be written
+            return  # sizes that no variable holds: nothing that relies on them could be written either
         name, sizes, strides = self.names[node], self._sizes(tensor.shape), self._sizes(tensor.stride)
         copy = f"{self.constant(as_planned)}({name}, {sizes}, {strides}, {str(_source(node).target)!r})"
         self.lines.append(f"if {name}.size() != {sizes} or {name}.stride() != {strides}: {name} = {copy}")
@@ -407,15 +407,15 @@ class Writer:
 
 
 def _passed(name: str, kind: str, device: int | None) -> str:
-    """Return an argument of a launch; of a tensor its address, which a launcher takes longer to ask for."""
+    """Return an argument of a launch: of a CUDA tensor its address, which takes a launcher longer to ask for."""
     return f"{name}.data_ptr()" if kind[0] == "*" and device is not None else name
 
 
 def _called(target: Any) -> Any:
-    """Return the function that a call of an ATen op ends in, without a Python function around it.
+    """Return the fastest function that calls an op: the innermost one, without Python around it.
 
-    The dispatcher's function takes any arguments by looking at the schema; a library call that torch also has as a function
-    of its own is made by that one, which knows them.
+    The dispatcher's function parses its arguments by the op's schema. For a library call, torch's own function of the op's
+    name is faster, because its parser is generated.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return target
@@ -448,10 +448,10 @@ def _source(node: Node) -> Node:
 
 
 def _may_differ(node: Node) -> bool:
-    """Return whether a call may return a layout other than torch tells beforehand.
+    """Return whether a call may return other strides than torch predicts.
 
-    Products of matrices are the same code for both. What shares memory with an argument has its layout, and could not be
-    copied.
+    Products of matrices do not: the same code predicts and returns. A result that shares memory with an argument has that
+    argument's layout, and could not be copied.
     """
     target = _source(node).target
     if not isinstance(target, torch._ops.OpOverload):
@@ -498,7 +498,17 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int]) -> Callable[[list[Any]], Any]:
-    """The function that runs a plan. Boxed: it takes its arguments in a list, which it empties."""
+    """Write the function that runs a plan, and compile it.
+
+    Args:
+        plan: The plan.
+        module: The module of its graph, which has the constants.
+        steps: The plan's regions with their kernels, by name.
+        static: Positions of inputs whose addresses do not change from call to call.
+
+    Returns:
+        The function, with its text as ``source``. It is boxed: it takes its arguments in a list, which it empties.
+    """
     source, namespace = Writer(plan, module, steps, static).write()
     exec(compile(source, "<dynafuse graph>", "exec"), namespace)
     call = namespace["call"]
