@@ -94,7 +94,7 @@ def _forget(code: CodeType, backend: Callable[..., Any]) -> None:
 
 
 def _compiled_by(entry: Any, backend: Callable[..., Any]) -> bool:
-    """Whether a cache entry was compiled by ``backend``, which Dynamo may have wrapped."""
+    """Return whether a cache entry was compiled by ``backend``, which Dynamo may have wrapped."""
     return getattr(entry.backend, "compiler_fn", entry.backend) is backend
 
 

@@ -131,7 +131,7 @@ class Rest:
 
 
 def _moved(region: Region, whole: str, nodes: Mapping[Node, Node]) -> Region:
-    """Return a region over the nodes of another graph, as a part of its region ``whole``; ``nodes`` maps the region's own."""
+    """Return a region over the nodes of another graph, as a part of its region ``whole``; ``nodes`` maps its own."""
     def each(own: Iterable[Node]) -> tuple[Node, ...]:
         return tuple(nodes[node] for node in own)
 

@@ -57,14 +57,25 @@ SANE: Mapping[str, tuple[float, float]] = {
     "bandwidth": (0.02, 50.0), "efficiency": (0.01, 1.3), "length": (0.05, 20.0), "width": (0.05, 20.0),
     "launch": (0.2, 100.0), "replay": (0.1, 100.0), "host": (0.1, 1000.0), "allocation": (0.05, 1000.0),
 }
-"""By the first word of a constant's name: the least and the most that it can be."""
+"""The least and the greatest plausible value of a constant, by the first word of its name."""
 
 Build = Callable[[Case], Run]
 
 
 @dataclass
 class Calibrator:
-    """Measures constant by constant; each one rests on those before it."""
+    """Measures constants one by one; later ones are computed with earlier ones.
+
+    Attributes:
+        shipped: The device's description before it is calibrated.
+        builds: How to build a case, by executor.
+        timer: Measures microseconds.
+        moved: Bytes that one call of a large kernel moves.
+        clock: Tells seconds.
+        seconds: After how many no new constant is begun.
+        measured: The constants so far.
+        refused: Why the others keep their shipped values.
+    """
 
     shipped: Device
     builds: Mapping[str, Build]
@@ -81,7 +92,7 @@ class Calibrator:
         return self.shipped.overridden(self.measured)
 
     def run(self, progress: Callable[[str], None] = lambda name: None) -> None:
-        """Measure everything, in order; ``progress`` hears of each constant before it is measured."""
+        """Measure everything, in order; ``progress`` is called with the name of each constant before it is measured."""
         end = self.clock() + self.seconds
         for name, measure in self.steps():
             progress(name)
@@ -94,71 +105,74 @@ class Calibrator:
                 self.refused[name] = " ".join(str(error).split()) or type(error).__name__
 
     def steps(self) -> list[tuple[str, Callable[[], float]]]:
-        """What is measured, by name, what later steps rest on first."""
+        """Return what is measured, by name, in order: later steps rest on earlier ones."""
         fused = [name for name in self.builds if executor_of(name).fuses]
-        found: list[tuple[str, Callable[[], float]]] = [("allocation_us", self.allocation)]
+        steps: list[tuple[str, Callable[[], float]]] = [("allocation_us", self.allocation)]
         for executor in self.builds:
-            found.append((f"launch_us_{executor}", partial(self.launch, executor)))
-            found.append((f"host_us_{executor}", partial(self.host, executor)))
-        found += [("replay_us", self.replay), ("bandwidth_tbs", self.bandwidth)]
+            steps.append((f"launch_us_{executor}", partial(self.launch, executor)))
+            steps.append((f"host_us_{executor}", partial(self.host, executor)))
+        steps += [("replay_us", self.replay), ("bandwidth_tbs", self.bandwidth)]
         for kind in ("row", *(kind for kind in CLASSES if kind != "row")):
             for executor in self.builds:
-                found.append((f"efficiency_{executor}_{kind}", partial(self.efficiency, executor, kind)))
+                steps.append((f"efficiency_{executor}_{kind}", partial(self.efficiency, executor, kind)))
         for kind, length in (("row", 1024), ("row", 16384), ("rowcol", 1024), ("row", 65536), ("rowcol", 16384),
                              ("row", 256)):
             for executor in (*fused, EAGER) if kind == "row" else fused:
-                found.append((f"length_{executor}_{kind}_{length}", partial(self.length, executor, kind, length)))
-        return found + [(f"width_{executor}_4", partial(self.width, executor, 4)) for executor in self.builds]
+                steps.append((f"length_{executor}_{kind}_{length}", partial(self.length, executor, kind, length)))
+        return steps + [(f"width_{executor}_4", partial(self.width, executor, 4)) for executor in self.builds]
 
     # ------------------------------------------------------------------ launches
 
     def allocation(self) -> float:
-        """Host time of an allocation."""
+        """Measure the host time of an allocation, µs."""
         return self._settled(lambda: self.timer.host(self.builds[EAGER](ALLOCATION), CHAIN_CALLS * CHAIN))
 
     def launch(self, executor: str) -> float:
-        """Device time of a kernel of next to no work."""
+        """Measure the device time of a kernel that does next to nothing, µs."""
         run = self._built(chain(executor, CHAIN))
         return self._settled(lambda: self.timer.device(run, CHAIN_CALLS)) / CHAIN
 
     def host(self, executor: str) -> float:
-        """Host time of one call more, less the allocation that the model counts by itself."""
+        """Measure the host time of one more call, µs, without the allocation, which the model counts by itself."""
         long, short = (self._built(chain(executor, count)) for count in (CHAIN, 1))
         each = [self._settled(lambda run=run: self.timer.host(run, CHAIN_CALLS)) for run in (long, short)]  # type: ignore[misc]
         slope = (each[0] - each[1]) / (CHAIN - 1)
         return slope - (0.0 if executor_of(executor).allocates else self.device.allocation_us)
 
     def replay(self) -> float:
-        """Device time of a node of a captured graph, of next to no work."""
+        """Measure the device time of a node of a captured graph that does next to nothing, µs."""
         run = self._built(chain("eager", CHAIN))
         return self._settled(lambda: self.timer.replay(run)) / CHAIN
 
     # ------------------------------------------------------------------ bandwidth and shares of it
 
     def bandwidth(self) -> float:
-        """TB/s of a copy."""
+        """Measure the bandwidth of a copy, TB/s."""
         case = copied(self.moved)
         us = self._us(case) - self.device.launch_us_eager
         return case.work.bytes / us / 1e6 if us > 0 else math.nan
 
     def efficiency(self, executor: str, kind: str, length: int = REFERENCE_LENGTH, dtype: torch.dtype = BF16) -> float:
-        """The efficiency, its factors taken as one, at which the model predicts what was measured."""
-        found = []
+        """Measure an efficiency: the one at which the model, with its factors at 1, predicts the measured time.
+
+        Raises Refused if a kernel takes no longer than its launch.
+        """
+        efficiencies = []
         names = {f"length_{executor}_{kind}_{length}", f"width_{executor}_{dtype.itemsize}"}
         plain = self.device.overridden(dict.fromkeys(names & self.shipped.constants.keys(), 1.0))
         for case in bandwidth_cases(executor, kind, length, dtype, self.moved):
             value = efficiency_to_match(case.work, plain, executor, self._us(case))
             if value is None:
                 raise Refused("the kernel took no longer than its launch")
-            found.append(value)
-        return geometric_mean(found)
+            efficiencies.append(value)
+        return geometric_mean(efficiencies)
 
     def length(self, executor: str, kind: str, length: int) -> float:
-        """The factor of a row length."""
+        """Measure the factor of a row length. Raises Refused without the efficiency that it is relative to."""
         return self.efficiency(executor, kind, length) / self._base(executor, kind)
 
     def width(self, executor: str, width: int) -> float:
-        """The factor of an element width, from pointwise kernels."""
+        """Measure the factor of an element width (bytes) by pointwise kernels."""
         assert width == 4, width
         return self.efficiency(executor, "pointwise", dtype=torch.float32) / self._base(executor, "pointwise")
 
@@ -173,17 +187,17 @@ class Calibrator:
         return self._settled(lambda: self.timer.device(run, CALLS))
 
     def _built(self, case: Case) -> Run:
-        """A case ready to be called, warm."""
+        """Build a case, and call it until it is warm."""
         run = self.builds[case.executor](case)
         for _ in range(3):
             run()
         return run
 
     def _settled(self, sample: Callable[[], float]) -> float:
-        """The median of several samples, if they agree."""
+        """Return the median of several samples. Raises Refused if they do not agree."""
         samples = [sample() for _ in range(ROUNDS)]
         middle = median(samples)
-        scatter = median(abs(one - middle) for one in samples)
+        scatter = median(abs(value - middle) for value in samples)
         if not (middle > 0 and scatter <= SCATTER * middle):
             raise Refused(f"samples scatter: {min(samples):.3g} to {max(samples):.3g} µs")
         return middle
@@ -200,7 +214,7 @@ def _sane(name: str, value: float) -> float:
 
 
 def _allocate(size: Tensor) -> tuple[Tensor, ...]:
-    """As generated code allocates."""
+    """Allocate as generated code does."""
     return (torch._C._dynamo.guards._empty_strided_cuda((1024,), (1,), BF16),)  # type: ignore[attr-defined]
 
 
@@ -212,44 +226,52 @@ def _inputs(case: Case) -> list[Tensor]:
 
 
 def eager(case: Case) -> Run:
-    """A case as torch runs it."""
+    """Return a case as torch runs it."""
     inputs = _inputs(case)
     return lambda: case.function(*inputs)
 
 
 def compiled(executor: str, case: Case) -> Run:
-    """A case as dynafuse compiles it for an executor, without Dynamo and its guards. Refused if it does not fuse it."""
+    """Compile a case for an executor, without Dynamo and its guards. Raises Refused if dynafuse does not fuse it."""
     return bound(executor, case, _inputs(case))
 
 
 def bound(executor: str, case: Case, inputs: Sequence[Tensor]) -> Run:
-    """The compiled function of a case with its inputs bound."""
+    """Return the compiled function of a case with its inputs bound."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     module = make_fx(case.function, decompositions(), tracing_mode="fake")(*inputs)
-    dear = {"host_us_eager": 1e6, "launch_us_eager": 1e6}  # so that nothing is left to eager
-    config = resolve(None, {"executors": [executor], "strict": True, "tune": "never", "workers": 0, "cost": dear}, {})
-    seen: list[Compiled] = []
-    with listening(seen.append, plan_only=False):
+    costly = {"host_us_eager": 1e6, "launch_us_eager": 1e6}  # so that nothing is left to eager
+    config = resolve(None, {"executors": [executor], "strict": True, "tune": "never", "workers": 0, "cost": costly}, {})
+    graphs: list[Compiled] = []
+    with listening(graphs.append, plan_only=False):
         call = compile_graph("inference", config, module, list(inputs))
-    if not seen[-1].plan.regions or any(region.executor != executor for region in seen[-1].plan.regions):
+    regions = graphs[-1].plan.regions
+    if not regions or any(region.executor != executor for region in regions):
         raise Refused(f"{executor} was not given the kernel")
     return lambda: call(list(inputs))
 
 
 def executors_at_hand() -> dict[str, Build]:
-    """How to build a case, by executor, for each executor that is there."""
-    found: dict[str, Build] = {"triton": partial(compiled, "triton"), "eager": eager}
+    """Return how to build a case for each executor that can be used here, by name."""
+    builds: dict[str, Build] = {"triton": partial(compiled, "triton"), "eager": eager}
     if availability.find().available:
-        found["nvfuser"] = partial(compiled, "nvfuser")
-    return found
+        builds["nvfuser"] = partial(compiled, "nvfuser")
+    return builds
 
 
 # ---------------------------------------------------------------------- the command
 
 
 def main(seconds: float = SECONDS, console: Console | None = None) -> int:
-    """Calibrate the current CUDA device; 1 if next to nothing could be measured. DynafuseError without a GPU."""
+    """Calibrate the current CUDA device, print the constants and store them.
+
+    Returns:
+        The exit status: 1 if the bandwidth could not be measured, so that nothing is stored.
+
+    Raises:
+        DynafuseError: Without a GPU, or if Triton interprets.
+    """
     if not torch.cuda.is_available():
         raise DynafuseError("no CUDA device is available: there is nothing to calibrate")
     if interpreting():
@@ -258,36 +280,40 @@ def main(seconds: float = SECONDS, console: Console | None = None) -> int:
     index = torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(index)
     moved = min(LARGEST_BYTES, properties.total_memory // MEMORY_SHARE)
-    work = Calibrator(devices.not_calibrated(index), executors_at_hand(), Gpu(), moved, seconds=seconds)
+    calibrator = Calibrator(devices.not_calibrated(index), executors_at_hand(), Gpu(), moved, seconds=seconds)
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("calibrating", total=len(work.steps()))
-        work.run(lambda name: progress.update(task, advance=1, description=f"calibrating {name}"))
+        task = progress.add_task("calibrating", total=len(calibrator.steps()))
+        calibrator.run(lambda name: progress.update(task, advance=1, description=f"calibrating {name}"))
     torch.cuda.empty_cache()
-    show(console, work)
-    if "bandwidth_tbs" not in work.measured:
+    show(console, calibrator)
+    if "bandwidth_tbs" not in calibrator.measured:
         console.print("nothing is stored: without the bandwidth the rest means nothing")
         return 1
-    path = calibration.save(result(work, properties.name))
+    path = calibration.save(result(calibrator, properties.name))
     devices.at_hand.cache_clear()
     console.print(f"stored in {path}", soft_wrap=True)
     return 0
 
 
-def result(work: Calibrator, name: str) -> Calibration:
-    """What was measured, to be stored for the device that torch calls ``name``."""
+def result(calibrator: Calibrator, name: str) -> Calibration:
+    """Return the measured constants as they are stored for the device that torch calls ``name``."""
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    rounded = {constant: float(f"{value:.4g}") for constant, value in work.measured.items()}
+    rounded = {constant: float(f"{value:.4g}") for constant, value in calibrator.measured.items()}
     return Calibration(name, calibration.versions(), date, rounded)
 
 
-def show(console: Console, work: Calibrator) -> None:
-    """The table: constant, shipped, measured, ratio; below it what kept its shipped value."""
-    table = Table("constant", "shipped", "measured", "ratio", title=f"{work.shipped.title}, {work.shipped.source}")
+def _title(device: Device) -> str:
+    return f"{device.title}, {device.source}"
+
+
+def show(console: Console, calibrator: Calibrator) -> None:
+    """Print the table (constant, shipped, measured, ratio), and below it what kept its shipped value."""
+    table = Table("constant", "shipped", "measured", "ratio", title=_title(calibrator.shipped))
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, value in work.measured.items():
-        before = work.shipped.constants[name]
-        table.add_row(name, f"{before:.3g}", f"{value:.3g}", f"{value / before:.2f}" if before else "–")
+    for name, value in calibrator.measured.items():
+        shipped = calibrator.shipped.constants[name]
+        table.add_row(name, f"{shipped:.3g}", f"{value:.3g}", f"{value / shipped:.2f}" if shipped else "–")
     console.print(table)
-    for name, why in work.refused.items():
-        console.print(f"{name} keeps {work.shipped.constants[name]:.3g}: {escape(why)}", highlight=False)
+    for name, why in calibrator.refused.items():
+        console.print(f"{name} keeps {calibrator.shipped.constants[name]:.3g}: {escape(why)}", highlight=False)

@@ -1,6 +1,6 @@
 """The kernels that ``dynafuse calibrate`` measures, with the work that the cost model sees in each.
 
-Fused executors get a few ops that make one kernel; eager gets the one op of torch's that does the like.
+Fusing executors get a few ops that make one kernel; eager gets a single op of torch that does similar work.
 
 Worked example: ``bandwidth_cases("triton", "row", 4096, torch.bfloat16, 512_000_000)`` are a softmax and a LayerNorm of
 ``bfloat16[31250, 4096]``, which read and write 512 MB.
@@ -79,38 +79,39 @@ def _row_sum(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _norm_backward(x: Tensor, grad: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    """The backward of a norm: the input's gradient, which needs sums of rows, and the weight's, a sum of columns."""
+    """Return the backward of a norm: the gradient of the input needs sums of rows, that of the weight a sum of columns."""
     wide, scaled = x.float(), grad.float() * weight.float()
     dx = scaled - wide * (scaled * wide).mean(-1, keepdim=True)
     return dx.to(x.dtype), (grad.float() * wide).sum(0).to(x.dtype)
 
 
 def _layer_norm_backward(x: Tensor, grad: Tensor, weight: Tensor, mean: Tensor) -> tuple[Tensor, ...]:
-    mean = mean.float() if x.is_cuda else mean  # each device's kernel insists
-    found = torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, mean, weight, weight, [True, True, False])
-    return found[0], found[1]
+    mean = mean.float() if x.is_cuda else mean  # each device's kernel accepts only its own dtype
+    wanted = [True, True, False]
+    dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, mean, weight, weight, wanted)
+    return dx, dweight
 
 
 # ---------------------------------------------------------------------- as cases
 
 
 def copied(moved: int) -> Case:
-    """A copy that moves so many bytes."""
+    """Return a case of eager that reads and writes ``moved`` bytes in all."""
     elements = moved // 4
     work = Work(4 * elements, 0.0, _programs(elements), "pointwise")
     return Case("copy", "eager", _copy, ((elements,),), BF16, work)
 
 
 def chain(executor: str, count: int) -> Case:
-    """``count`` kernels of next to no work that have nothing to do with each other: their sizes differ."""
-    def every(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return a case of ``count`` tiny kernels that have nothing to do with each other: their sizes differ."""
+    def all_gates(*inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple((_gate(x, x) if executor_of(executor).fuses else _add(x, x))[0] for x in inputs)
 
-    return Case(f"{count} tiny", executor, every, tuple((TINY * (i + 1),) for i in range(count)), BF16)
+    return Case(f"{count} tiny", executor, all_gates, tuple((TINY * (i + 1),) for i in range(count)), BF16)
 
 
 def bandwidth_cases(executor: str, kind: str, length: int, dtype: torch.dtype, moved: int) -> Sequence[Case]:
-    """Kernels of a class that each move about ``moved`` bytes; ``length`` is that of rows."""
+    """Return cases of a kernel class (``kind``) that each move about ``moved`` bytes, over rows of ``length`` elements."""
     width = dtype.itemsize
     elements = moved // width
     make = {"pointwise": _pointwise, "row": _rows, "rowcol": _rowcol,
@@ -131,8 +132,8 @@ def _programs(elements: int) -> int:
 
 
 def _pointwise(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:
-    one = elements // 3 // 4096 * 4096  # masks of a size that no vector divides would be measured instead
-    return [(_add if eager else _gate, ((one,), (one,)), 3 * one * width, _programs(one), 1)]
+    size = elements // 3 // 4096 * 4096  # no vector divides other sizes: their masks would be measured as well
+    return [(_add if eager else _gate, ((size,), (size,)), 3 * size * width, _programs(size), 1)]
 
 
 def _rows(eager: bool, elements: int, length: int, width: int) -> list[Sketch]:

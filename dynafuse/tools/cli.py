@@ -22,7 +22,7 @@ EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own); the exit status."""
+    """Run the command line `argv` (default: the process's own) and return the exit status."""
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -82,7 +82,7 @@ def _options(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    """The demo, after a check of the environment: a misspelt variable should not cost a minute of work first."""
+    """Run the demo after a check of the environment: a misspelt variable should not cost a minute of work first."""
     import dynafuse.cost.device  # noqa: F401  (declares the cost constants that the environment may name)
     from dynafuse.tools.demo import main as demo_main
 
@@ -100,7 +100,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    """The doctor reads the environment itself: a misspelt variable is one of its findings."""
+    """Run the doctor, which reads the environment by itself: a misspelt variable is one of its findings."""
     from dynafuse.tools import doctor
 
     return doctor.main(as_json=arguments.json)

@@ -50,33 +50,33 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, how it is (fine, note, fault), what was found, and what to do about it."""
+    """A line of the doctor's: a part of the machine or the set-up, and how it is."""
 
     name: str
-    state: str
-    found: str
-    advice: str = ""
+    state: str  # fine, note or fault
+    found: str  # a description
+    advice: str = ""  # what to do about it
 
 
 def findings(environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Everything, in the order in which it is printed."""
-    looks: tuple[Callable[[], Finding], ...] = (
+    """Return all findings, in the order in which they are printed."""
+    examinations: tuple[Callable[[], Finding], ...] = (
         versions, torch_version, triton_version, gpu, compiler, nvfuser, description, calibrated, cache,
         lambda: options(environ), workers,
     )
-    return [look() for look in looks]
+    return [examine() for examine in examinations]
 
 
 # ---------------------------------------------------------------------- software
 
 
 def versions() -> Finding:
-    """dynafuse and Python."""
+    """Report the versions of dynafuse and Python."""
     return Finding("dynafuse", FINE, f"{dynafuse.__version__}, Python {platform.python_version()}")
 
 
 def torch_version() -> Finding:
-    """torch, and whether it is one that dynafuse is tested with."""
+    """Report torch, and whether it is a version that dynafuse is tested with."""
     low, high = (".".join(map(str, series)) for series in TORCH)
     series = _series(torch.__version__)
     advice = f"install torch {low} to {high}"
@@ -88,7 +88,7 @@ def torch_version() -> Finding:
 
 
 def triton_version() -> Finding:
-    """Triton, and whether it compiles or interprets."""
+    """Report Triton, and whether it compiles or interprets."""
     version = calibration.versions()["triton"]
     least = ".".join(map(str, TRITON))
     if version == "none":
@@ -101,37 +101,38 @@ def triton_version() -> Finding:
 
 
 def _interprets() -> bool:
-    """Whether Triton is there and interprets."""
+    """Return whether Triton is there and interprets."""
     return calibration.versions()["triton"] != "none" and interpreting()
 
 
 def _series(version: str) -> tuple[int, ...]:
-    """``2.13.0+cpu`` as (2, 13)."""
+    """Return a version as numbers: ``2.13.0+cpu`` is (2, 13)."""
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split("+")[0].split(".")[:2])
 
 
 def nvfuser() -> Finding:
-    """nvFuser, and why it is not used if it is not."""
-    found = availability.find()
-    if not found.available and not torch.cuda.is_available():
+    """Report nvFuser, or why it is not used."""
+    library = availability.find()
+    if not library.available and not torch.cuda.is_available():
         return Finding("nvFuser", FINE, "none, and of no use without a GPU")
-    if found.available and found.matched:
-        return Finding("nvFuser", FINE, found.reason)
-    if found.available:
-        return Finding("nvFuser", NOTE, found.reason, f"what it was not built for may crash: unset {availability.OVERRIDE}")
+    if library.available and library.matched:
+        return Finding("nvFuser", FINE, library.reason)
+    if library.available:
+        advice = f"what it was not built for may crash: unset {availability.OVERRIDE}"
+        return Finding("nvFuser", NOTE, library.reason, advice)
     advice = "optional, a second fuser to choose from: nvfuser-cuXXX-torchYZZ of this torch"
-    return Finding("nvFuser", NOTE, f"not available: {found.reason.partition(' (dynafuse doctor')[0]}", advice)
+    return Finding("nvFuser", NOTE, f"not available: {library.reason.partition(' (dynafuse doctor')[0]}", advice)
 
 
 # ---------------------------------------------------------------------- the device
 
 
 def gpu() -> Finding:
-    """The GPU, its capability and the driver; without one kernels run in the interpreter or not at all."""
+    """Report the GPU, its capability and driver; without a GPU, kernels run in the interpreter or not at all."""
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found = f"{properties.name}, capability {properties.major}.{properties.minor}, driver {calibration.driver()}"
-        return Finding("GPU", FINE, f"{found}; {torch.cuda.device_count()} in all")
+        device = f"{properties.name}, capability {properties.major}.{properties.minor}, driver {calibration.driver()}"
+        return Finding("GPU", FINE, f"{device}; {torch.cuda.device_count()} in all")
     driver = calibration.driver()
     if driver != "none" and torch.version.cuda is None:
         return Finding("GPU", FAULT, f"driver {driver} is there, but this torch is built without CUDA",
@@ -155,37 +156,37 @@ extern "C" int threads() { std::vector<int> one(1, omp_get_max_threads()); retur
 
 
 def compiler() -> Finding:
-    """The C++ compiler that kernels for CPU tensors need, and whether it compiles; nothing else does on such a machine."""
-    needed = not torch.cuda.is_available() and not _interprets()
-    bad, advice = FAULT if needed else NOTE, "CPU tensors run eager without it"
-    found = inductor.find("cpu")
-    if not found.available:
-        return Finding("C++ compiler", bad, f"none: {found.reason}", advice)
-    failure = _compile_failure(found.reason)
+    """Report the C++ compiler that kernels for CPU tensors need, and whether it compiles; a fault only without a GPU."""
+    is_needed = not torch.cuda.is_available() and not _interprets()
+    state, advice = FAULT if is_needed else NOTE, "CPU tensors run eager without it"
+    cxx = inductor.find("cpu")
+    if not cxx.available:
+        return Finding("C++ compiler", state, f"none: {cxx.reason}", advice)
+    failure = _compile_failure(cxx.reason)
     if failure:
-        return Finding("C++ compiler", bad, f"{found.reason} does not compile: {failure}", f"repair it; {advice}")
-    return Finding("C++ compiler", FINE, f"{found.reason} compiles")
+        return Finding("C++ compiler", state, f"{cxx.reason} does not compile: {failure}", f"repair it; {advice}")
+    return Finding("C++ compiler", FINE, f"{cxx.reason} compiles")
 
 
 def _compile_failure(name: str) -> str:
-    """Why a compiler does not make a shared object of a small program, in its words; "" if it does."""
+    """Return why a compiler does not make a shared object of a small program, in its words; "" if it does."""
     with tempfile.TemporaryDirectory() as folder:
-        source, made = Path(folder) / "probe.cpp", Path(folder) / "probe.so"
+        source, library = Path(folder) / "probe.cpp", Path(folder) / "probe.so"
         source.write_text(PROGRAM)
         include = sysconfig.get_paths()["include"]
-        command = [name, "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-I", include, str(source), "-o", str(made)]
+        command = [name, "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-I", include, str(source), "-o", str(library)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILER_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
-        if done.returncode == 0 and made.exists():
+        if done.returncode == 0 and library.exists():
             return ""
-        said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        return said[0].strip() if said else f"it ends with status {done.returncode} and leaves no library"
+        messages = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        return messages[0].strip() if messages else f"it ends with status {done.returncode} and leaves no library"
 
 
 def description() -> Finding:
-    """The description that the cost model uses."""
+    """Report the device description that the cost model uses."""
     device, why = _device()
     advice = "dynafuse calibrate measures this GPU" if device.kind == "scaled" else ""
     state = NOTE if advice else FINE
@@ -193,7 +194,7 @@ def description() -> Finding:
 
 
 def _device() -> tuple[Device, str]:
-    """What is planned for, and because of what."""
+    """Return the device that is planned for, and why it is that one."""
     named = os.environ.get("DYNAFUSE_DEVICE")
     if named in devices.known():
         return devices.describe(str(named)), "DYNAFUSE_DEVICE; "
@@ -203,7 +204,7 @@ def _device() -> tuple[Device, str]:
 
 
 def calibrated() -> Finding:
-    """The calibration of this GPU: its age, or why it does not count."""
+    """Report the calibration of this GPU: its age, or why it does not count."""
     if not torch.cuda.is_available():
         return Finding("calibration", FINE, "none, without a GPU")
     name = torch.cuda.get_device_properties(torch.cuda.current_device()).name
@@ -211,16 +212,16 @@ def calibrated() -> Finding:
     if used is not None:
         days = _age(used.date)
         advice = "dynafuse calibrate measures anew" if days > OLD_DAYS else ""
-        found = f"{len(used.constants)} constants, {days} days old"
-        return Finding("calibration", NOTE if advice else FINE, found, advice)
-    others = [one for one in calibration.stored(COST_CONSTANTS) if one.device == name]
+        described = f"{len(used.constants)} constants, {days} days old"
+        return Finding("calibration", NOTE if advice else FINE, described, advice)
+    others = [stored for stored in calibration.stored(COST_CONSTANTS) if stored.device == name]
     if not others:
         return Finding("calibration", NOTE, "none", "dynafuse calibrate: predictions for this very GPU, in under a minute")
     return Finding("calibration", NOTE, f"not used: {_differences(others[-1].versions)}", "dynafuse calibrate measures anew")
 
 
 def _age(date: str) -> int:
-    """Days since an ISO date; a date that is none counts as old."""
+    """Return the days since an ISO date; text that is no date counts as old."""
     try:
         then = datetime.datetime.fromisoformat(date)
         return (datetime.datetime.now(datetime.timezone.utc) - then).days
@@ -238,7 +239,7 @@ def _differences(then: Mapping[str, str]) -> str:
 
 
 def cache() -> Finding:
-    """The cache folder: where, whether it can be written, and how much is in it."""
+    """Report the cache folder: its path, whether it can be written to, and how much is in it."""
     folder = calibration.cache_folder()
     advice = "set DYNAFUSE_CACHE_DIR to a folder that can be written"
     try:
@@ -256,20 +257,20 @@ def cache() -> Finding:
 
 
 def _write_in(folder: Path) -> None:
-    """Make a folder with those above it and a file in it, and leave nothing of it. Raises OSError where that cannot be."""
-    made = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    """Make a folder, with the folders above it, and a file in it, then remove them again. Raises OSError on failure."""
+    missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x" * 4096)
     finally:
-        for path in made:
+        for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
 
 
 def _contents(folder: Path) -> tuple[int, int]:
-    """Files in a folder and their bytes; what vanishes meanwhile does not count."""
+    """Return the number of files in a folder, and their bytes; files that vanish in the meantime do not count."""
     sizes = []
     for path in folder.rglob("*"):
         try:
@@ -281,21 +282,21 @@ def _contents(folder: Path) -> tuple[int, int]:
 
 
 def options(environ: Mapping[str, str]) -> Finding:
-    """The options that the environment sets, and whether dynafuse knows them."""
+    """Report the options that the environment sets, and whether dynafuse knows them."""
     given = {name: environ[name] for name in sorted(environ) if name.startswith(config.PREFIX) and environ[name]}
-    found = ", ".join(f"{name}={value}" for name, value in given.items()) or "none"
+    described = ", ".join(f"{name}={value}" for name, value in given.items()) or "none"
     try:
         resolved = config.resolve(None, None, environ)
         if resolved.device is not None:
             devices.describe(resolved.device)
     except OptionError as error:
         # The list of all that is valid can be long; the option at fault and the nearest name come first.
-        return Finding("environment", FAULT, found, f"{str(error).split('; valid:')[0]}: `dynafuse options` lists all")
-    return Finding("environment", FINE, found)
+        return Finding("environment", FAULT, described, f"{str(error).split('; valid:')[0]}: `dynafuse options` lists all")
+    return Finding("environment", FINE, described)
 
 
 def workers() -> Finding:
-    """How many processes will compile kernels."""
+    """Report how many processes will compile kernels."""
     try:
         count = config.resolve().workers
     except OptionError:
@@ -314,27 +315,28 @@ def workers() -> Finding:
 
 
 def main(as_json: bool = False, console: Console | None = None) -> int:
-    """Print the findings; 1 if one is a fault."""
-    found = findings()
-    faults = sum(one.state == FAULT for one in found)
+    """Print the findings and return the exit status: 1 if one is a fault."""
+    listed = findings()
+    faults = sum(finding.state == FAULT for finding in listed)
     if as_json:
-        print(json.dumps({"ok": not faults, "findings": [asdict(one) for one in found]}, indent=1, ensure_ascii=False))
+        data = {"ok": not faults, "findings": [asdict(finding) for finding in listed]}
+        print(json.dumps(data, indent=1, ensure_ascii=False))
     else:
-        show(console or Console(), found)
+        show(console or Console(), listed)
     return 1 if faults else 0
 
 
-def show(console: Console, found: list[Finding]) -> None:
-    """One row per finding, its advice below; long ones wrap in their column."""
+def show(console: Console, listed: list[Finding]) -> None:
+    """Print a row per finding, its advice below; long ones wrap in their column."""
     table = Table(box=None, show_header=False, pad_edge=False, width=min(WIDTH, console.width))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
-    for one in found:
-        table.add_row(MARKS[one.state], one.name, escape(one.found))
-        if one.advice:
-            table.add_row("", "", f"[bold]→[/] {escape(one.advice)}")
+    for finding in listed:
+        table.add_row(MARKS[finding.state], finding.name, escape(finding.found))
+        if finding.advice:
+            table.add_row("", "", f"[bold]→[/] {escape(finding.advice)}")
     console.print(table)
-    faults = sum(one.state == FAULT for one in found)
+    faults = sum(finding.state == FAULT for finding in listed)
     console.print("everything that dynafuse needs is there" if not faults else
                   f"{faults} {'fault' if faults == 1 else 'faults'}: see → above")

@@ -85,7 +85,7 @@ def test_phases_and_their_statuses(
 
 def test_wrong_gradients_fail_it(capsys: pytest.CaptureFixture[str]) -> None:
     """The check itself, on a compiled model that is off by a part in a thousand."""
-    model, batch = models.made(models.INTERPRETED, "cpu")
+    model, batch = models.build(models.INTERPRETED, "cpu")
     right, _ = training.trained(Console(), model, batch, model)
     assert right
     right, _ = training.trained(Console(), model, batch, lambda *args: model(*args) * 1.001)
@@ -104,6 +104,6 @@ def test_a_phase_whose_steps_are_off_is_false(monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.gpu
 def test_it_measures_speed_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = models.Sizes(2, 256, 4, 512, 1024, 2, 128, torch.bfloat16)
-    model, batch = models.made(sizes, "cuda")
+    model, batch = models.build(sizes, "cuda")
     speed.on_gpu(Console(), model, batch, model, 1.0)
     assert "inductor" in capsys.readouterr().out

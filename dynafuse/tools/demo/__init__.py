@@ -23,7 +23,7 @@ NATIVE, INTERPRETED = "native", "interpreted"
 
 
 def main(page: str | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Run the demo; 0, or 1 if a check failed. ``page`` is where to write the plan as HTML.
+    """Run the demo and return the exit status: 1 if a check failed. ``page`` is where to write the plan as HTML.
 
     Each phase is a process of its own: Triton decides when it is imported whether to interpret, and compile times only
     compare when nobody's caches are warm.
@@ -42,7 +42,7 @@ def main(page: str | None = None, environ: Mapping[str, str] = os.environ) -> in
 
 
 def _run(phase: str, page: str | None, environ: Mapping[str, str], folder: str) -> int:
-    """The exit status of a phase."""
+    """Run a phase and return its exit status."""
     environment = {name: value for name, value in environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
     environment |= {"DYNAFUSE_CACHE": "0", "DYNAFUSE_STRICT": environ.get("DYNAFUSE_STRICT", "1")}

@@ -1,6 +1,6 @@
 """The demo's model: a small decoder with rotary positions, RMS norms and gated feed-forward networks.
 
-Worked example: ``model, batch = made(INTERPRETED, "cpu")``; ``model(*batch)`` is the loss, near log 64 before training.
+Worked example: ``model, batch = build(INTERPRETED, "cpu")``; ``model(*batch)`` is the loss, near log 64 before training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTERPRETED = Sizes(2, 32, 2, 64, 64, 1, 16, torch.float32)
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least float32, as norms and losses want it."""
+    """Convert to float32 what is narrower, as norms and losses need it."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -57,7 +57,7 @@ class RMSNorm(nn.Module):
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding: pairs of channels, half a head apart, turn with their position."""
+    """Apply rotary position embedding: pairs of channels, half a head apart, turn with their position."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -126,8 +126,8 @@ class Transformer(nn.Module):
         return F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten())
 
 
-def made(sizes: Sizes, device: str) -> tuple[Transformer, Batch]:
-    """A model with its batch: sequences that count up in steps of their own, each token predicting the next."""
+def build(sizes: Sizes, device: str) -> tuple[Transformer, Batch]:
+    """Make a model with its batch: sequences that count up in steps of their own, each token predicting the next."""
     torch.manual_seed(0)
     model = Transformer(sizes).to(device, sizes.dtype)
     start, step = torch.randint(1, 8, (2, sizes.batch, 1))

@@ -1,4 +1,4 @@
-"""What the demo's processes do: :func:`native` plans and trains on the GPU or CPU, :func:`interpreted` runs Triton kernels.
+"""The demo's phases, a process each: :func:`native` plans and trains, :func:`interpreted` runs Triton's kernels on the CPU.
 
 Worked example: ``native(Console())`` prints the plan and three checked steps, and is False if one of them was off.
 """
@@ -23,12 +23,12 @@ from dynafuse.lowering.triton.lower import lower
 from dynafuse.report import explain
 from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.tools.demo import speed
-from dynafuse.tools.demo.model import INTERPRETED, ON_CPU, ON_GPU, Batch, Sizes, Transformer, made
+from dynafuse.tools.demo.model import INTERPRETED, ON_CPU, ON_GPU, Batch, Sizes, Transformer, build
 from dynafuse.tools.demo.training import trained, verdict
 
 
 def native(console: Console, page: str | None = None) -> bool:
-    """The plan, then training on the GPU if there is one, else on the CPU if something can compile for it.
+    """Plan, then train: on the GPU if there is one, else on the CPU if something can compile for it.
 
     ``page`` is where to write the plan as HTML.
     """
@@ -77,7 +77,7 @@ PHASES: Mapping[str, Callable[..., bool]] = {"native": native, "interpreted": in
 
 def plan(console: Console, sizes: Sizes, device: str, described: str | None, page: str | None) -> None:
     """Print what dynafuse decides for the model, and write it to ``page`` as HTML."""
-    model, batch = made(sizes, device)
+    model, batch = build(sizes, device)
     console.print(str(sizes))
     report = explain(model, *batch, device=described)
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
@@ -99,29 +99,29 @@ class Run:
         """Make the model and train it, printing each step."""
         self.console = console
         console.print(str(sizes))
-        self.seen: list[Compiled] = []
-        self.model, self.batch = made(sizes, device)
+        self.graphs: list[Compiled] = []
+        self.model, self.batch = build(sizes, device)
         self.compiled = torch.compile(self.model, backend=_backend())
-        with listening(self.seen.append, plan_only=False):
+        with listening(self.graphs.append, plan_only=False):
             self.right, self.first_s = trained(console, self.model, self.batch, self.compiled)
-        console.print(ran(self.seen))
+        console.print(ran(self.graphs))
 
     def show_kernel(self) -> None:
         """Print the source of a Triton kernel, if one was made."""
-        if found := example(self.seen):
-            source, regions = found
+        if shared := example(self.graphs):
+            source, regions = shared
             self.console.rule(f"a generated kernel, which {regions} regions share")
             self.console.print(Syntax(source, "python", background_color="default", word_wrap=True))
 
     def conclude(self) -> bool:
-        """Print whether all steps were right, which is returned."""
+        """Print and return whether all steps were right."""
         agree = "agree" if self.right else "do not agree"
         self.console.print(f"{verdict(self.right)}: losses and gradients {agree} with eager's")
         return self.right
 
 
 def ran(compiled: Sequence[Compiled]) -> str:
-    """How many regions ran on which executor, and how many kernels that took."""
+    """Describe how many regions ran on which executor, and how many kernels that took."""
     bounds = _bounds(compiled)
     executors = Counter(bound.region.executor for bound in bounds)
     where = ", ".join(f"{number} on {name}" for name, number in executors.items()) or "none"
@@ -129,7 +129,7 @@ def ran(compiled: Sequence[Compiled]) -> str:
 
 
 def example(compiled: Sequence[Compiled]) -> tuple[str, int] | None:
-    """The Triton kernel that most regions share, of the most ops if there are several, and how many share it."""
+    """Return the Triton kernel that most regions share, of several the one of most ops, and how many share it."""
     bounds = [bound for bound in _bounds(compiled) if executor(bound.region.executor) is TRITON]
     if not bounds:
         return None
@@ -139,9 +139,9 @@ def example(compiled: Sequence[Compiled]) -> tuple[str, int] | None:
 
 
 def _bounds(compiled: Sequence[Compiled]) -> list[CanonicalRegion]:
-    return [bound for one in compiled for bound in one.bounds.values()]
+    return [bound for graph in compiled for bound in graph.bounds.values()]
 
 
 def _backend() -> Any:
-    """The backend by its name; itself where the package runs without being installed."""
+    """Return the backend's name, or the backend itself if the package runs without being installed."""
     return "dynafuse" if "dynafuse" in torch._dynamo.list_backends() else backend.dynafuse

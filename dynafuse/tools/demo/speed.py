@@ -1,4 +1,4 @@
-"""How long a step takes, warm: dynafuse beside eager and, on a GPU, beside Inductor.
+"""Times of warm steps: dynafuse beside eager and, on a GPU, beside Inductor.
 
 Worked example: ``step_ms(model, model, batch)`` is eager's median of a forward and a backward, in milliseconds.
 """
@@ -23,12 +23,12 @@ LEAST_ON_CPU, MOST_S_ON_CPU = 4, 3.0  # steps, the first of which does not count
 
 
 def step_ms(call: Callable[..., Tensor], model: nn.Module, batch: Batch) -> float:
-    """The median time of a forward and a backward, warm, in milliseconds."""
+    """Return the median time of a forward and a backward, warm, in milliseconds."""
     return median([_timed_ms(call, model, batch) for _ in range(WARM_UP + TIMED)][WARM_UP:])
 
 
 def _timed_ms(call: Callable[..., Tensor], model: nn.Module, batch: Batch) -> float:
-    """One forward and backward, in milliseconds."""
+    """Time one forward and backward, in milliseconds."""
     _wait(batch)
     began = time.perf_counter()
     model.zero_grad()
@@ -38,13 +38,13 @@ def _timed_ms(call: Callable[..., Tensor], model: nn.Module, batch: Batch) -> fl
 
 
 def _wait(batch: Batch) -> None:
-    """Until the device is done."""
+    """Wait until the device is done."""
     if batch[0].is_cuda:
         torch.cuda.synchronize()
 
 
 def on_cpu(console: Console, model: Transformer, batch: Batch, ours: Callable[..., Tensor]) -> None:
-    """A line on step times: dynafuse and eager, by turns and not for long, because others use the CPU as well."""
+    """Print the step times of dynafuse and eager, measured by turns, and not for long: others use the CPU as well."""
     pairs: list[tuple[float, float]] = []
     until = time.perf_counter() + MOST_S_ON_CPU
     while len(pairs) < LEAST_ON_CPU or time.perf_counter() < until:
@@ -54,7 +54,7 @@ def on_cpu(console: Console, model: Transformer, batch: Batch, ours: Callable[..
 
 
 def on_gpu(console: Console, model: Transformer, batch: Batch, ours: Callable[..., Tensor], ours_s: float) -> None:
-    """A table of step and compile times: dynafuse, eager, Inductor."""
+    """Print a table of step and compile times: dynafuse, eager, Inductor."""
     console.print("measuring dynafuse and eager …")
     rows = [("eager", step_ms(model, model, batch), 0.0), ("dynafuse", step_ms(ours, model, batch), ours_s)]
     console.print("compiling with Inductor, and measuring …")

@@ -32,21 +32,21 @@ class Pass:
 
     @classmethod
     def of(cls, call: Callable[..., Tensor], model: nn.Module, batch: Batch) -> Pass:
-        """Run ``call``, which is ``model`` in some form, and leave the gradients on the parameters as well."""
+        """Run ``call``, which is ``model`` or compiled from it; the gradients stay on the parameters as well."""
         model.zero_grad()
         loss = call(*batch)
         loss.backward()
         return cls(loss.item(), [p.grad.double() for p in model.parameters() if p.grad is not None])
 
     def errors(self, exact: Pass) -> tuple[float, float]:
-        """Relative error of the loss, and relative RMSE over all gradients."""
-        wrong = sum((a - b).square().sum() for a, b in zip(self.gradients, exact.gradients, strict=True))
+        """Return the relative error of the loss, and the relative RMSE over all gradients."""
+        error = sum((a - b).square().sum() for a, b in zip(self.gradients, exact.gradients, strict=True))
         norm = sum(b.square().sum() for b in exact.gradients)
-        return abs(self.loss / exact.loss - 1), float(wrong / norm) ** 0.5
+        return abs(self.loss / exact.loss - 1), float(error / norm) ** 0.5
 
 
 def trained(console: Console, model: Transformer, batch: Batch, compiled: Callable[..., Tensor]) -> tuple[bool, float]:
-    """Train; whether every step was right, and the seconds of the first one, which compiles.
+    """Train, and return whether every step was right, and the seconds of the first one, which compiles.
 
     A step's parameters are the same for all three: float64, eager and dynafuse, whose gradients the optimiser takes.
     """
@@ -73,7 +73,7 @@ def trained(console: Console, model: Transformer, batch: Batch, compiled: Callab
 
 
 def batch_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype that a model computes in."""
+    """Return the dtype that a model computes in."""
     return next(model.parameters()).dtype
 
 
@@ -82,5 +82,5 @@ def _error_titles(what: str) -> tuple[str, str]:
 
 
 def verdict(good: bool) -> str:
-    """``ok`` or ``off``, in colour."""
+    """Return ``ok`` or ``off``, in colour."""
     return "[green]ok[/]" if good else "[red]off[/]"
