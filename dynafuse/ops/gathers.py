@@ -63,7 +63,7 @@ def _loaded(build: Builder, tensor: Any, index: Index, size: sympy.Expr) -> symp
 
 def _index(build: Builder, call: Call, index: Index) -> Value:
     trusted = call.target is not torch.ops.aten.index.Tensor
-    return build.operand(call["self"], picked_dims(build, call, index, trusted=trusted))
+    return build.operand(call["self"], operand_index(build, call, index, trusted=trusted))
 
 
 def _masked_index(build: Builder, call: Call, index: Index) -> Value:
@@ -71,18 +71,22 @@ def _masked_index(build: Builder, call: Call, index: Index) -> Value:
     return build.masked(build.cast(mask, torch.bool), lambda: _index(build, call, index), call["fill"])
 
 
-def picked_dims(build: Builder, call: Call, index: Index, *, trusted: bool, clamps: bool = False) -> Index:
-    """The operand's index where an op with a list of index tensors has ``index``; with ``clamps`` the nearest in range."""
+def operand_index(build: Builder, call: Call, index: Index, *, trusted: bool, clamps: bool = False) -> Index:
+    """Return the index into the operand of an op with a list of index tensors, given the index into its result.
+
+    With ``clamps``, loaded indices out of range stand for the nearest one in range.
+    """
     shape = build.shape(call["self"])
     indices = [*call["indices"], *[None] * (len(shape) - len(call["indices"]))]
     start, rank = placement(indices, [len(build.shape(at)) for at in indices if at is not None])
-    picked, kept = index[start : start + rank], iter((*index[:start], *index[start + rank :]))
-    return tuple(next(kept) if at is None else _wrapped(build, at, picked, size, trusted, clamps)
-                 for at, size in zip(indices, shape, strict=True))
+    tensors_at, others = index[start : start + rank], iter((*index[:start], *index[start + rank :]))
+    return tuple(next(others) if tensor is None else _wrapped(build, tensor, tensors_at, size, trusted, clamps)
+                 for tensor, size in zip(indices, shape, strict=True))
 
 
 def _wrapped(build: Builder, arg: Any, index: Index, size: sympy.Expr, trusted: bool, clamps: bool) -> sympy.Expr:
-    at = build.picked(arg, aligned(index, build.shape(arg)), size, wraps=True, trusted=trusted)
+    """Return the element of an index tensor, broadcast to ``index``, where negative ones count from the end."""
+    at = build.loaded_index(arg, aligned(index, build.shape(arg)), size, wraps=True, trusted=trusted)
     if clamps:
         last = build.index_value(size - 1)
         at = build.expression("tl.minimum(tl.maximum({0}, 0), {1})", torch.int64, at, last)
@@ -117,7 +121,7 @@ def _scattered(build: Builder, call: Call, at: Index, dtype: torch.dtype) -> Val
 
 
 def _accepts_scatter(call: Call) -> str:
-    shape, picked = shape_of(call["self"]), shape_of(call["index"])
+    shape, index_shape = shape_of(call["self"]), shape_of(call["index"])
     if not shape:
         return "scatter into a 0-d tensor"
     dim = dim_of(call["dim"], len(shape))
@@ -128,12 +132,12 @@ def _accepts_scatter(call: Call) -> str:
 
 
 def shape_of(arg: Any) -> tuple[sympy.Expr, ...]:
-    """The sizes of an FX node or tensor as expressions: comparing symbolic sizes would add a guard to the graph."""
+    """Return the sizes of an FX node or tensor as expressions: comparing symbolic sizes would add a guard to the graph."""
     return tuple(map(as_expr, arg.meta["val"].shape if isinstance(arg, torch.fx.Node) else arg.shape))
 
 
 def accepts_index(call: Call) -> str:
-    """Why an op with a list of index tensors cannot be fused, or ""."""
+    """Return why an op with a list of index tensors cannot be fused, or ""."""
     tensors = [at for at in call["indices"] if at is not None]
     if not tensors:
         return "index without index tensors"
@@ -152,12 +156,12 @@ def _of_rows(args: Mapping[str, Any]) -> Iterator[Indexed]:
 
 
 def indexed_dim(args: Mapping[str, Any]) -> Iterator[Indexed]:
-    """The index of an op that has one, for one dimension."""
+    """Yield the index tensor of an op that has one, for one dimension."""
     yield args["index"], args["self"], args["dim"]
 
 
 def indexed_dims(args: Mapping[str, Any]) -> Iterator[Indexed]:
-    """The indices of an op with a list of index tensors."""
+    """Yield the index tensors of an op with a list of them."""
     return ((at, args["self"], dim) for dim, at in enumerate(args["indices"]) if at is not None)
 
 

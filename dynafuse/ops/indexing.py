@@ -37,7 +37,7 @@ Bounds = tuple[sympy.Expr, str, sympy.Expr]
 
 
 def inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> Iterator[Bounds]:
-    """What is left to be checked of ``low <= at < high``."""
+    """Yield the conditions of ``low <= at < high`` that are not known to hold."""
     if not known_nonnegative(at - low):
         yield at, ">=", low
     if not known_less(at, high):
@@ -77,7 +77,7 @@ def _misses(at: sympy.Expr, start: sympy.Expr, end: sympy.Expr) -> bool:
 
 
 def _one_of(build: Builder, at: sympy.Expr, pieces: Sequence[Body], ends: Sequence[sympy.Expr]) -> Value:
-    """The first piece before whose end ``at`` lies, found by halves: choices nest no deeper than needed."""
+    """Return the first piece before whose end ``at`` lies, searched by halves: branches nest no deeper than needed."""
     if len(pieces) == 1:
         return pieces[0]()
     half = len(pieces) // 2

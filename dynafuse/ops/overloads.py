@@ -42,7 +42,7 @@ def written_to(node: Node) -> Iterator[Node]:
 
 
 def moves_generator(node: Node) -> bool:
-    """Whether a call draws from a generator, whose state says what the next call draws; attention only with dropout."""
+    """Return whether a call advances a random generator's state; attention does so only with dropout."""
     target = node.target
     if isinstance(target, HigherOrderOperator):  # dropout that the backward computes again
         return bool(target.name() == "run_and_save_rng_state")

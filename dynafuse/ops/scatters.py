@@ -20,7 +20,7 @@ import torch
 from torch._ops import OpOverload
 
 from dynafuse.ops.creation import number
-from dynafuse.ops.gathers import accepts_index, indexed_dim, indexed_dims, picked_dims, placement, shape_of
+from dynafuse.ops.gathers import accepts_index, indexed_dim, indexed_dims, operand_index, placement, shape_of
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import (
     Builder,
@@ -53,13 +53,13 @@ Points = tuple[sympy.Expr, ...]
 
 def _put(build: Builder, call: Call, index: Index) -> Write:
     trusted = call.target is torch.ops.aten._unsafe_index_put.default
-    return Write(picked_dims(build, call, index, trusted=trusted), _value_at(build, call, "values", index))
+    return Write(operand_index(build, call, index, trusted=trusted), _value_at(build, call, "values", index))
 
 
 def _masked_put(build: Builder, call: Call, index: Index) -> Write:
     """Write where the mask is on; eager takes what is out of range there for the nearest element."""
     mask = build.cast(build.operand(call["mask"], aligned(index, build.shape(call["mask"]))), torch.bool)
-    places = picked_dims(build, call, index, trusted=True, clamps=True)
+    places = operand_index(build, call, index, trusted=True, clamps=True)
     return Write(places, _value_at(build, call, "values", index), mask)
 
 
@@ -93,7 +93,7 @@ def _along(source: str) -> Callable[[Builder, Call, Index], Write]:
     def write(build: Builder, call: Call, index: Index) -> Write:
         dim = dim_of(call["dim"], len(index))
         size = build.shape(call["self"])[dim]
-        at = build.indirect(build.picked(call["index"], index, size), size)
+        at = build.indirect(build.loaded_index(call["index"], index, size), size)
         return Write(replaced(index, dim, at), _source(build, call, source, index))
 
     return write
@@ -108,7 +108,7 @@ def _rows(source: str, wraps: bool = False) -> Callable[[Builder, Call, Index], 
         dim = dim_of(call["dim"], len(index))
         size = build.shape(call["self"])[dim]
         place = index[dim : dim + len(build.shape(call["index"]))]
-        at = build.indirect(build.picked(call["index"], place, size, wraps=wraps), size)
+        at = build.indirect(build.loaded_index(call["index"], place, size, wraps=wraps), size)
         return Write(replaced(index, dim, at), _source(build, call, source, index))
 
     return write
@@ -157,7 +157,7 @@ def _reduced(args: Mapping[str, Any]) -> Combine:
 
 
 def is_added(combine: Combine, dtype: torch.dtype) -> bool:
-    """Whether a GPU does in memory what a scatter does to elements of a dtype."""
+    """Return whether a GPU can do in memory (by atomics) what a scatter does to elements of a dtype."""
     if combine is Combine.STORE:
         return True
     return dtype in (ADDED if combine is Combine.ADD else COMPARED)

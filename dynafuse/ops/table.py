@@ -85,7 +85,7 @@ class Builder(Protocol):
         """Return the value of tensor argument ``arg`` at ``index``."""
 
     def rounded(self, arg: Any, index: Index) -> Value:
-        """The value of tensor argument ``arg`` at ``index`` as eager has it: a 16-bit float is rounded to its dtype."""
+        """Return the value of tensor argument ``arg`` at ``index`` as eager has it: a 16-bit float is rounded to its dtype."""
 
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
         """Return the sizes of tensor argument ``arg``."""
@@ -271,7 +271,7 @@ def pointwise(target: torch._ops.OpOverload, emit: Emit, *, cast: Cast = Cast.OU
 
 
 def row_of(row: Row, call: Call) -> Row:
-    """The row of one call: ``row``, or the one behind it if only that accepts the call."""
+    """Return the row of one call: ``row``, or the one behind it if only that accepts the call."""
     if row.otherwise is None or not refusal(row, call) or refusal(row.otherwise, call):
         return row
     return row.otherwise
