@@ -85,7 +85,7 @@ class Builder(Protocol):
         """Return the value of tensor argument ``arg`` at ``index``."""
 
     def rounded(self, arg: Any, index: Index) -> Value:
-        """Return the value of tensor argument ``arg`` at ``index`` as eager has it: a 16-bit float is rounded to its dtype."""
+        """Return the value of tensor argument ``arg`` at ``index`` as eager has it: 16-bit floats are rounded."""
 
     def shape(self, arg: Any) -> tuple[sympy.Expr, ...]:
         """Return the sizes of tensor argument ``arg``."""
