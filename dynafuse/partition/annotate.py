@@ -138,7 +138,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return EMPTY
     if not _is_contiguous(tensor) and not _is_dense(tensor):
         return "its output is not dense"
-    if row.kind is Kind.REDUCTION and _reduced_count(tensors[1].shape, call) in (None, 1):
+    if row.kind is Kind.REDUCTION and row.states > 1 and _reduced_count(tensors[1].shape, call) == 1:
         return ONE_ELEMENT
     if row.kind is Kind.SCATTER and not owns_base(node):
         return "writes at loaded indices of a tensor that is read elsewhere, too"
@@ -192,7 +192,7 @@ def _scalar_values(node: Node) -> Sequence[Any]:
     return [a.meta.get("val") for a in node.all_input_nodes]
 
 
-def _reduced_count(shape: tuple[Size, ...], call: Call) -> Size | None:
+def _reduced_count(shape: tuple[Size, ...], call: Call) -> Size:
     count: Size = 1
     for dim in reduced_dims(call.args, len(shape)):
         count = count * shape[dim]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import dynafuse
 from dynafuse import ops
 from dynafuse.lowering.inductor import availability
 from dynafuse.ops import Kind
@@ -241,3 +242,19 @@ def test_divisions_with_a_remainder(executor: str, dtype: torch.dtype) -> None:
     wrong = {name: (ours, eager) for name, ours, eager in zip(names, compiled(every, executors=executor)(x, y), every(x, y),
                                                               strict=True) if not same(ours, eager)}
     assert not wrong
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("value", [-0.0, 1.5, float("nan"), float("-inf")])
+def test_reductions_of_one_element_are_computed_in_kernels(value: float, dynamic: bool) -> None:
+    """A sum begins with 0, so that of -0 it is 0; what the largest, the product and others begin with does not show."""
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(1), x.mean(1, keepdim=True) * 2, x.amax(1), x.amin((1,), True), x.prod(1), (x != 0).any(1), (x > 0).all(1)
+
+    x = torch.full((3, 1, 4), value)
+    for actual, expected in zip(compiled(function, dynamic=dynamic, executors="triton")(x), function(x), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+        if value == 0 and expected.is_floating_point():
+            assert torch.equal(actual.signbit(), expected.signbit())
+    assert not any(step["executor"] == "eager" for graph in dynafuse.explain(function, x, device="h200").to_dict()["graphs"]
+                   for step in graph["steps"])

@@ -38,12 +38,19 @@ def unrolled(emitter: Emitter, op: int, index: Index) -> Value:
         reduced_index = dict(zip(reduced, point, strict=True))
         operand_index = _operand_index(index, len(shape), reduced_index, keepdim(call.args))
         element = emitter.reduction_element(op, operand_index, dtype)
-        total = element if total is None else emitter.expression(STEPS[row.reduction], dtype, total, element)
+        total = _first(emitter, row.reduction, element) if total is None else (
+            emitter.expression(STEPS[row.reduction], dtype, total, element))
     assert total is not None, "an empty reduction"
     if row.reduction == "mean":
         count = sympy.prod([shape[d] for d in reduced])
         total = emitter.expression(f"{{0}} / {float(count)}", dtype, total)
     return Value(total.name, call.dtype, total.tiles)
+
+
+def _first(emitter: Emitter, reduction: str, element: Value) -> Value:
+    """Return what a reduction has after one element: sums begin with 0, so that those of -0 are 0, as in eager."""
+    begins_with_0 = reduction in ("sum", "mean") and element.dtype.is_floating_point
+    return emitter.expression("0.0 + {0}", element.dtype, element) if begins_with_0 else element
 
 
 def _operand_index(index: Index, rank: int, reduced_index: dict[int, int], keeps_dims: bool) -> Index:
