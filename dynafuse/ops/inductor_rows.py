@@ -32,7 +32,9 @@ MISSING = frozenset(overloads(
     "prims.mul.default prims.pow.default prims.cbrt.default prims.shift_left.default "
     "prims.shift_right_arithmetic.default prims.isfinite.default prims.signbit.default prims.where.default "
     "prims.erf_inv.default prims.floor.default prims.trunc.default prims.round.default aten.hardshrink_backward.default "
-    "aten.softshrink_backward.default aten.detach_copy.default prims.clone.default prims.copy_to.default"
+    "aten.softshrink_backward.default aten.detach_copy.default prims.clone.default prims.copy_to.default "
+    "aten._adaptive_avg_pool3d.default aten._adaptive_avg_pool3d_backward.default "
+    "aten.max_pool3d_with_indices_backward.default"
 ))
 """Ops that Inductor neither lowers nor decomposes."""
 
