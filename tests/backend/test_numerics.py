@@ -241,3 +241,13 @@ def test_adaptive_pooling_to_fewer_as_many_and_more_places(size: tuple[int, int]
         return [pool * 2 for pool in pooled]
 
     check(function, torch.randn(2, 3, *size, requires_grad=True), dynamic=dynamic)
+
+
+@pytest.mark.parametrize(("dtype", "numbers"), [(torch.float64, (3.3, -2.7)), (torch.int64, (3, 5)), (torch.bool, (True, False))], ids=str)
+def test_a_choice_of_two_numbers_has_their_dtype(dtype: torch.dtype, numbers: tuple[float, float]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = (torch.full((4,), number, dtype=dtype, device=x.device) for number in numbers)
+        return tuple(t * numbers[0] * 1_000_000_000 for t in (F.pad(first, [1, -1], value=numbers[1]), torch.cat([first, second]),
+                                                 torch.where(x > 0, first, second)))
+
+    check(function, torch.linspace(-1, 1, 4), executors="triton", precise=False)

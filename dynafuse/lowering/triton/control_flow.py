@@ -93,6 +93,8 @@ class ControlFlow(Scopes):
         if left.name == right.name:
             return left
         tiles = condition.tiles | left.tiles | right.tiles
+        if is_literal(left) and is_literal(right):  # one of them says the dtype
+            left = self.as_tensor(left)
         return self.define(f"tl.where({condition}, {left}, {right})", left.dtype, tiles)
 
     def _under_mask(self, condition: Value, body: Callable[[], Value]) -> Value:

@@ -20,6 +20,9 @@ from dynafuse.errors import IndexOutOfRange
 
 Array = np.ndarray[Any, Any]
 
+_VECTORS = 64
+"""A multiple of how many elements torch computes at once: for the rest it calls other functions, of other last bits."""
+
 
 def _array(value: Any, like: tl.tensor) -> Array:
     """Return the data of a tensor, or a number in the dtype of ``like``."""
@@ -40,8 +43,10 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tens
     def call(*operands: Any) -> tl.tensor:
         tensors = [operand for operand in operands if isinstance(operand, tl.tensor)]
         arrays = np.broadcast_arrays(*(_array(operand, tensors[0]) for operand in operands))
-        result = function(*(torch.from_numpy(array.copy()) for array in arrays))
-        return _tensor(result.numpy(), tensors[0].dtype, block=any(tensor.type.is_block() for tensor in tensors))
+        count, shape = arrays[0].size, arrays[0].shape
+        result = function(*(torch.from_numpy(np.resize(array, -(-count // _VECTORS) * _VECTORS)) for array in arrays))
+        data = result[:count].numpy().reshape(shape)
+        return _tensor(data, tensors[0].dtype, block=any(tensor.type.is_block() for tensor in tensors))
 
     return call
 

@@ -201,3 +201,11 @@ def test_welford(combine: bool, tmp_path: Path) -> None:
         )
         out = run(f"{reduce}[{part}]", [x, weight], torch.empty(1, dtype=torch.float64), tmp_path)
         torch.testing.assert_close(out[0], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", UNARY)
+def test_an_element_has_the_same_bits_in_a_tile_of_any_size(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.linspace(0.1, 0.9, 32, dtype=dtype)
+    whole, part = (run(f"lm.{name}(x0)", [x[:n]], torch.empty(n, dtype=dtype), tmp_path) for n in (32, 2))
+    torch.testing.assert_close(whole[:2], part, rtol=0, atol=0, equal_nan=True)
