@@ -115,8 +115,8 @@ class Loaded:
 
     @property
     def random(self) -> bool:
-        """Whether it draws random numbers."""
-        return bool(re.search(r"rand|dropout|bernoulli", self.text))
+        """Whether it draws random numbers, whatever its options say of them."""
+        return bool(re.search(r"rand|dropout|bernoulli", self.text.partition("OPTIONS = ")[0]))
 
 
 def namespace() -> dict[str, Any]:

@@ -76,6 +76,7 @@ def indices() -> Iterator[CanonicalRegion]:
         (lambda w, i: w.scatter(1, i[:, None], 1.0) * 2, (short, long)),
         (lambda w, i: F.cross_entropy(w.float(), i), (table, long)),
         (lambda w, i: F.layer_norm(w[i], [512]), (short, long)),
+        (lambda w, i: F.pad(w[i, :1], [-1, 3], value=-2.5), (short, long)),
     ]
     for function, inputs in calls:
         plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))

@@ -32,6 +32,7 @@ class ControlFlow(Scopes):
         self.tile_of: dict[sympy.Symbol, frozenset[str]] = {}  # the tile dimensions that an index symbol varies along
         # How many values of an axis a tile holds, for axes of which every tile begins at a multiple of that many.
         self.values_per_tile: dict[sympy.Symbol, int] = {}
+        self.has_asserts = False  # whether the kernel checks something on the device
         self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
         self._comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # comparisons of index expressions by name
         self._uniform_conditions: dict[str, Line] = {}  # bool values with one outcome all over a tile, by name
@@ -86,6 +87,8 @@ class ControlFlow(Scopes):
         """Return one of two values; ``if_false`` is given the dtype of the other one."""
         if condition.name == "True":
             return if_true()
+        if condition.name == "False":
+            return if_false(self._dtype_of(if_true))
         if condition.name in self._uniform_conditions:
             return self._branch_on(self._uniform_conditions[condition.name], if_true, if_false)
         left = self._under_mask(condition, if_true)
@@ -96,6 +99,13 @@ class ControlFlow(Scopes):
         if is_literal(left) and is_literal(right):  # one of them says the dtype
             left = self.as_tensor(left)
         return self.define(f"tl.where({condition}, {left}, {right})", left.dtype, tiles)
+
+    def _dtype_of(self, body: Callable[[], Value]) -> torch.dtype:
+        """Return the dtype of a value that nothing computes: its lines are dropped, and what they check."""
+        asserts = self.has_asserts
+        _, value = self._in_branch(Line("if False:"), body)
+        self.has_asserts = asserts
+        return value.dtype
 
     def _under_mask(self, condition: Value, body: Callable[[], Value]) -> Value:
         """Return ``body()``, whose loads are masked by ``condition`` and by the masks that it does not imply."""

@@ -66,7 +66,6 @@ class Emitter(ControlFlow):
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.accesses: list[Access] = []
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
-        self.has_asserts = False  # whether the kernel checks something on the device
         self.reduced: dict[int, Value] = {}  # the results of reductions, by op
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
         self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
