@@ -16,9 +16,9 @@ from torch.utils._sympy.functions import FloorDiv
 from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
-from dynafuse.lowering.triton.schedule import Schedule, reduced_axes
 from dynafuse.lowering.triton.source import TileDimension, render
 from dynafuse.lowering.triton.text import escape, size_text
+from dynafuse.lowering.triton.tiles import Schedule, reduced_axes
 from dynafuse.ops import Value, lookup
 from dynafuse.ops.indexing_math import flatten
 from dynafuse.ops.literals import triton_type

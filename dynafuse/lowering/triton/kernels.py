@@ -25,10 +25,10 @@ from dynafuse.lowering.triton.builder import (
 )
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
-from dynafuse.lowering.triton.schedule import Schedule
 from dynafuse.lowering.triton.source import HEADER
 from dynafuse.lowering.triton.split import split
 from dynafuse.lowering.triton.text import size_text
+from dynafuse.lowering.triton.tiles import Schedule
 
 
 def pointwise(builder: KernelBuilder) -> None:

@@ -11,18 +11,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from dynafuse.ir import Size, Spec, references
+from dynafuse.ir import Spec, references
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find_online_sums
+from dynafuse.lowering.triton.pointwise_schedule import schedule_pointwise
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
-from dynafuse.ops import Value
-from dynafuse.ops.reductions import reduced_dims
-from dynafuse.ops.symbols import with_symbols_at
+from dynafuse.lowering.triton.tiles import (
+    PROCESSORS,
+    Schedule,
+    by_stride,
+    clamp,
+    estimate,
+    point_count,
+    power_of_two,
+    probe,
+    reduced_axes,
+    strides_of,
+    weight,
+)
 
-ASSUMED_SIZE = 4096  # stands for a size that is only known at run time
-PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
@@ -33,150 +41,22 @@ IN_FLIGHT = 32 << 10  # bytes per processor on their way from memory that keep i
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How a spec becomes kernels. The keys of ``order`` and ``block`` are its tile dimensions."""
-
-    kernel_class: str  # flat | tiled | persistent | looped | split | rowcol
-    order: dict[str, tuple[int, ...]]  # the axes that each tile dimension walks, outermost first
-    block: dict[str, int]  # the points of a tile along each tile dimension
-    warps: int
-    stages: int = 1  # tiles of a loop that are on their way from memory at a time
-    splits: int = 1  # programs per row (split) or programs in all (rowcol)
-    deferred: frozenset[int] = frozenset()  # reductions that a second kernel completes
-    hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
-
-    def tile_of(self, axis_count: int) -> list[str]:
-        """Return the tile dimension that walks each axis."""
-        tile_of_axis = {axis: tile for tile, axes in self.order.items() for axis in axes}
-        return [tile_of_axis[axis] for axis in range(axis_count)]
-
-
-def estimate(size: Size) -> int:
-    """Return a size, with :data:`ASSUMED_SIZE` for each of its symbols, but at least 1."""
-    return size if isinstance(size, int) else max(1, with_symbols_at(size, ASSUMED_SIZE))
-
-
-def power_of_two(value: int) -> int:
-    """Return the smallest power of two that is at least ``value``."""
-    return 1 << max(value - 1, 0).bit_length()
-
-
-def clamp(value: int, low: int, high: int) -> int:
-    """Return ``value``, raised to ``low`` or lowered to ``high``."""
-    return max(low, min(value, high))
-
-
-def probe(spec: Spec) -> Emitter:
-    """Return an emitter that has emitted everything once, without tiles: its accesses are the kernel's."""
-    emitter = Emitter(spec, ["x"] * len(spec.axes))
-    reductions = dict(spec.reductions)
-
-    def load_operand(op: int) -> Value:
-        operand = next(iter(emitter.calls[op][1].args.values()))
-        emitter.operand(operand, emitter.index(reductions[op]))
-        emitter.reduced[op] = Value(emitter.new_name("red"), spec.ops[op].dtype)
-        return emitter.reduced[op]
-
-    emitter.on_reduction = load_operand
-    for store in spec.stores:
-        emitter.store_op("out", store)
-    return emitter
-
-
-def reduced_axes(spec: Spec, op: int) -> frozenset[int]:
-    """Return the axes that a reduction of the spec closes over."""
-    operand_dims = dict(spec.reductions)[op]
-    reduced = reduced_dims(dict(spec.ops[op].args), len(operand_dims))
-    remaining = {axis for d, axes in enumerate(operand_dims) if d not in reduced for axis in axes}
-    return frozenset(axis for axes in operand_dims for axis in axes if axis not in remaining)
-
-
 def choose_schedule(spec: Spec) -> Schedule:
     """Return the schedule of a spec; for a class of sizes that of its typical size."""
     spec = spec.typical
     probed = probe(spec)
-    accesses = sorted(probed.accesses, key=lambda access: -_weight(access))
+    accesses = sorted(probed.accesses, key=lambda access: -weight(access))
     reduced_sets = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.reductions))
     if not reduced_sets:
-        return _pointwise(spec, probed, accesses)
+        return schedule_pointwise(spec, probed, accesses)
     if len(reduced_sets) == 1:
         return _rows(spec, probed, accesses, reduced_sets[0])
     return _rowcol(spec, probed, accesses, reduced_sets)
 
 
-def _weight(access: Access) -> float:
-    """Return the bytes that an access moves; a store counts a little more, since no cache can serve it."""
-    return math.prod(map(estimate, access.layout.shape)) * access.layout.dtype.itemsize * (1.01 if access.is_store else 1)
-
-
-def _strides(probed: Emitter, access: Access) -> list[int | None]:
-    """Return how far apart neighbours along each axis are in an access, in elements; None where the index is not linear."""
-    strides: list[int | None] = []
-    for axis in probed.axes:
-        factor = access.offset.coeff(axis)
-        rest = access.offset - factor * axis
-        strides.append(None if rest.has(axis) else with_symbols_at(factor, ASSUMED_SIZE))
-    return strides
-
-
-def _by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:
-    """Return axes by falling stride in the largest access that runs along all of them, else in the largest of all."""
-    all_strides = [_strides(probed, access) for access in accesses]
-    complete = [strides for strides in all_strides if all(strides[k] for k in axes)]
-    for strides in (*complete, *all_strides):
-        if all(strides[k] is not None for k in axes):
-            return tuple(sorted(axes, key=lambda k: (-(strides[k] or 0), k)))
-    return tuple(axes)
-
-
-def _point_count(spec: Spec, axes: Iterable[int]) -> int:
-    return math.prod(estimate(spec.axes[k].size) for k in axes)
-
-
-# ---------------------------------------------------------------------- pointwise
-
-
-def _pointwise(spec: Spec, probed: Emitter, accesses: Sequence[Access]) -> Schedule:
-    order = _by_stride(probed, accesses, range(len(spec.axes)))
-    cut = _transposed_cut(spec, probed, accesses, order)
-    if cut:
-        return _tiled(spec, order, cut)
-    total = _point_count(spec, order)
-    block = clamp(power_of_two(total // (PROCESSORS * 8)), 128, 1024)
-    return Schedule("flat", {"x": order}, {"x": min(block, power_of_two(total))}, 4 if block >= 512 else 2)
-
-
-def _transposed_cut(spec: Spec, probed: Emitter, accesses: Sequence[Access], order: tuple[int, ...]) -> int:
-    """Return where to cut the axes in two tile dimensions so that a large access across them is contiguous too; else 0."""
-    if len(order) < 2 or _point_count(spec, order) < 64 * 64:
-        return 0
-    largest = _weight(accesses[0])
-    for access in accesses:
-        strides = _strides(probed, access)
-        contiguous = next((axis for axis in order if strides[axis] == 1), None)
-        if contiguous is None:
-            continue
-        cut = order.index(contiguous) + 1
-        inner = order[cut:]
-        is_long = _point_count(spec, inner) >= 8 and estimate(spec.axes[contiguous].size) >= 8
-        if is_long and 2 * _weight(access) >= largest and any(strides[axis] for axis in inner):
-            return cut
-    return 0
-
-
-def _tiled(spec: Spec, order: tuple[int, ...], cut: int) -> Schedule:
-    rows, columns = order[:cut], order[cut:]
-    block = {"y": min(64, power_of_two(_point_count(spec, rows))), "x": min(64, power_of_two(_point_count(spec, columns)))}
-    return Schedule("tiled", {"y": rows, "x": columns}, block, 8 if block["x"] * block["y"] >= 4096 else 4)
-
-
-# ---------------------------------------------------------------------- reductions
-
-
 def _full_reads(spec: Spec, probed: Emitter) -> list[Access]:
     """Return the reads of tensors that run along all axes: a row kernel holds their rows in registers."""
-    total = _point_count(spec, range(len(spec.axes)))
+    total = point_count(spec, range(len(spec.axes)))
     return [access for access in probed.accesses
             if not access.is_store and math.prod(map(estimate, access.layout.shape)) >= total]
 
@@ -191,7 +71,7 @@ def _bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
 def _is_contiguous(probed: Emitter, accesses: Sequence[Access], axes: frozenset[int]) -> bool:
     """Return whether the largest access that is contiguous along an axis is so along one of ``axes``."""
     for access in accesses:
-        contiguous = [k for k, stride in enumerate(_strides(probed, access)) if stride == 1]
+        contiguous = [k for k, stride in enumerate(strides_of(probed, access)) if stride == 1]
         if contiguous:
             return contiguous[0] in axes
     return True
@@ -216,8 +96,8 @@ def splittable(spec: Spec, reduced: frozenset[int]) -> bool:
 
 def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Schedule:
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
-    order = {"x": _by_stride(probed, accesses, remaining), "r": _by_stride(probed, accesses, sorted(reduced))}
-    rows, length = _point_count(spec, remaining), _point_count(spec, reduced)
+    order = {"x": by_stride(probed, accesses, remaining), "r": by_stride(probed, accesses, sorted(reduced))}
+    rows, length = point_count(spec, remaining), point_count(spec, reduced)
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
     is_contiguous = _is_contiguous(probed, accesses, reduced)
     programs = rows if is_contiguous else max(1, rows // COLUMN_PROGRAMS)
@@ -290,8 +170,8 @@ def _split(spec: Spec, order: dict[str, tuple[int, ...]], rows: int, length: int
 def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced_sets: list[frozenset[int]]) -> Schedule:
     row = frozenset(k for k, axis in enumerate(spec.axes) if axis.reduced)
     column = next(axes for axes in reduced_sets if axes != row)
-    order = {"x": _by_stride(probed, accesses, sorted(column)), "r": _by_stride(probed, accesses, sorted(row))}
-    rows, length = _point_count(spec, column), _point_count(spec, row)
+    order = {"x": by_stride(probed, accesses, sorted(column)), "r": by_stride(probed, accesses, sorted(row))}
+    rows, length = point_count(spec, column), point_count(spec, row)
     r = power_of_two(length)
     x = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
     deferred = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)

@@ -31,10 +31,10 @@ from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.reductions import Recurrence
 from dynafuse.lowering.triton.rows import add_row_launch, emit_pass
-from dynafuse.lowering.triton.schedule import estimate, power_of_two
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.source import TileDimension
 from dynafuse.lowering.triton.text import factor_text, size_text
+from dynafuse.lowering.triton.tiles import estimate, power_of_two
 from dynafuse.ops import Value
 from dynafuse.ops.literals import triton_type
 

@@ -17,16 +17,12 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.schedule import (
     LONGEST_HELD,
     LONGEST_PERSISTENT,
-    PROCESSORS,
     SHARED_BYTES,
     SPLIT_ABOVE,
-    Schedule,
     choose_schedule,
-    estimate,
-    power_of_two,
-    reduced_axes,
     splittable,
 )
+from dynafuse.lowering.triton.tiles import PROCESSORS, Schedule, estimate, power_of_two, reduced_axes
 from tests.support import graphs
 
 BF16 = torch.bfloat16

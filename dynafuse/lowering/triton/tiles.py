@@ -1,0 +1,109 @@
+"""What schedules are made of: the value itself, sizes as numbers, and how accesses walk the axes of a spec.
+
+Worked example: in ``x + y.t()`` over ``[8, 4]`` the axes of ``x`` have strides 4 and 1, those of ``y.t()`` 1 and 8;
+``by_stride`` puts axis 0 before axis 1, as the first of the two equally large accesses has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dynafuse.ir import Size, Spec
+from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.ops import Value
+from dynafuse.ops.reductions import reduced_dims
+from dynafuse.ops.symbols import with_symbols_at
+
+ASSUMED_SIZE = 4096  # stands for a size that is only known at run time
+PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a spec becomes kernels. The keys of ``order`` and ``block`` are its tile dimensions."""
+
+    kernel_class: str  # flat | tiled | persistent | looped | split | rowcol
+    order: dict[str, tuple[int, ...]]  # the axes that each tile dimension walks, outermost first
+    block: dict[str, int]  # the points of a tile along each tile dimension
+    warps: int
+    stages: int = 1  # tiles of a loop that are on their way from memory at a time
+    splits: int = 1  # programs per row (split) or programs in all (rowcol)
+    deferred: frozenset[int] = frozenset()  # reductions that a second kernel completes
+    hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
+
+    def tile_of(self, axis_count: int) -> list[str]:
+        """Return the tile dimension that walks each axis."""
+        tile_of_axis = {axis: tile for tile, axes in self.order.items() for axis in axes}
+        return [tile_of_axis[axis] for axis in range(axis_count)]
+
+
+def estimate(size: Size) -> int:
+    """Return a size, with :data:`ASSUMED_SIZE` for each of its symbols, but at least 1."""
+    return size if isinstance(size, int) else max(1, with_symbols_at(size, ASSUMED_SIZE))
+
+
+def power_of_two(value: int) -> int:
+    """Return the smallest power of two that is at least ``value``."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def clamp(value: int, low: int, high: int) -> int:
+    """Return ``value``, raised to ``low`` or lowered to ``high``."""
+    return max(low, min(value, high))
+
+
+def probe(spec: Spec) -> Emitter:
+    """Return an emitter that has emitted everything once, without tiles: its accesses are the kernel's."""
+    emitter = Emitter(spec, ["x"] * len(spec.axes))
+    reductions = dict(spec.reductions)
+
+    def load_operand(op: int) -> Value:
+        operand = next(iter(emitter.calls[op][1].args.values()))
+        emitter.operand(operand, emitter.index(reductions[op]))
+        emitter.reduced[op] = Value(emitter.new_name("red"), spec.ops[op].dtype)
+        return emitter.reduced[op]
+
+    emitter.on_reduction = load_operand
+    for store in spec.stores:
+        emitter.store_op("out", store)
+    return emitter
+
+
+def reduced_axes(spec: Spec, op: int) -> frozenset[int]:
+    """Return the axes that a reduction of the spec closes over."""
+    operand_dims = dict(spec.reductions)[op]
+    reduced = reduced_dims(dict(spec.ops[op].args), len(operand_dims))
+    remaining = {axis for d, axes in enumerate(operand_dims) if d not in reduced for axis in axes}
+    return frozenset(axis for axes in operand_dims for axis in axes if axis not in remaining)
+
+
+def weight(access: Access) -> float:
+    """Return the bytes that an access moves; a store counts a little more, since no cache can serve it."""
+    return math.prod(map(estimate, access.layout.shape)) * access.layout.dtype.itemsize * (1.01 if access.is_store else 1)
+
+
+def strides_of(probed: Emitter, access: Access) -> list[int | None]:
+    """Return how far apart neighbours along each axis are in an access, in elements; None where the index is not linear."""
+    strides: list[int | None] = []
+    for axis in probed.axes:
+        factor = access.offset.coeff(axis)
+        rest = access.offset - factor * axis
+        strides.append(None if rest.has(axis) else with_symbols_at(factor, ASSUMED_SIZE))
+    return strides
+
+
+def by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:
+    """Return axes by falling stride in the largest access that runs along all of them, else in the largest of all."""
+    all_strides = [strides_of(probed, access) for access in accesses]
+    complete = [strides for strides in all_strides if all(strides[k] for k in axes)]
+    for strides in (*complete, *all_strides):
+        if all(strides[k] is not None for k in axes):
+            return tuple(sorted(axes, key=lambda k: (-(strides[k] or 0), k)))
+    return tuple(axes)
+
+
+def point_count(spec: Spec, axes: Iterable[int]) -> int:
+    """Return the number of points that some axes span together."""
+    return math.prod(estimate(spec.axes[k].size) for k in axes)
