@@ -1,6 +1,6 @@
 """What the kernel classes share to build kernels: tile dimensions, reductions, stores, launches.
 
-Worked example: ``tile_dimension(builder, "r", "0", "[None, :]", 4096, axes, emitter)`` defines
+Worked example: ``tile_dimension(builder, "r", "0", 4096, axes, emitter)`` defines
 ``r = 0 + tl.arange(0, RBLOCK)[None, :]`` and ``r_mask = r < 4096``, of which :mod:`source` writes what the kernel uses.
 """
 
@@ -16,7 +16,8 @@ from torch.utils._sympy.functions import FloorDiv
 from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
-from dynafuse.lowering.triton.source import TileDimension, render
+from dynafuse.lowering.triton.scopes import PER_STEP
+from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
 from dynafuse.lowering.triton.text import escape, size_text
 from dynafuse.lowering.triton.tiles import Schedule, reduced_axes
 from dynafuse.ops import Value, lookup
@@ -91,9 +92,30 @@ class KernelBuilder:
                     break
                 inner *= size
 
+    def even_axes(self, tile: str) -> Iterator[int]:
+        """Yield the axes of a tile dimension that have one value all over a tile."""
+        inner: Size = 1
+        for axis in reversed(self.schedule.order[tile]):
+            if divides_evenly(self.schedule.block[tile], inner):
+                yield axis
+            inner = inner * self.spec.axes[axis].size
+
     def deferred_reductions(self) -> list[int]:
         """Return the reductions that a second kernel completes, in order."""
         return [op for op, _ in self.spec.reductions if op in self.schedule.deferred]
+
+
+    def tile_dim(self, tile: str) -> int:
+        """Return which dimension of a tile with rows is ``x`` or ``r``: the last one is that of neighbouring lanes."""
+        return 1 if self.schedule.lanes == tile else 0
+
+    def spread(self, tile: str) -> str:
+        """Return the text of the index that lays points along the dimension of a tile dimension."""
+        return "[None, :]" if self.tile_dim(tile) == 1 else "[:, None]"
+
+    def tile_shape(self, x: str, r: str) -> str:
+        """Return the text of the shape of a tile of ``x`` by ``r`` points."""
+        return f"[{x}, {r}]" if self.tile_dim("r") == 1 else f"[{r}, {x}]"
 
 
 def numel(spec: Spec, axes: Sequence[int]) -> Size:
@@ -116,30 +138,36 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
     emitter = Emitter(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
     emitter.hoist_invariants = schedule.hoist_invariants
     if tile_of is None:
-        emitter.exact_tiles = frozenset(tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))
+        exact_tiles = (tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))
+        emitter.exact_tiles = PER_STEP.union(exact_tiles)
+        if loop == "r":
+            emitter.tile_of.update((emitter.axes[axis], PER_STEP) for axis in builder.even_axes("r"))
     if loop is None and not builder.spec.reductions:
         emitter.values_per_tile = {emitter.axes[axis]: count for axis, count in builder.values_per_tile()}
     return emitter
 
 
-def tile_dimension(builder: KernelBuilder, name: str, start: str, spread: str, total: Size, axes: tuple[int, ...],
-                   emitter: Emitter, in_loop: bool = False) -> TileDimension:
+def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, axes: tuple[int, ...],
+                   emitter: Emitter, in_loop: bool = False, spread: str | None = None) -> TileDimension:
     """Return a tile dimension of a kernel.
 
     Args:
         builder: The kernels of the spec.
         name: ``x``, ``y`` or ``r``.
         start: The text of its first point.
-        spread: The text of the index that lays its points along a dimension of the tile, such as ``[None, :]``.
         total: How many points it walks.
         axes: The axes that it walks, outermost first.
         emitter: The kernel's emitter.
         in_loop: Whether it begins anew in every step of the loop.
+        spread: The text of the index that lays its points along a dimension of the tile, if not that of a tile with rows.
     """
+    spread = builder.spread(name) if spread is None else spread
     cast = ".to(tl.int64)" if builder.spec.wide else ""
-    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){cast}{spread}", f"{name}_first = {start}"]
+    zero = f" + tl.full([], 0, tl.int{64 if builder.spec.wide else 32})" if in_loop else ""  # a tensor for the interpreter
+    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){cast}{spread}", f"{name}_first = {start}{zero}"]
+    block = builder.schedule.block[name] if in_loop else 0
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
-    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop)
+    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block)
 
 
 def program_id(builder: KernelBuilder, dimension: int) -> str:
@@ -282,12 +310,13 @@ def identity_text(dtype: torch.dtype, identity: str) -> str:
     return f"tl.full([], {identity}, {triton_type(dtype)})"
 
 
-def start_states(emitter: Emitter, rule: Recurrence) -> list[str]:
+def start_states(builder: KernelBuilder, emitter: Emitter, rule: Recurrence) -> list[str]:
     """Write the running states of a reduction before a loop, one per lane; returns their names."""
     names = []
+    shape = builder.tile_shape("XBLOCK", "RBLOCK")
     for dtype, identity in rule.states:
         names.append(emitter.new_name("acc"))
-        emitter.add_line(f"{names[-1]} = tl.full([XBLOCK, RBLOCK], {identity}, {triton_type(dtype)})", frozenset())
+        emitter.add_line(f"{names[-1]} = tl.full({shape}, {identity}, {triton_type(dtype)})", frozenset())
     return names
 
 
@@ -311,14 +340,16 @@ def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], tiles: 
 def finish_reduction(builder: KernelBuilder, emitter: Emitter, op: int, rule: Recurrence, states: list[str]) -> Value:
     """Combine the states of a row's lanes, finish the reduction and keep its result for whoever asks."""
     dtype = builder.spec.ops[op].dtype
-    emitter.reduced[op] = finish_row(emitter, rule, states, element_count(builder, op), dtype)
+    emitter.reduced[op] = finish_row(builder, emitter, rule, states, element_count(builder, op), dtype)
     return emitter.reduced[op]
 
 
-def finish_row(emitter: Emitter, rule: Recurrence, states: list[str], count: str, dtype: torch.dtype) -> Value:
+def finish_row(builder: KernelBuilder, emitter: Emitter, rule: Recurrence, states: list[str], count: str,
+               dtype: torch.dtype) -> Value:
     """Combine the states of a row's lanes and return the finished reduction, one value per row.
 
     Args:
+        builder: The kernels of the spec.
         emitter: The kernel's emitter.
         rule: The recurrence.
         states: The names of the lanes' states.
@@ -326,7 +357,8 @@ def finish_row(emitter: Emitter, rule: Recurrence, states: list[str], count: str
         dtype: The dtype of the result.
     """
     rows = frozenset("x")
-    finished = emitter.define(rule.finish(combine_lanes(emitter, rule, states, rows, 1), count), dtype, rows)
+    combined_states = combine_lanes(emitter, rule, states, rows, builder.tile_dim("r"))
+    finished = emitter.define(rule.finish(combined_states, count), dtype, rows)
     return emitter.cast(Value(finished.name, _result_dtype(rule), rows), dtype)
 
 

@@ -23,6 +23,7 @@ from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.ranges import Range, Ranges
+from dynafuse.lowering.triton.scopes import PER_STEP
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
@@ -305,7 +306,7 @@ class Emitter(ControlFlow):
         """
         masks = [mask.name for mask in self.masks]
         all_tiles = tiles.union(along, *(mask.tiles for mask in self.masks))
-        widening = "".join(f" + {tile}_zero" for tile in sorted(all_tiles - tiles))
+        widening = "".join(f" + {tile}_zero" for tile in sorted(all_tiles - tiles - PER_STEP))
         masks += [f"{tile}_mask" for tile in sorted(all_tiles - self.exact_tiles)]
         mask_argument = f", {' & '.join(masks)}" if masks else ""
         return f"{tensor} + ({{0}}{widening})", mask_argument, all_tiles

@@ -171,19 +171,3 @@ def _take(data: Array, places: Array, axis: int, keep_dims: bool, dtype: tl.dtyp
 
 argmax = _arg_reduction(np.argmax)
 argmin = _arg_reduction(np.argmin)
-
-
-def welford(
-    mean: tl.tensor, m2: tl.tensor, weight: tl.tensor, axis: int, keep_dims: bool = False
-) -> tuple[tl.tensor, ...]:
-    """Return the (mean, sum of squared deviations, count) of all parts along ``axis``, given those of each part.
-
-    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
-    """
-    means, squares, weights = np.broadcast_arrays(mean.handle.data, m2.handle.data, weight.handle.data)
-    total = weights.sum(axis=axis, keepdims=True)
-    with np.errstate(all="ignore"):
-        centre = np.where(total == 0, 0, (means * weights).sum(axis=axis, keepdims=True) / total)
-    spread = (squares + weights * (means - centre) ** 2).sum(axis=axis, keepdims=True)
-    combined = [data if keep_dims else np.squeeze(data, axis) for data in (centre, spread, total)]
-    return tuple(_tensor(data, mean.dtype, block=data.ndim > 0) for data in combined)

@@ -39,8 +39,8 @@ def pointwise(builder: KernelBuilder) -> None:
     spreads = {"x": ""} if len(order) == 1 else {"y": "[:, None]", "x": "[None, :]"}
     names = [name for name in ("x", "y") if name in order]
     grid = [block_count(builder.numel(name), block[name]) for name in names]
-    tiles = [tile_dimension(builder, name, f"{program} * {name.upper()}BLOCK", spreads[name], builder.numel(name),
-                            order[name], emitter)
+    tiles = [tile_dimension(builder, name, f"{program} * {name.upper()}BLOCK", builder.numel(name), order[name], emitter,
+                            spread=spreads[name])
              for name, program in zip(names, _program_ids(builder, grid), strict=True)]
     x, y = grid if len(grid) == 2 else (grid[0], 1)
     add_launch(builder, emitter, tiles, (x, y, 1) if fits_grid(builder, y) else (x * y, 1, 1))

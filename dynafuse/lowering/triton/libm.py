@@ -485,18 +485,6 @@ def combine_argmin(x, x_at, y, y_at):
 
 
 @jit
-def combine_welford(mean, m2, weight, other_mean, other_m2, other_weight):
-    """Return the (mean, sum of squared deviations, count) of two parts; a part of count 0 changes nothing.
-
-    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
-    """
-    gap = tl.where(mean == other_mean, 0.0, other_mean - mean)  # equal infinities must not make a NaN
-    total = weight + other_weight
-    share = tl.where(total == 0, 0.0, other_weight / total)
-    return mean + gap * share, m2 + other_m2 + gap * gap * weight * share, total
-
-
-@jit
 def take_welford(mean, m2, weight, v, share):
     """Return (mean, sum of squared deviations, count) with one more element; ``share`` is 1 over the new count.
 
@@ -507,11 +495,30 @@ def take_welford(mean, m2, weight, v, share):
     return mean, m2 + gap * (v - mean), weight + 1.0
 
 
+@jit
+def welford(mean, m2, weight, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    """Return the (mean, sum of squared deviations, count) of all parts along ``axis``, given those of each part.
+
+    These are plain sums over the parts, where combining two at a time would take a division for each pair. Parts of
+    count 0 change nothing. Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979.
+    """
+    total = tl.sum(weight, axis, keep_dims=True)
+    scale = 1.0 / tl.where(total == 0, 1.0, total)
+    center = tl.sum(mean * (weight * scale), axis, keep_dims=True)
+    gap = mean - center
+    spread = tl.sum(m2 + gap * gap * weight, axis, keep_dims=True)
+    if keep_dims:
+        return center, spread, total
+    else:
+        return tl.sum(center, axis), tl.sum(spread, axis), tl.sum(total, axis)
+
+
 # Reductions over an axis of a tile; the interpreter's own tl.reduce walks element by element.
 if knobs.runtime.interpret:
     amax, amin, prod = libdevice.amax, libdevice.amin, libdevice.prod
     any_of, all_of = libdevice.any_of, libdevice.all_of
-    argmax, argmin, welford = libdevice.argmax, libdevice.argmin, libdevice.welford
+    argmax, argmin = libdevice.argmax, libdevice.argmin
 else:
 
     @jit
@@ -547,8 +554,3 @@ else:
     def argmin(x, at, axis: tl.constexpr, keep_dims: tl.constexpr = False):
         """Return ``(value, index)`` of the smallest value along ``axis``; ``at`` holds the elements' indices."""
         return tl.reduce((x, at), axis, combine_argmin, keep_dims=keep_dims)
-
-    @jit
-    def welford(mean, m2, weight, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-        """Return ``(mean, sum of squared deviations, count)`` of all parts along ``axis``."""
-        return tl.reduce((mean, m2, weight), axis, combine_welford, keep_dims=keep_dims)

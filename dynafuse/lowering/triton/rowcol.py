@@ -36,7 +36,7 @@ def rowcol(builder: KernelBuilder) -> None:
     spec, order = builder.spec, builder.schedule.order
     emitter = make_emitter(builder, loop="x")
     columns = builder.deferred_reductions()
-    column_states = {op: start_states(emitter, recurrence_of(spec, op)) for op in columns}
+    column_states = {op: start_states(builder, emitter, recurrence_of(spec, op)) for op in columns}
     emitter.open_loop(builder.loop_header("x_base", f"{program_id(builder, 0)} * XBLOCK", size_text(builder.numel("x")),
                                           "tl.num_programs(0) * XBLOCK"))
     emitter.on_reduction = _row_reducer(builder, emitter)
@@ -51,8 +51,8 @@ def rowcol(builder: KernelBuilder) -> None:
     for op in columns:
         _leave_column(builder, emitter, op, column_states[op])
     tiles = [
-        tile_dimension(builder, "x", "x_base", "[:, None]", builder.numel("x"), order["x"], emitter, in_loop=True),
-        tile_dimension(builder, "r", "0", "[None, :]", builder.numel("r"), order["r"], emitter),
+        tile_dimension(builder, "x", "x_base", builder.numel("x"), order["x"], emitter, in_loop=True),
+        tile_dimension(builder, "r", "0", builder.numel("r"), order["r"], emitter),
     ]
     add_launch(builder, emitter, tiles, (builder.schedule.splits, 1, 1))
     add_combine_kernel(builder, order["r"], {number for number, _ in along_rows})
@@ -86,6 +86,6 @@ def _leave_column(builder: KernelBuilder, emitter: Emitter, op: int, states: lis
     """Combine a program's lanes of each column, if there are several, and write the states to the workspace."""
     rule = recurrence_of(builder.spec, op)
     if builder.schedule.block["x"] > 1:
-        states = combine_lanes(emitter, rule, states, frozenset(), 0)
+        states = combine_lanes(emitter, rule, states, frozenset(), builder.tile_dim("x"))
     for state, (dtype, _) in zip(states, rule.states, strict=True):
         write_partial(builder, emitter, state, dtype, "r", program_id(builder, 0))

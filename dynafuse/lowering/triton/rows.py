@@ -67,11 +67,12 @@ def _two_pass_variance(builder: KernelBuilder, emitter: Emitter, op: int, elemen
     dtype, rows = element.dtype, frozenset("x")
     total = recurrence("sum", dtype, dtype)
     count = element_count(builder, op)
-    mean = finish_row(emitter, recurrence("mean", dtype, dtype),
+    mean = finish_row(builder, emitter, recurrence("mean", dtype, dtype),
                       states_of_element(emitter, total, element, None, mask), count, dtype)
     squared_deviation = emitter.expression("({0} - {1}) * ({0} - {1})", dtype, element, mean)
     rule = recurrence_of(builder.spec, op)
-    squares = finish_row(emitter, total, states_of_element(emitter, total, squared_deviation, None, mask), count, dtype)
+    squares_of_lanes = states_of_element(emitter, total, squared_deviation, None, mask)
+    squares = finish_row(builder, emitter, total, squares_of_lanes, count, dtype)
     variance = emitter.define(rule.finish(["0", squares.name], count), dtype, rows)
     emitter.reduced[op] = emitter.cast(variance, builder.spec.ops[op].dtype)
     return emitter.reduced[op]
@@ -89,8 +90,8 @@ def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loo
     order, block = builder.schedule.order, builder.schedule.block
     x_start = f"{program_id(builder, 0)} * XBLOCK"
     tiles = [
-        tile_dimension(builder, "x", x_start, "[:, None]", builder.numel("x"), order["x"], emitter),
-        tile_dimension(builder, "r", row_start, "[None, :]", builder.numel("r"), order["r"], emitter, in_loop=loops),
+        tile_dimension(builder, "x", x_start, builder.numel("x"), order["x"], emitter),
+        tile_dimension(builder, "r", row_start, builder.numel("r"), order["r"], emitter, in_loop=loops),
     ]
     splits = builder.schedule.splits if builder.schedule.kernel_class == "split" else 1
     add_launch(builder, emitter, tiles, (block_count(builder.numel("x"), block["x"]), splits, 1))
@@ -136,8 +137,8 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
     online = {op: online_sum for op, online_sum in (online_sums or {}).items() if op in reductions}
     maxima = {online_sum.maximum for online_sum in online.values()}
     plain = [op for op in reductions if op not in online and op not in maxima]
-    states = {op: start_states(emitter, recurrence_of(builder.spec, op)) for op in plain}
-    online_states = {op: _start_online(emitter, builder.spec.ops[online_sum.difference].dtype)
+    states = {op: start_states(builder, emitter, recurrence_of(builder.spec, op)) for op in plain}
+    online_states = {op: _start_online(builder, emitter, builder.spec.ops[online_sum.difference].dtype)
                      for op, online_sum in online.items()}
     begin, end = bounds or ("0", size_text(builder.numel("r")))
     emitter.open_loop(builder.loop_header("r_base", begin, end, "RBLOCK"))
@@ -194,12 +195,12 @@ class OnlineStates:
     total: str
 
 
-def _start_online(emitter: Emitter, dtype: torch.dtype) -> OnlineStates:
+def _start_online(builder: KernelBuilder, emitter: Emitter, dtype: torch.dtype) -> OnlineStates:
     """Write the states before the first element."""
     states = OnlineStates(emitter.new_name("largest"), emitter.new_name("total"))
-    held_dtype = triton_type(opmath(dtype))
-    emitter.add_line(f'{states.largest} = tl.full([XBLOCK, 1], float("-inf"), {held_dtype})', frozenset())
-    emitter.add_line(f"{states.total} = tl.full([XBLOCK, 1], 0, {held_dtype})", frozenset())
+    held_dtype, shape = triton_type(opmath(dtype)), builder.tile_shape("XBLOCK", "1")
+    emitter.add_line(f'{states.largest} = tl.full({shape}, float("-inf"), {held_dtype})', frozenset())
+    emitter.add_line(f"{states.total} = tl.full({shape}, 0, {held_dtype})", frozenset())
     return states
 
 
@@ -209,9 +210,10 @@ def _update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: On
     index = emitter.index(dict(builder.spec.reductions)[op])
     value = emitter.broadcast(online.value, index, dtype)
     mask = builder.mask("r")
+    dim, spread = builder.tile_dim("r"), builder.spread("x")
     values = states_of_element(emitter, recurrence("max", dtype, dtype), value, None, mask)[0]
     largest, shift = emitter.new_name("largest"), emitter.new_name("shift")
-    emitter.add_line(f"{largest} = lm.maximum({states.largest}, lm.amax({values}, 1)[:, None])", ROW_TILES)
+    emitter.add_line(f"{largest} = lm.maximum({states.largest}, lm.amax({values}, {dim}){spread})", ROW_TILES)
     # Infinities are not shifted: inf - inf is NaN, while the row's own shift may be another value.
     emitter.add_line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', ROW_TILES)
     emitter.substitutes[online.difference] = emitter.define(f"{value} - {shift}", dtype, ROW_TILES)
@@ -220,7 +222,7 @@ def _update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: On
     elements = states_of_element(emitter, rule, element, None, mask)[0]
     del emitter.substitutes[online.difference]
     rescaled = f"{states.total} * lm.exp({states.largest} - {shift})"
-    emitter.add_line(f"{states.total} = {rescaled} + tl.sum({elements}, 1)[:, None]", ROW_TILES)
+    emitter.add_line(f"{states.total} = {rescaled} + tl.sum({elements}, {dim}){spread}", ROW_TILES)
     emitter.add_line(f"{states.largest} = {largest}", ROW_TILES)
 
 

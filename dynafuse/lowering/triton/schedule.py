@@ -9,8 +9,10 @@ Worked example: a row softmax over ``bfloat16[8192, 4096]`` is scheduled ``persi
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from dynafuse.ir import Spec, references
 from dynafuse.lowering.triton.emitter import Access, Emitter
@@ -28,6 +30,7 @@ from dynafuse.lowering.triton.tiles import (
     probe,
     reduced_axes,
     strides_of,
+    traffic,
     weight,
 )
 
@@ -37,21 +40,40 @@ SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pa
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
-IN_FLIGHT = 32 << 10  # bytes per processor on their way from memory that keep it busy (Little's law: 4 TB/s × 1 µs / 132)
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
+RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
+MOST_SPLITS = 1024  # partial states of a row that the second kernel holds at a time
+EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
+MIXED = 0.25  # share of the bytes from which on accesses across the others count
+SECTOR = 32  # bytes that memory moves at least
+MOST_CANDIDATES = 8
 
 
 def choose_schedule(spec: Spec) -> Schedule:
     """Return the schedule of a spec; for a class of sizes that of its typical size."""
+    return candidates(spec)[0]
+
+
+def candidates(spec: Spec) -> tuple[Schedule, ...]:
+    """Return schedules of a spec that differ in speed by what no formula knows, the one to choose without timings first."""
     spec = spec.typical
     probed = probe(spec)
-    accesses = sorted(probed.accesses, key=lambda access: -weight(access))
     reduced_sets = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.reductions))
     if not reduced_sets:
-        return schedule_pointwise(spec, probed, accesses)
-    if len(reduced_sets) == 1:
-        return _rows(spec, probed, accesses, reduced_sets[0])
-    return _rowcol(spec, probed, accesses, reduced_sets)
+        return (schedule_pointwise(spec, probed, sorted(probed.accesses, key=lambda access: -weight(access))),)
+    accesses = sorted(probed.accesses, key=lambda access: -traffic(spec, probed, access))
+    schedules = _rows(spec, probed, accesses, reduced_sets[0]) if len(reduced_sets) == 1 else (
+        _rowcol(spec, probed, accesses, reduced_sets))
+    return tuple(_distinct(schedules))[:MOST_CANDIDATES]
+
+
+def _distinct(schedules: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Yield schedules, each once."""
+    seen: list[Schedule] = []
+    for schedule in schedules:
+        if schedule not in seen:
+            seen.append(schedule)
+            yield schedule
 
 
 def _full_reads(spec: Spec, probed: Emitter) -> list[Access]:
@@ -68,13 +90,19 @@ def _bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
                if not access.is_store and all(access.offset.free_symbols & group for group in groups))
 
 
-def _is_contiguous(probed: Emitter, accesses: Sequence[Access], axes: frozenset[int]) -> bool:
-    """Return whether the largest access that is contiguous along an axis is so along one of ``axes``."""
-    for access in accesses:
-        contiguous = [k for k, stride in enumerate(strides_of(probed, access)) if stride == 1]
-        if contiguous:
-            return contiguous[0] in axes
-    return True
+def _contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], axes: Collection[int]) -> float:
+    """Return the bytes of the accesses whose neighbours in memory are neighbours along one of ``axes``."""
+    return sum(traffic(spec, probed, access) for access in accesses if _fastest_axis(spec, probed, access) in axes)
+
+
+def _fastest_axis(spec: Spec, probed: Emitter, access: Access) -> int | None:
+    """Return the longest of the axes along which an access fills a sector of memory; None if it jumps."""
+    strides = {stride: k for k, stride in enumerate(strides_of(probed, access)) if stride}
+    run, axes = 1, []
+    while run in strides and run * access.layout.dtype.itemsize < SECTOR:
+        axes.append(strides[run])
+        run *= max(2, estimate(spec.axes[axes[-1]].size))
+    return max(axes, key=lambda k: estimate(spec.axes[k].size), default=None)
 
 
 def _ops_that_need(spec: Spec, results: frozenset[int]) -> set[int]:
@@ -94,29 +122,72 @@ def splittable(spec: Spec, reduced: frozenset[int]) -> bool:
     return dependent.isdisjoint(stored_along_row) and dependent.isdisjoint(reductions)
 
 
-def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Schedule:
+@dataclass(frozen=True)
+class _Rows:
+    """What the schedule of a spec with one set of reduced axes depends on."""
+
+    spec: Spec
+    order: dict[str, tuple[int, ...]]
+    rows: int
+    length: int
+    tensors: int  # how many are read along all axes
+    bytes_read: int  # per element, of what varies along the row
+    itemsize: int  # of the largest access
+    is_static: bool  # whether the length is known
+    lanes: str  # the tile dimension along which most bytes are contiguous
+    is_mixed: bool  # whether many bytes are contiguous along the other one
+    block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
+
+
+def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Iterable[Schedule]:
+    """Return schedules of a spec that reduces rows alone."""
+    facts = _facts(spec, probed, accesses, reduced)
+    programs = facts.rows if _by_rows(facts) else max(1, facts.rows // COLUMN_PROGRAMS)
+    if programs < 2 * PROCESSORS and facts.length >= SPLIT_ABOVE and splittable(spec, reduced):
+        return _split_rows(facts) if _by_rows(facts) else _split_columns(facts)
+    return _whole_rows(facts) if _by_rows(facts) else _columns(facts)
+
+
+def _by_rows(facts: _Rows) -> bool:
+    """Return whether a program may take a single row: nothing much is contiguous across rows."""
+    return facts.lanes == "r" and not facts.is_mixed
+
+
+def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> _Rows:
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
     order = {"x": by_stride(probed, accesses, remaining), "r": by_stride(probed, accesses, sorted(reduced))}
-    rows, length = point_count(spec, remaining), point_count(spec, reduced)
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
-    is_contiguous = _is_contiguous(probed, accesses, reduced)
-    programs = rows if is_contiguous else max(1, rows // COLUMN_PROGRAMS)
-    tensors = max(1, len(_full_reads(spec, probed)))
-    # With unknown strides nothing is loaded ahead.
-    bytes_read = _bytes_read_along(probed, reduced) if is_static else SHARED_BYTES
-    if programs < 2 * PROCESSORS and length >= SPLIT_ABOVE and splittable(spec, reduced):
-        return _split(spec, order, rows, length, is_contiguous, bytes_read)
-    if not is_contiguous:
-        return _columns(order, rows, length)
-    online_sums = find_online_sums(spec)
-    passes = pass_count(spec, passes_before(spec, online_sums), order["r"])
-    longest_held = LONGEST_HELD if passes <= 2 else LONGEST_PERSISTENT
-    longest_in_registers = LONGEST_PERSISTENT // (2 * power_of_two(tensors // 2) if tensors > 1 else 1)
-    if is_static and length <= min(longest_held, longest_in_registers):
-        return _persistent(order, rows, length, tensors)
-    if online_sums:
-        return _online(spec, order, length, tensors, bytes_read)
-    return _looped(order, rows, length, tensors)
+    along, across = (_contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
+    return _Rows(
+        spec, order, point_count(spec, remaining), point_count(spec, reduced),
+        tensors=max(1, len(_full_reads(spec, probed))),
+        bytes_read=_bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
+        itemsize=accesses[0].layout.dtype.itemsize,
+        is_static=is_static,
+        lanes="x" if across > along else "r",
+        is_mixed=min(along, across) > MIXED * max(along, across),
+        block=_even_block(spec, probed, order["r"]),
+    )
+
+
+def _even_block(spec: Spec, probed: Emitter, row: tuple[int, ...]) -> int:
+    """Return the largest power of two whose multiples cut the row where reads along its outer axes move on; 0 without such.
+
+    Those are then read once a tile, and their index needs no division per element.
+    """
+    inner, block = 1, 0
+    for k in reversed(row):
+        size = spec.axes[k].size
+        is_outer = inner > 1 and any(
+            access.offset.has(probed.axes[k]) and not any(access.offset.has(probed.axes[j]) for j in row[row.index(k) + 1:])
+            for access in probed.accesses)
+        if is_outer:
+            block = inner & -inner
+            break
+        if not isinstance(size, int):
+            break
+        inner *= size
+    return block
 
 
 def _stages(tile_bytes: int, most: int) -> int:
@@ -124,61 +195,187 @@ def _stages(tile_bytes: int, most: int) -> int:
     return clamp(SHARED_BYTES // max(tile_bytes, 1), 1, most)
 
 
-def _persistent(order: dict[str, tuple[int, ...]], rows: int, length: int, tensors: int) -> Schedule:
-    """Return a schedule that holds whole rows; several short ones per program, so that it has enough loads in flight."""
-    r = power_of_two(length)
-    x = clamp(min(4096 // r, rows // PROCESSORS), 1, 128) if r < 4096 else 1
+# ---------------------------------------------------------------------- rows that are contiguous
+
+
+def _whole_rows(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules in which one program takes a whole row, or several."""
+    online_sums = find_online_sums(facts.spec)
+    passes = pass_count(facts.spec, passes_before(facts.spec, online_sums), facts.order["r"])
+    longest_held = LONGEST_HELD if passes <= 2 else LONGEST_PERSISTENT
+    tensors = facts.tensors
+    longest_in_registers = LONGEST_PERSISTENT // (2 * power_of_two(tensors // 2) if tensors > 1 else 1)
+    can_be_held = facts.is_static and facts.length <= LONGEST_PERSISTENT
+    loops = _online(facts) if online_sums else _looped(facts)
+    if can_be_held and facts.length <= min(longest_held, longest_in_registers):
+        yield from _persistent(facts)
+        yield from itertools.islice(loops, 2 if facts.length >= 2048 else 0)
+    else:
+        yield from loops
+        yield from itertools.islice(_persistent(facts), 1 if can_be_held else 0)
+
+
+def _persistent(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules that hold whole rows; several short ones per program, so that it has enough loads in flight."""
+    r = power_of_two(facts.length)
+    x = clamp(min(4096 // r, facts.rows // PROCESSORS), 1, 128) if r < 4096 else 1
     x = power_of_two(x + 1) // 2  # rounded down to a power of two
-    elements_per_lane = clamp(power_of_two(64 // tensors), 16, 64 if r >= LONG_ROW else 32)
-    return Schedule("persistent", order, {"x": x, "r": r}, clamp(power_of_two(x * r // (32 * elements_per_lane)), 1, 16))
+    elements_per_lane = clamp(power_of_two(64 // facts.tensors), 16, 64 if r >= LONG_ROW else 32)
+    warps = clamp(power_of_two(x * r // (32 * elements_per_lane)), 1, 16)
+    most = power_of_two(facts.rows)
+    tiles = [(x, warps), (x, 2 * warps), (max(x // 2, 1), max(warps // 2, 1)), (x, max(warps // 2, 1)),
+             (max(x // 4, 1), max(warps // 4, 1)), (2 * x, 2 * warps), (max(x // 2, 1), warps), (max(x // 4, 1), warps)]
+    yield from (Schedule("persistent", facts.order, {"x": x, "r": r}, warps) for x, warps in tiles
+                if x <= most and warps <= 16 and x * r <= 4096 * warps)
 
 
-def _online(spec: Spec, order: dict[str, tuple[int, ...]], length: int, tensors: int, bytes_read: int) -> Schedule:
-    """Return a schedule of few steps and few warps: every step ends in two sums over the tile."""
-    has_stores = any(runs_along(store, order["r"]) for store in spec.stores)
-    r = clamp(power_of_two(length), 128, 4096 if has_stores else 8192)
-    stages = _stages(r * bytes_read, 3) if has_stores else 1
-    return Schedule("looped", order, {"x": 1, "r": r}, 4 if tensors == 1 else 8, stages)
+def _online(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules of few steps and few warps: every step ends in two sums over the tile.
+
+    Where the row is read again, large programs are an alternative: few rows are under way at a time, which then are still in
+    the cache.
+    """
+    has_stores = any(runs_along(store, facts.order["r"]) for store in facts.spec.stores)
+    r = clamp(power_of_two(facts.length), 128, 4096 if has_stores else 8192)
+    stages = _stages(r * facts.bytes_read, 3) if has_stores else 1
+    yield Schedule("looped", facts.order, {"x": 1, "r": r}, 4 if facts.tensors == 1 else 8, stages)
+    yield from _loops(facts, (8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 2), (2048, 4, 4), (16384, 16, 1))
 
 
-def _columns(order: dict[str, tuple[int, ...]], rows: int, length: int) -> Schedule:
-    x = min(64, power_of_two(rows))
-    return Schedule("looped", order, {"x": x, "r": min(2048 // x, power_of_two(length))}, 4)
+def _loops(facts: _Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:
+    """Yield schedules of one row a program, given elements of a tile, warps and stages."""
+    for r, warps, stages in tiles:
+        if r <= power_of_two(facts.length):
+            yield Schedule("looped", facts.order, {"x": 1, "r": r}, warps, min(stages, _stages(r * facts.bytes_read, 4)))
 
 
-def _looped(order: dict[str, tuple[int, ...]], rows: int, length: int, tensors: int) -> Schedule:
-    """Return a schedule with few lanes for one tensor, which keep enough loads in flight, and more for several."""
-    r = min(2048 if tensors == 1 else 4096, power_of_two(length))
-    x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(rows))
-    return Schedule("looped", order, {"x": x, "r": r}, 16 if r >= 4096 else 8 if r >= 2048 else 4)
+def _looped(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules with few lanes for one tensor, which keep enough loads in flight, and more for several."""
+    length = power_of_two(facts.length)
+    r = min(2048 if facts.tensors == 1 else 4096, length)
+    x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(facts.rows))
+    yield Schedule("looped", facts.order, {"x": x, "r": r}, 16 if r >= 4096 else 8 if r >= 2048 else 4)
+    yield from _loops(facts, (4096, 8, 1), (8192, 16, 1), (2048, 4, 3), (4096, 16, 1), (16384, 32, 1), (1024, 4, 4))
 
 
-def _split(spec: Spec, order: dict[str, tuple[int, ...]], rows: int, length: int, is_contiguous: bool,
-           bytes_read: int) -> Schedule:
-    """Return a schedule of many small programs: each has few loads in flight, so many run side by side or load ahead."""
-    x = 1 if is_contiguous else min(64, power_of_two(rows))
-    r = min((4096 if is_contiguous else 2048) // x, power_of_two(length))
-    row_programs = -(-rows // x)
-    wanted_splits = power_of_two((4 if is_contiguous else 16) * PROCESSORS // row_programs)
-    splits = min(clamp(wanted_splits, 2, 256), -(-length // r))
-    tile_bytes = x * r * bytes_read
-    wanted_stages = -(-IN_FLIGHT * PROCESSORS // max(row_programs * splits * tile_bytes, 1))
-    stages = _stages(tile_bytes, 4 if is_contiguous else clamp(wanted_stages, 1, 4))
-    return Schedule("split", order, {"x": x, "r": r}, 4, stages, splits, frozenset(op for op, _ in spec.reductions))
+def _split_rows(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules of several programs a row, as many as run at a time."""
+    largest = facts.block if facts.block >= EVEN_BLOCK else 4096
+    for tile, warps, programs in (
+            (4096, 4, RESIDENT), (2048, 4, RESIDENT), (4096, 8, RESIDENT // 2), (1024, 1, 4 * RESIDENT),
+            (2048, 4, 2 * RESIDENT), (4096, 4, RESIDENT // 2), (512, 1, 4 * RESIDENT)):
+        r = min(tile, largest, power_of_two(facts.length))
+        fewer = max(1, min(warps, r * warps // tile))
+        yield _split(facts, 1, r, fewer, min(programs * warps // fewer, 4 * RESIDENT))
 
 
-def _rowcol(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced_sets: list[frozenset[int]]) -> Schedule:
+def _split(facts: _Rows, x: int, r: int, warps: int, programs: int, stages: int = 1) -> Schedule:
+    """Return a schedule of so many programs in all, if rows are long enough."""
+    row_programs = -(-facts.rows // x)
+    splits = clamp(programs // row_programs, 2, MOST_SPLITS)
+    tiles = -(-facts.length // r)
+    tiles_per_program = -(-tiles // min(splits, tiles))
+    return Schedule("split", facts.order, {"x": x, "r": r}, warps, stages, max(2, -(-tiles // tiles_per_program)),
+                    frozenset(op for op, _ in facts.spec.reductions), lanes=facts.lanes)
+
+
+# ---------------------------------------------------------------------- columns
+
+
+def _column_widths(facts: _Rows) -> list[int]:
+    """Return how many columns a program may take, the best first: those with few lanes beyond the last, then the widest."""
+    most = min(power_of_two(facts.rows), 256)
+    widths = [width for width in (32, 64, 128, 256) if width <= most] or [most]
+
+    def padded(width: int) -> float:
+        # Narrow pieces of a row take more requests for the same bytes.
+        return -(-facts.rows // width) * width * (1.0 if width * facts.itemsize >= 4 * SECTOR or width == most else 1.1)
+
+    return sorted(widths, key=lambda width: (padded(width), abs(width - 128), -width))
+
+
+def _row_block(facts: _Rows, tile: int, x: int) -> int:
+    """Return how many rows a tile of so many elements has: if a column is short, as few as waste little beyond its end."""
+    most = clamp(tile // x, 1, power_of_two(facts.length))
+    if facts.block >= 4 and most > facts.block:
+        return facts.block
+    if not facts.is_static or facts.length > 16 * most:
+        return most
+    sizes = [size for size in (most, most // 2, most // 4) if size >= 4] or [most]
+    return min(sizes, key=lambda size: (-(-facts.length // size) * size * (1.0 if size == most else 1.1), -size))
+
+
+def _columns(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules in which a program takes neighbouring columns from top to bottom."""
+    widths = _column_widths(facts)
+    if facts.rows < 2 * PROCESSORS * widths[0]:
+        yield from _narrow_columns(facts)
+    for x, tile, stages in ((widths[0], 2048, 1), (widths[0], 4096, 1), (widths[-1], 2048, 1), (widths[0], 1024, 1),
+                            (widths[len(widths) // 2], 4096, 1), (widths[0], 2048, 3), (widths[0], 8192, 1)):
+        r = _row_block(facts, tile, x)
+        warps = clamp(tile // 512, 2, 16)
+        stages = min(stages, _stages(x * r * facts.bytes_read, stages)) if facts.length > 4 * r else 1
+        yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, stages, lanes=facts.lanes)
+
+
+def _narrow_columns(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules for few columns: as many programs as the sectors of memory allow, each with many loads under way."""
+    sector = SECTOR // min(facts.itemsize, SECTOR)
+    width = clamp(power_of_two(facts.rows // PROCESSORS + 1) // 2, sector, 64)
+    for x, tile in ((width, 4096), (width, 8192), (2 * width, 8192), (width, 2048), (max(width // 2, 1), 4096)):
+        x = min(x, power_of_two(facts.rows))
+        r = min(tile // x, power_of_two(facts.length))
+        yield Schedule("looped", facts.order, {"x": x, "r": r}, clamp(x * r // 512, 1, 16), lanes=facts.lanes)
+
+
+def _split_columns(facts: _Rows) -> Iterator[Schedule]:
+    """Yield schedules of several programs for each piece of neighbouring columns."""
+    widths = _column_widths(facts)
+    if facts.is_mixed:
+        widths = [min(32, power_of_two(facts.rows)), *widths]
+    best = widths[0]
+    for x, tile, programs, stages in (
+            (best, 2048, RESIDENT, 1), (best, 2048, RESIDENT // 2, 1), (widths[1 % len(widths)], 2048, RESIDENT, 1),
+            (best, 4096, RESIDENT, 1), (best, 2048, 2 * RESIDENT, 1), (best, 2048, RESIDENT // 2, 3),
+            (best, 4096, RESIDENT // 2, 1), (widths[-1], 2048, RESIDENT, 1)):
+        r = _row_block(facts, tile, x)
+        warps = clamp(tile // 512, 2, 16) if tile <= 2048 else 8
+        yield _split(facts, x, r, warps, programs, min(stages, _stages(x * r * facts.bytes_read, stages)))
+
+
+# ---------------------------------------------------------------------- rows and columns in one pass
+
+
+def _rowcol(
+    spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced_sets: list[frozenset[int]]
+) -> Iterator[Schedule]:
+    """Yield schedules of a spec that reduces rows and columns: a row in registers, and running states of all columns."""
     row = frozenset(k for k, axis in enumerate(spec.axes) if axis.reduced)
     column = next(axes for axes in reduced_sets if axes != row)
     order = {"x": by_stride(probed, accesses, sorted(column)), "r": by_stride(probed, accesses, sorted(row))}
     rows, length = point_count(spec, column), point_count(spec, row)
     r = power_of_two(length)
-    x = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
     deferred = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)
     bytes_read = sum(access.layout.dtype.itemsize for access in _full_reads(spec, probed))
-    bytes_held = x * r * (4 * len(deferred) + bytes_read)
-    warps = 4 if bytes_held <= 48 << 10 else 8 if bytes_held <= 160 << 10 else 16
-    stages = _stages(x * r * _bytes_read_along(probed, column, row), 3) if r <= LONGEST_AHEAD else 1
-    programs = min(-(-rows // x), PROCESSORS * (2 if warps == 4 else 1))
-    return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages, programs, deferred,
-                    hoist_invariants=r <= LONGEST_AHEAD)
+    bytes_ahead = _bytes_read_along(probed, column, row)
+    most = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
+    held = 4 * len(deferred) + bytes_read  # bytes per element of a tile
+
+    def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
+        stages = min(stages, clamp(SHARED_BYTES * 2 // (per_processor * max(x * r * bytes_ahead, 1)), 1, 3))
+        programs = min(-(-rows // x), PROCESSORS * per_processor)
+        return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages if r <= LONGEST_AHEAD else 1, programs, deferred,
+                        hoist_invariants=r <= LONGEST_AHEAD)
+
+    def warps_for(x: int) -> int:
+        return 4 if x * r * held <= 48 << 10 else 8 if x * r * held <= 160 << 10 else 16
+
+    half, quarter = max(most // 2, 1), max(most // 4, 1)
+    yield schedule(most, warps_for(most), 2 if warps_for(most) == 4 else 1, 3)
+    yield schedule(quarter, warps_for(quarter), 4, 1)
+    yield schedule(quarter, warps_for(quarter), 4, 2)
+    yield schedule(half, warps_for(half), 4, 1)
+    yield schedule(half, warps_for(half), 2, 2)
+    yield schedule(quarter, warps_for(quarter), 8, 1)
+    yield schedule(most, 2 * warps_for(most) if warps_for(most) < 16 else 16, 1, 3)
+    yield schedule(most, warps_for(most), 2, 1)

@@ -18,6 +18,9 @@ from dynafuse.errors import LoweringError
 from dynafuse.ops import Value
 from dynafuse.ops.symbols import is_name
 
+PER_STEP = frozenset("s")
+"""Stands among tile dimensions for the steps of a loop: a value that varies along it alone is one for a whole tile."""
+
 
 @dataclass
 class Line:
@@ -61,7 +64,7 @@ class Scopes:
             return self.open_branches[-1]
         if not self.hoist_invariants and self.open_loop_scope is not None and tiles:
             return self.open_loop_scope
-        if self.loop is None or self.loop not in tiles:
+        if self.loop is None or (self.loop not in tiles and not tiles >= PER_STEP):
             return self.top
         if self.open_loop_scope is None:
             raise LoweringError("a value", f"it varies along {self.loop} but is needed outside the loop over it")

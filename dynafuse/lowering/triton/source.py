@@ -38,6 +38,11 @@ class TileDimension:
     define: tuple[str, ...]
     axes: list[sympy.Symbol]
     in_loop: bool = False  # whether it begins anew in every step of the loop
+    block: int = 0  # in a loop, the number of points of which every tile begins at a multiple; 0 if not known
+
+    def is_even(self, inner: Size) -> bool:
+        """Return whether an axis has one value all over a tile, given the points of the axes inside it."""
+        return divides_evenly(self.block, inner)
 
 
 def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, parameters: Sequence[str], constants: Sequence[str],
@@ -64,6 +69,11 @@ def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, paramete
     signature = ", ".join([*parameters, *(f"{constant}: tl.constexpr" for constant in constants)])
     text = "\n".join(f"    {line}" for line in _without_unused(body))
     return f'@triton.jit\ndef {name}({signature}):\n    """{docstring}"""\n{text}\n'
+
+
+def divides_evenly(block: int, inner: Size) -> bool:
+    """Return whether blocks of several points never reach over ``inner`` points and those after."""
+    return block > 1 and isinstance(inner, (int, sympy.Integer)) and inner % block == 0
 
 
 def merge_axes(emitter: Emitter, tiles: Sequence[TileDimension]) -> Variables:
@@ -129,9 +139,17 @@ def _axis_lines(tile: TileDimension, variables: Variables, suffix: str = "") -> 
         name = flat if len(tile.axes) == 1 else f"{tile.name}{k}{suffix}"
         variables[axis] = sympy.Symbol(name)
         if len(tile.axes) > 1:
-            text = flat if inner == 1 else f"({flat} // {_divisor_text(inner)})"
-            yield f"{name} = {text}" + (f" % {_divisor_text(axis.size)}" if k else "")
+            yield f"{name} = {_axis_text(tile, flat, inner, axis.size, is_outermost=k == 0)}"
         inner = inner * axis.size
+
+
+def _axis_text(tile: TileDimension, flat: str, inner: Size, size: Size, is_outermost: bool) -> str:
+    """Return the text of an axis of a tile dimension: once a tile where the tile's first point tells, else per point."""
+    if inner == 1 and tile.is_even(size):
+        return f"{flat} - {tile.name}_first // {_divisor_text(size)} * {_divisor_text(size)}"
+    source = f"{tile.name}_first" if tile.is_even(inner) else flat
+    text = source if inner == 1 else f"({source} // {_divisor_text(inner)})"
+    return text if is_outermost else f"{text} % {_divisor_text(size)}"
 
 
 def _divisor_text(size: Size) -> str:

@@ -50,7 +50,7 @@ def split(builder: KernelBuilder) -> None:
 
     def leave_states(op: int, rule: Recurrence, states: list[str]) -> None:
         """Combine a program's lanes and write the states to the workspace, one row per program."""
-        combined_states = combine_lanes(emitter, rule, states, frozenset("x"), 1)
+        combined_states = combine_lanes(emitter, rule, states, frozenset("x"), builder.tile_dim("r"))
         for state, (dtype, _) in zip(combined_states, rule.states, strict=True):
             write_partial(builder, emitter, state, dtype, "x", program_id(builder, 1))
 
@@ -119,8 +119,8 @@ def add_combine_kernel(builder: KernelBuilder, axes: tuple[int, ...], stored: Co
     emitter.on_reduction = reduce
     emit_stores(builder, emitter, [(number, store) for number, store in enumerate(spec.stores) if number not in stored])
     tiles = [
-        tile_dimension(builder, "x", f"{program_id(builder, 0)} * XBLOCK", "[:, None]", total, axes, emitter),
-        TileDimension("r", ("r = tl.arange(0, RBLOCK)[None, :]", f"r_mask = r < {splits}"), []),
+        tile_dimension(builder, "x", f"{program_id(builder, 0)} * XBLOCK", total, axes, emitter),
+        TileDimension("r", (f"r = tl.arange(0, RBLOCK){builder.spread('r')}", f"r_mask = r < {splits}"), []),
     ]
     warps = 8 if block["x"] * block["r"] >= 4096 else 4
     add_launch(builder, emitter, tiles, (block_count(total, block["x"]), 1, 1), "_combine", block, warps)

@@ -32,6 +32,7 @@ class Schedule:
     splits: int = 1  # programs per row (split) or programs in all (rowcol)
     deferred: frozenset[int] = frozenset()  # reductions that a second kernel completes
     hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
+    lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
 
     def tile_of(self, axis_count: int) -> list[str]:
         """Return the tile dimension that walks each axis."""
@@ -82,6 +83,16 @@ def reduced_axes(spec: Spec, op: int) -> frozenset[int]:
 def weight(access: Access) -> float:
     """Return the bytes that an access moves; a store counts a little more, since no cache can serve it."""
     return math.prod(map(estimate, access.layout.shape)) * access.layout.dtype.itemsize * (1.01 if access.is_store else 1)
+
+
+def traffic(spec: Spec, probed: Emitter, access: Access) -> float:
+    """Return the bytes that an access moves, of a slice those of the slice; a store counts a little more."""
+    whole = weight(access)
+    axes = [k for k, axis in enumerate(probed.axes) if access.offset.has(axis)]
+    others = access.offset.free_symbols - set(probed.axes)
+    if any(str(symbol) not in spec.symbols for symbol in others):  # it depends on values that are loaded
+        return whole
+    return min(whole, point_count(spec, axes) * access.layout.dtype.itemsize * (1.01 if access.is_store else 1))
 
 
 def strides_of(probed: Emitter, access: Access) -> list[int | None]:
