@@ -362,7 +362,8 @@ def _rowcol(
     held = 4 * len(deferred) + bytes_read  # bytes per element of a tile
 
     def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
-        stages = min(stages, clamp(SHARED_BYTES * 2 // (per_processor * max(x * r * bytes_ahead, 1)), 1, 3))
+        room = min(SHARED_BYTES, 2 * SHARED_BYTES // per_processor)
+        stages = min(stages, clamp(room // max(x * r * bytes_ahead, 1), 1, 3))
         programs = min(-(-rows // x), PROCESSORS * per_processor)
         return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages if r <= LONGEST_AHEAD else 1, programs, deferred,
                         hoist_invariants=r <= LONGEST_AHEAD)

@@ -1,0 +1,90 @@
+"""Every schedule that a reduction may get computes the same: against eager and float64, in the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dynafuse.ir import Spec
+from dynafuse.lowering.triton import lower
+from dynafuse.lowering.triton.schedule import MOST_CANDIDATES, candidates
+from dynafuse.lowering.triton.tiles import Schedule
+from tests.support.differential import check
+
+BF16 = torch.bfloat16
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(*shape).to(dtype)
+
+
+def special(x: torch.Tensor) -> torch.Tensor:
+    """The same values, but for infinities and a NaN in rows and columns of their own."""
+    x[1, 3], x[2, 5], x[0, 7], x[3, 7] = torch.inf, torch.nan, -torch.inf, -0.0
+    return x
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def statistics(x: torch.Tensor) -> Any:
+    return torch.var_mean(x, [0, 2, 3], correction=0)
+
+
+def shifted_sum(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """A sum whose row is that of several dimensions, with an operand that moves on along the outer ones."""
+    return ((x - shift).exp() / 2).sum()
+
+
+def norm_backward(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> Any:
+    return torch.func.vjp(lambda x, w: F.layer_norm(x, [x.shape[-1]], w), x, weight)[1](grad)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "columns": (lambda x: x.sum(0), (random(37, 9, 21)[:, :, :20],)),
+    "columns_of_odd_rows": (lambda x: x.float().sum(0), (random(130, 3, 65, dtype=BF16)[:, :, :63],)),
+    "long_columns": (lambda x: (x * 2).sum([0, 1]), (random(5, 500, 70),)),
+    "infinite_columns": (lambda x: (x.sum(0), x.amax(0)), (special(random(2500, 40)),)),
+    "columns_with_positions": (lambda x: x.argmax(0), (random(3000, 33),)),
+    "statistics": (statistics, (random(6, 7, 20, 21),)),
+    "statistics_of_channels": (statistics, (channels_last(random(12, 72, 14, 14, dtype=BF16)),)),
+    "infinite_variance": (lambda x: torch.var(x, [0, 2, 3]), (channels_last(special(random(6, 40, 20, 20)[0])[None].repeat(6, 1, 1, 1)),)),
+    "mean_of_channels": (lambda x: x.relu().mean([2, 3]), (channels_last(random(3, 70, 7, 7, dtype=BF16)),)),
+    "mean_of_planes": (lambda x, w: (x * w[:, None, None]).mean([2, 3]), (random(3, 70, 7, 7), random(70))),
+    "both_orders": (lambda x, y: (x * y).sum([0, 2, 3]), (random(4, 36, 28, 28), channels_last(random(4, 36, 28, 28)))),
+    "gated_channels": (lambda x, g: ((x * g).sum([0, 2, 3]), x * g), (channels_last(random(6, 24, 20, 20)), random(6, 24, 1, 1))),
+    "whole": (shifted_sum, (random(200, 512), random(200, 1))),
+    "whole_of_odd_rows": (shifted_sum, (random(200, 301), random(200, 1))),
+    "rows": (lambda x: x.softmax(-1), (special(random(9, 1000)),)),
+    "long_rows": (lambda x: x.log_softmax(-1), (special(random(5, 40000)),)),
+    "sum_of_long_rows": (lambda x: (x.sum(-1), x.var(-1)), (random(3, 40001),)),
+    "rows_and_columns": (norm_backward, (random(70, 96), random(96), random(70, 96))),
+    "rows_and_columns_of_odd_length": (norm_backward, (random(300, 77), random(77), random(300, 77))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_candidate_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, arguments = CASES[name]
+    most = []
+    for number in range(MOST_CANDIDATES):
+        counts: list[int] = []
+        monkeypatch.setattr(lower, "choose_schedule", lambda spec: pick(spec, number, counts))  # noqa: B023
+        check(function, *arguments)
+        most.append(max(counts))
+        if number + 1 >= most[-1]:
+            break
+    assert most[0] >= 2
+
+
+def pick(spec: Spec, number: int, counts: list[int]) -> Schedule:
+    """Return a spec's schedule of a number, or its last, and note how many it has."""
+    schedules = candidates(spec)
+    counts.append(len(schedules))
+    return schedules[min(number, len(schedules) - 1)]
