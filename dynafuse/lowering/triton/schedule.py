@@ -289,7 +289,7 @@ def _column_widths(facts: _Rows) -> list[int]:
 
     def padded(width: int) -> float:
         # Narrow pieces of a row take more requests for the same bytes.
-        return -(-facts.rows // width) * width * (1.0 if width * facts.itemsize >= 4 * SECTOR or width == most else 1.1)
+        return -(-facts.rows // width) * width * (1.0 if width * facts.itemsize >= 4 * SECTOR or width == most else 1.5)
 
     return sorted(widths, key=lambda width: (padded(width), abs(width - 128), -width))
 
@@ -297,11 +297,11 @@ def _column_widths(facts: _Rows) -> list[int]:
 def _row_block(facts: _Rows, tile: int, x: int) -> int:
     """Return how many rows a tile of so many elements has: if a column is short, as few as waste little beyond its end."""
     most = clamp(tile // x, 1, power_of_two(facts.length))
-    if facts.block >= 4 and most > facts.block:
+    if facts.block >= 8 and most > facts.block:
         return facts.block
     if not facts.is_static or facts.length > 16 * most:
         return most
-    sizes = [size for size in (most, most // 2, most // 4) if size >= 4] or [most]
+    sizes = [size for size in (most, most // 2) if size >= 4] or [most]
     return min(sizes, key=lambda size: (-(-facts.length // size) * size * (1.0 if size == most else 1.1), -size))
 
 
@@ -313,7 +313,7 @@ def _columns(facts: _Rows) -> Iterator[Schedule]:
     for x, tile, stages in ((widths[0], 2048, 1), (widths[0], 4096, 1), (widths[-1], 2048, 1), (widths[0], 1024, 1),
                             (widths[len(widths) // 2], 4096, 1), (widths[0], 2048, 3), (widths[0], 8192, 1)):
         r = _row_block(facts, tile, x)
-        warps = clamp(tile // 512, 2, 16)
+        warps = clamp(power_of_two(x * r // 512), 1, 16)
         stages = min(stages, _stages(x * r * facts.bytes_read, stages)) if facts.length > 4 * r else 1
         yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, stages, lanes=facts.lanes)
 
@@ -334,12 +334,13 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
     if facts.is_mixed:
         widths = [min(32, power_of_two(facts.rows)), *widths]
     best = widths[0]
-    for x, tile, programs, stages in (
-            (best, 2048, RESIDENT, 1), (best, 2048, RESIDENT // 2, 1), (widths[1 % len(widths)], 2048, RESIDENT, 1),
-            (best, 4096, RESIDENT, 1), (best, 2048, 2 * RESIDENT, 1), (best, 2048, RESIDENT // 2, 3),
-            (best, 4096, RESIDENT // 2, 1), (widths[-1], 2048, RESIDENT, 1)):
+    for x, tile, lanes, waves, stages in (
+            (best, 2048, 512, 1, 1), (best, 2048, 512, 0.5, 1), (widths[1 % len(widths)], 2048, 512, 1, 1),
+            (best, 4096, 1024, 1, 1), (best, 2048, 512, 2, 1), (best, 2048, 512, 0.5, 3), (best, 4096, 512, 1, 1),
+            (widths[-1], 2048, 512, 1, 1)):
         r = _row_block(facts, tile, x)
-        warps = clamp(tile // 512, 2, 16) if tile <= 2048 else 8
+        warps = clamp(power_of_two(x * r // lanes), 1, 16)
+        programs = int(min(4 * RESIDENT // warps, 32 * PROCESSORS) * waves)
         yield _split(facts, x, r, warps, programs, min(stages, _stages(x * r * facts.bytes_read, stages)))
 
 

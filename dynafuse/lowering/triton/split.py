@@ -128,7 +128,7 @@ def add_combine_kernel(builder: KernelBuilder, axes: tuple[int, ...], stored: Co
 
 def _combine_width(splits: int) -> int:
     """Return the columns per program: enough neighbours for whole memory sectors, not so many that registers run out."""
-    return max(16, 2048 // power_of_two(splits))
+    return max(8, 2048 // power_of_two(splits))
 
 
 def _workspaces_of_reductions(builder: KernelBuilder) -> dict[int, list[Workspace]]:

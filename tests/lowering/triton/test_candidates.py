@@ -80,7 +80,6 @@ def test_every_candidate_is_right(name: str, monkeypatch: pytest.MonkeyPatch) ->
         most.append(max(counts))
         if number + 1 >= most[-1]:
             break
-    assert most[0] >= 2
 
 
 def pick(spec: Spec, number: int, counts: list[int]) -> Schedule:
