@@ -293,16 +293,16 @@ def states_of_element(emitter: Emitter, rule: Recurrence, element: Value, positi
         # A position varies along the row alone, whatever the element varies along.
         tiles = position.tiles if position is not None and text == position.name else element.tiles
         if mask is not None or not tiles >= ROW_TILES:
-            text = _spread_over_tile(text, dtype, identity, mask)
+            text = _spread_over_tile(text, tiles, dtype, identity, mask)
         states.append(emitter.define(escape(text), dtype, ROW_TILES).name)
     return states
 
 
-def _spread_over_tile(text: str, dtype: torch.dtype, identity: str, mask: str | None) -> str:
-    """Return the text of a state over the whole tile: where the mask is off it is the identity."""
-    everywhere = " & ".join(f"({tile} >= 0)" for tile in sorted(ROW_TILES))
-    condition = everywhere if mask is None else f"{mask} & {everywhere}"
-    return f"tl.where({condition}, {text}, {identity_text(dtype, identity)})"
+def _spread_over_tile(text: str, tiles: frozenset[str], dtype: torch.dtype, identity: str, mask: str | None) -> str:
+    """Return the text of a state that varies along ``tiles`` over the whole tile: the identity where the mask is off."""
+    missing = sorted(ROW_TILES - tiles)
+    conditions = ([mask] if mask else []) + [f"({tile} >= 0)" for tile in missing if mask != f"{tile}_mask"]
+    return f"tl.where({' & '.join(conditions)}, {text}, {identity_text(dtype, identity)})"
 
 
 def identity_text(dtype: torch.dtype, identity: str) -> str:
@@ -330,10 +330,14 @@ def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], tiles: 
         tiles: The tile dimensions that the combined states vary along.
         axis: The dimension of the tile: 0 or 1. It stays, with size 1.
     """
+    combined = rule.combine(states).replace("AXIS", str(axis))
+    spread = "[:, None]" if axis == 1 else "[None, :]"
+    if len(states) == 1:  # defined as a value, so that what two reductions need is computed once
+        return [emitter.define(f"{combined}{spread}", rule.states[0][0], tiles).name]
     names = [emitter.new_name("c") for _ in states]
-    emitter.add_line(f"{', '.join(names)} = {rule.combine(states).replace('AXIS', str(axis))}", tiles)
+    emitter.add_line(f"{', '.join(names)} = {combined}", tiles)
     for name in names:
-        emitter.add_line(f"{name} = {name}{'[:, None]' if axis == 1 else '[None, :]'}", tiles)
+        emitter.add_line(f"{name} = {name}{spread}", tiles)
     return names
 
 
