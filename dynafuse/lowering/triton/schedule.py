@@ -37,6 +37,7 @@ from dynafuse.lowering.triton.tiles import (
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
+LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
@@ -131,6 +132,7 @@ class _Rows:
     rows: int
     length: int
     tensors: int  # how many are read along all axes
+    reads_of_rows: int  # accesses that vary across rows alone
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
     is_static: bool  # whether the length is known
@@ -161,6 +163,8 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
     return _Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(_full_reads(spec, probed))),
+        reads_of_rows=sum(not access.is_store and _varies(probed, access, remaining) and not _varies(probed, access, reduced)
+                          for access in probed.accesses),
         bytes_read=_bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
         is_static=is_static,
@@ -168,6 +172,11 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
         is_mixed=min(along, across) > MIXED * max(along, across),
         block=_even_block(spec, probed, order["r"]),
     )
+
+
+def _varies(probed: Emitter, access: Access, axes: Iterable[int]) -> bool:
+    """Return whether the index of an access depends on one of ``axes``."""
+    return any(access.offset.has(probed.axes[k]) for k in axes)
 
 
 def _even_block(spec: Spec, probed: Emitter, row: tuple[int, ...]) -> int:
@@ -179,7 +188,7 @@ def _even_block(spec: Spec, probed: Emitter, row: tuple[int, ...]) -> int:
     for k in reversed(row):
         size = spec.axes[k].size
         is_outer = inner > 1 and any(
-            access.offset.has(probed.axes[k]) and not any(access.offset.has(probed.axes[j]) for j in row[row.index(k) + 1:])
+            _varies(probed, access, [k]) and not _varies(probed, access, row[row.index(k) + 1:])
             for access in probed.accesses)
         if is_outer:
             block = inner & -inner
@@ -216,7 +225,10 @@ def _whole_rows(facts: _Rows) -> Iterator[Schedule]:
 
 
 def _persistent(facts: _Rows) -> Iterator[Schedule]:
-    """Yield schedules that hold whole rows; several short ones per program, so that it has enough loads in flight."""
+    """Yield schedules that hold whole rows; several short ones per program, so that it has enough loads in flight.
+
+    Where a program has 32 rows per warp, Triton computes what belongs to a row in one lane instead of in a whole warp.
+    """
     r = power_of_two(facts.length)
     x = clamp(min(4096 // r, facts.rows // PROCESSORS), 1, 128) if r < 4096 else 1
     x = power_of_two(x + 1) // 2  # rounded down to a power of two
@@ -225,6 +237,9 @@ def _persistent(facts: _Rows) -> Iterator[Schedule]:
     most = power_of_two(facts.rows)
     tiles = [(x, warps), (x, 2 * warps), (max(x // 2, 1), max(warps // 2, 1)), (x, max(warps // 2, 1)),
              (max(x // 4, 1), max(warps // 4, 1)), (2 * x, 2 * warps), (max(x // 2, 1), warps), (max(x // 4, 1), warps)]
+    if r <= LONGEST_IN_LANE and facts.rows >= 32:
+        fitting = [(32 * count, count) for count in (4, 2, 1) if facts.rows // 32 >= 4 * PROCESSORS * count or count == 1]
+        tiles = fitting[:1] + tiles if facts.reads_of_rows else tiles[:3] + fitting + tiles[3:]
     yield from (Schedule("persistent", facts.order, {"x": x, "r": r}, warps) for x, warps in tiles
                 if x <= most and warps <= 16 and x * r <= 4096 * warps)
 
