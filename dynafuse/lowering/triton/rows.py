@@ -101,6 +101,7 @@ def looped(builder: KernelBuilder) -> None:
     """Add a kernel that passes over the row: each pass computes the reductions whose operands are known by then.
 
     A pass stores what is known, too; an input is overwritten in the last pass, since those before it may read it again.
+    Every other pass goes backwards: it begins with what the one before has left in the cache.
     """
     spec, row_axes = builder.spec, builder.schedule.order["r"]
     emitter = make_emitter(builder, loop="r")
@@ -114,7 +115,10 @@ def looped(builder: KernelBuilder) -> None:
         stores = [(number, store) for number, store in along_row
                   if current == (needed_passes[store.op] if store.into is None else count - 1)]
         if reductions or stores:
-            emit_pass(builder, emitter, reductions, stores, online_sums=online_sums)
+            # Lanes of a Welford recurrence that end early have to begin with the others.
+            needs_order = any(recurrence_of(spec, op).needs_share for op in reductions)
+            emit_pass(builder, emitter, reductions, stores, online_sums=online_sums,
+                      backwards=current % 2 == 1 and not needs_order)
     emit_stores(builder, emitter, [output for output in outputs if output not in along_row])
     add_row_launch(builder, emitter, "r_base", loops=True)
 
@@ -122,7 +126,7 @@ def looped(builder: KernelBuilder) -> None:
 def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[int], stores: list[tuple[int, Store]],
               bounds: tuple[str, str] | None = None,
               take_states: Callable[[int, Recurrence, list[str]], None] | None = None,
-              online_sums: Mapping[int, OnlineSum] | None = None) -> None:
+              online_sums: Mapping[int, OnlineSum] | None = None, backwards: bool = False) -> None:
     """Write one loop over the row.
 
     Args:
@@ -133,6 +137,7 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
         bounds: The texts of the first element of the row that is read, and of the end; None for the whole row.
         take_states: Takes the states of a reduction that another kernel finishes.
         online_sums: The sums, by op, that need their shift only when their pass is over.
+        backwards: Whether it goes from the end of the whole row to its beginning.
     """
     online = {op: online_sum for op, online_sum in (online_sums or {}).items() if op in reductions}
     maxima = {online_sum.maximum for online_sum in online.values()}
@@ -141,7 +146,9 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
     online_states = {op: _start_online(builder, emitter, builder.spec.ops[online_sum.difference].dtype)
                      for op, online_sum in online.items()}
     begin, end = bounds or ("0", size_text(builder.numel("r")))
-    emitter.open_loop(builder.loop_header("r_base", begin, end, "RBLOCK"))
+    header = builder.loop_header("r_back" if backwards else "r_base", begin, end, "RBLOCK")
+    # Triton knows of what the loop's variable is a multiple only if that grows.
+    emitter.open_loop(header, f"r_base = {_last_tile(builder)} - r_back" if backwards else None)
     shares = _define_shares(builder, emitter, plain, begin)
     for op, online_sum in online.items():
         _update_online(builder, emitter, op, online_sum, online_states[op])
@@ -158,6 +165,14 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
     # Those that know the row's maximum come first: the shifts of others may be made of it.
     for op, online_sum in sorted(online.items(), key=lambda item: item[1].maximum is None):
         _finish_online(builder, emitter, op, online_sum, online_states[op])
+
+
+def _last_tile(builder: KernelBuilder) -> str:
+    """Return the text of where the last tile of a row begins."""
+    length, block = builder.numel("r"), builder.schedule.block["r"]
+    if isinstance(length, int):
+        return str((length - 1) // block * block)
+    return f"({size_text(length)} - 1) // RBLOCK * RBLOCK"
 
 
 def _define_shares(builder: KernelBuilder, emitter: Emitter, ops: Collection[int], begin: str) -> dict[torch.dtype, str]:

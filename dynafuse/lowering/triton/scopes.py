@@ -38,6 +38,7 @@ class Scope:
     lines: list[Line | Scope] = field(default_factory=list)
     values: dict[Any, Value] = field(default_factory=dict)
     header: Line = field(default_factory=lambda: Line(""))
+    first: str | None = None  # the line of a loop that its tile dimensions need
     is_branch: bool = False  # its header is a condition, over the first element of a program's tile
 
 
@@ -77,9 +78,9 @@ class Scopes:
             yield self.open_loop_scope
         yield self.top
 
-    def open_loop(self, header: str) -> None:
+    def open_loop(self, header: str, first: str | None = None) -> None:
         """Open a loop: values that vary along its tile dimension are computed in it from here on."""
-        self.open_loop_scope = Scope(header=Line(header))
+        self.open_loop_scope = Scope(header=Line(header), first=first)
 
     def close_loop(self) -> None:
         """Close the loop: the values of its iterations can no longer be used."""

@@ -171,7 +171,8 @@ class _Body:
         for item in scope.lines:
             if isinstance(item, Scope):
                 yield indent + self._line(item.header, self.first_variables if item.is_branch else self.variables)
-                yield from (f"{indent}    {line}" for line in ([] if item.is_branch else self.in_loop))
+                in_loop = [] if item.is_branch else [item.first, *self.in_loop] if item.first else self.in_loop
+                yield from (f"{indent}    {line}" for line in in_loop)
                 yield from self.text(item, indent + "    ")
             else:
                 yield indent + self._line(item, self.variables)

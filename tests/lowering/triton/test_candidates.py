@@ -63,22 +63,26 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "whole_of_odd_rows": (shifted_sum, (random(200, 301), random(200, 1))),
     "rows": (lambda x: x.softmax(-1), (special(random(9, 1000)),)),
     "long_rows": (lambda x: x.log_softmax(-1), (special(random(4, 33000)),)),
+    "softmax_of_columns": (lambda x: x.softmax(0), (special(random(700, 40)),)),
     "sum_of_long_rows": (lambda x: (x.sum(-1), x.var(-1)), (random(2, 33001),)),
     "rows_and_columns": (norm_backward, (random(70, 96), random(96), random(70, 96))),
     "rows_and_columns_of_odd_length": (norm_backward, (random(300, 77), random(77), random(300, 77))),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_candidate_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+DYNAMIC = ["columns", "columns_of_odd_rows", "mean_of_channels", "rows", "rows_and_columns", "softmax_of_columns", "whole"]
+"""Cases that are also run with sizes that are known only at run time."""
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [*((name, False) for name in CASES), *((name, True) for name in DYNAMIC)])
+def test_every_candidate_is_right(name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     function, arguments = CASES[name]
-    most = []
     for number in range(MOST_CANDIDATES):
         counts: list[int] = []
         monkeypatch.setattr(lower, "choose_schedule", lambda spec: pick(spec, number, counts))  # noqa: B023
-        check(function, *arguments)
-        most.append(max(counts))
-        if number + 1 >= most[-1]:
+        check(function, *arguments, dynamic=dynamic)
+        assert counts
+        if number + 1 >= max(counts):
             break
 
 
