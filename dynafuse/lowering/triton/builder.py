@@ -6,7 +6,7 @@ Worked example: ``tile_dimension(builder, "r", "0", 4096, axes, emitter)`` defin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -19,7 +19,7 @@ from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_STEP
 from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
 from dynafuse.lowering.triton.text import escape, size_text
-from dynafuse.lowering.triton.tiles import Schedule, reduced_axes
+from dynafuse.lowering.triton.tiles import Schedule, reduced_axes, values_per_tile
 from dynafuse.ops import Value, lookup
 from dynafuse.ops.indexing_math import flatten
 from dynafuse.ops.literals import triton_type
@@ -78,20 +78,6 @@ class KernelBuilder:
         """Return the name of a tile dimension's mask; None if its blocks never reach beyond its end."""
         return None if self.is_exact(tile, self.schedule.block[tile]) else f"{tile}_mask"
 
-    def values_per_tile(self) -> Iterator[tuple[int, int]]:
-        """Yield axes of which every block holds equally many values, with whole rows of what lies inside; and how many."""
-        for tile, axes in self.schedule.order.items():
-            inner, block = 1, self.schedule.block[tile]
-            for axis in reversed(axes):
-                size = self.spec.axes[axis].size
-                if inner % block == 0:
-                    yield axis, 1
-                elif block % inner == 0 and isinstance(size, int) and size % (block // inner) == 0:
-                    yield axis, block // inner
-                if not isinstance(size, int):
-                    break
-                inner *= size
-
     def even_axes(self, tile: str) -> Iterator[int]:
         """Yield the axes of a tile dimension that have one value all over a tile."""
         inner: Size = 1
@@ -143,7 +129,8 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
         if loop == "r":
             emitter.tile_of.update((emitter.axes[axis], PER_STEP) for axis in builder.even_axes("r"))
     if loop is None and not builder.spec.reductions:
-        emitter.values_per_tile = {emitter.axes[axis]: count for axis, count in builder.values_per_tile()}
+        counts = values_per_tile(builder.spec, schedule.order, schedule.block)
+        emitter.values_per_tile = {emitter.axes[axis]: count for axis, count in counts}
     return emitter
 
 

@@ -34,7 +34,7 @@ class ControlFlow(Scopes):
         self.values_per_tile: dict[sympy.Symbol, int] = {}
         self.has_asserts = False  # whether the kernel checks something on the device
         self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
-        self._comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # comparisons of index expressions by name
+        self.comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # comparisons of index expressions by name
         self._uniform_conditions: dict[str, Line] = {}  # bool values with one outcome all over a tile, by name
 
     def tiles(self, expr: sympy.Expr) -> frozenset[str]:
@@ -59,7 +59,7 @@ class ControlFlow(Scopes):
             return Value(str(outcome), torch.bool)
         text = f"{{0}} {op} {{1}}"
         condition = self.define(text, torch.bool, self.tiles(left) | self.tiles(right), left, right)
-        self._comparisons[condition.name] = left, op, right
+        self.comparisons[condition.name] = left, op, right
         if self._is_uniform(left - right, op):
             self._uniform_conditions[condition.name] = Line(text, (left, right))
         return condition
@@ -116,10 +116,10 @@ class ControlFlow(Scopes):
 
     def _implies(self, condition: Value, other: Value) -> bool:
         """Return whether ``condition`` bounds the same expression as ``other``, at least as tightly."""
-        if condition.name not in self._comparisons or other.name not in self._comparisons:
+        if condition.name not in self.comparisons or other.name not in self.comparisons:
             return False
-        expr, op, bound = self._comparisons[condition.name]
-        other_expr, other_op, other_bound = self._comparisons[other.name]
+        expr, op, bound = self.comparisons[condition.name]
+        other_expr, other_op, other_bound = self.comparisons[other.name]
         if (expr, op) != (other_expr, other_op) or not (bound.is_Integer and other_bound.is_Integer):
             return False
         if op in (">", ">="):
@@ -128,8 +128,8 @@ class ControlFlow(Scopes):
 
     def _negate(self, condition: Value) -> Value:
         """Return the opposite of a condition, as a comparison where the condition is one."""
-        if condition.name in self._comparisons:
-            left, op, right = self._comparisons[condition.name]
+        if condition.name in self.comparisons:
+            left, op, right = self.comparisons[condition.name]
             if op in OPPOSITES:
                 return self.compare(left, OPPOSITES[op], right)
         return self.expression("{0} == 0", torch.bool, condition)

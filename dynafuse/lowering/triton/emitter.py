@@ -34,12 +34,13 @@ from dynafuse.ops.promotion import comparand
 
 @dataclass(frozen=True)
 class Access:
-    """A load or store: the tensor, its layout, and the offset in elements."""
+    """A load or store: the tensor, its layout, the offset in elements, and the conditions that mask it."""
 
     tensor: str
     layout: Layout
     offset: sympy.Expr
     is_store: bool
+    masks: tuple[str, ...] = ()
 
 
 class Emitter(ControlFlow):
@@ -286,7 +287,7 @@ class Emitter(ControlFlow):
         tiles = self.tiles(offset)
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles)
         if not any(access.tensor == tensor and access.offset == offset for access in self.accesses):
-            self.accesses.append(Access(tensor, layout, offset, False))
+            self.accesses.append(Access(tensor, layout, offset, False, tuple(mask.name for mask in self.masks)))
         # What every row reads again is to stay in the cache longest.
         hint = ', eviction_policy="evict_last"' if tiles == {"r"} and "x" not in self.unit_tiles else ""
         text = f"tl.load({pointer}{mask}{hint})"

@@ -1,58 +1,123 @@
-"""Chooses the schedules of pointwise specs: flat, or tiled where accesses are contiguous along two axes.
+"""Chooses the schedules of pointwise specs: which axes one or two tile dimensions walk, and how large tiles are.
+
+Orders and tiles are enumerated, and the one with the lowest price is taken (``tile_cost.py``). Two tile dimensions pay where
+accesses are contiguous along two axes, where much of what is computed varies along one of them alone, and where they save
+dividing the index of every element.
 
 Worked example: ``x + y.t()`` over ``float32[4096, 4096]`` is scheduled ``tiled``: ``y`` walks the rows, ``x`` the columns,
-64 of each in a program, so that the reads of both tensors are contiguous.
+so that the reads of both tensors are contiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dynafuse.ir import Spec
-from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.probe import Probe
+from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import (
+    LANES,
     PROCESSORS,
     Schedule,
     by_stride,
     clamp,
-    estimate,
     point_count,
     power_of_two,
+    probe,
     strides_of,
     weight,
 )
 
+Order = dict[str, tuple[int, ...]]
 
-def schedule_pointwise(spec: Spec, probed: Emitter, accesses: Sequence[Access]) -> Schedule:
+MOST_CANDIDATES = 8
+MOST_ORDERS = 4  # accesses whose order is tried
+SMALL = 64 * 64  # points below which no tile is better than another
+NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
+MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
+PREFERENCE = 1.05  # how much cheaper two tile dimensions must be than one
+
+
+def schedule_pointwise(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> Schedule:
     """Return the schedule of a spec without reductions; ``accesses`` are sorted, the largest first."""
-    order = by_stride(probed, accesses, range(len(spec.axes)))
-    cut = _transposed_cut(spec, probed, accesses, order)
-    if cut:
-        return _tiled(spec, order, cut)
+    return _by_price(spec, probed, accesses)[0]
+
+
+def candidates(spec: Spec) -> tuple[Schedule, ...]:
+    """Return plausible schedules of a spec without reductions, the one that is taken first."""
+    spec = spec.typical
+    probed = probe(spec)
+    schedules = _by_price(spec, probed, sorted(probed.accesses, key=lambda access: -weight(access)))
+    firsts = {str(schedule.order): schedule for schedule in reversed(schedules)}.values()  # the best of each order
+    distinct = list(dict.fromkeys(map(str, (schedules[0], *reversed(firsts), *schedules))))
+    by_text = {str(schedule): schedule for schedule in schedules}
+    return tuple(by_text[text] for text in distinct[:MOST_CANDIDATES])
+
+
+def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Schedule]:
+    """Return schedules, the cheapest first."""
+    base = by_stride(probed, accesses, range(len(spec.axes)))
+    flat = list(_flat_tiles(spec, base))
+    cost = TileCost(spec, probed)
+    if point_count(spec, base) < SMALL or len(cost.groups(base)) < 2:
+        return flat
+    usual = cost.price(flat[0])  # of the sizes of one dimension the first is taken, whatever the price says of others
+    priced = [(max(usual, cost.price(schedule)), schedule) for schedule in flat]
+    priced += [(PREFERENCE * cost.price(schedule), schedule)
+               for order in _orders(cost, probed, accesses, base) for schedule in _tiles(cost, order)]
+    return [schedule for _, schedule in sorted(priced, key=lambda entry: entry[0])]
+
+
+# ---------------------------------------------------------------------- orders
+
+
+def _orders(cost: TileCost, probed: Probe, accesses: Sequence[Access], base: tuple[int, ...]) -> list[Order]:
+    """Return the orders of axes in two tile dimensions: cuts of ``base``, with the rows in any order that an access has."""
+    cuts = [cut for cut in range(1, len(base)) if not cost.merges(base[cut - 1], base[cut])]
+    orders = []
+    for rows in _row_orders(cost, probed, accesses, base):
+        for cut in cuts:
+            columns = base[cut:]
+            others = tuple(axis for axis in rows if axis not in columns)
+            if all(point_count(cost.spec, axes) > 1 for axes in (others, columns)):
+                orders.append({"y": others, "x": columns})
+    return list({str(order): order for order in orders}.values())
+
+
+def _row_orders(cost: TileCost, probed: Probe, accesses: Sequence[Access],
+                base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield orders in which rows may be walked: that of the largest access, and those of accesses that lie across it."""
+    yield base
+    for strides in [strides_of(probed, access) for access in accesses[:MOST_ORDERS]]:
+        if any(stride == 1 and size > 1 for stride, size in zip(strides, cost.sizes, strict=True)):
+            yield tuple(sorted(base, key=lambda k: (strides[k] is not None, -(strides[k] or 0), k)))
+
+
+# ---------------------------------------------------------------------- tiles
+
+
+def _flat_tiles(spec: Spec, order: tuple[int, ...]) -> Iterator[Schedule]:
+    """Yield tiles of one dimension: enough programs for all processors, then fewer and more points in each."""
     total = point_count(spec, order)
-    block = clamp(power_of_two(total // (PROCESSORS * 8)), 128, 1024)
-    return Schedule("flat", {"x": order}, {"x": min(block, power_of_two(total))}, 4 if block >= 512 else 2)
+    usual = clamp(power_of_two(total // (PROCESSORS * 8)), 128, 1024)
+    sizes = [(usual, 4 if usual >= 512 else 2), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4)]
+    blocks = [(min(block, power_of_two(total)), warps) for block, warps in sizes]
+    for block, warps in dict.fromkeys(blocks):
+        yield Schedule("flat", {"x": order}, {"x": block}, warps)
 
 
-def _transposed_cut(spec: Spec, probed: Emitter, accesses: Sequence[Access], order: tuple[int, ...]) -> int:
-    """Return where to cut the axes in two tile dimensions so that a large access across them is contiguous too; else 0."""
-    if len(order) < 2 or point_count(spec, order) < 64 * 64:
-        return 0
-    largest = weight(accesses[0])
-    for access in accesses:
-        strides = strides_of(probed, access)
-        contiguous = next((axis for axis in order if strides[axis] == 1), None)
-        if contiguous is None:
-            continue
-        cut = order.index(contiguous) + 1
-        inner = order[cut:]
-        is_long = point_count(spec, inner) >= 8 and estimate(spec.axes[contiguous].size) >= 8
-        if is_long and 2 * weight(access) >= largest and any(strides[axis] for axis in inner):
-            return cut
-    return 0
-
-
-def _tiled(spec: Spec, order: tuple[int, ...], cut: int) -> Schedule:
-    rows, columns = order[:cut], order[cut:]
-    block = {"y": min(64, power_of_two(point_count(spec, rows))), "x": min(64, power_of_two(point_count(spec, columns)))}
-    return Schedule("tiled", {"y": rows, "x": columns}, block, 8 if block["x"] * block["y"] >= 4096 else 4)
+def _tiles(cost: TileCost, order: Order) -> Iterator[Schedule]:
+    """Yield tiles of two dimensions, of as many points a lane as it can hold."""
+    rows, columns = (power_of_two(point_count(cost.spec, order[tile])) for tile in ("y", "x"))
+    for warps in (4, 8):
+        for per_lane in (8, 16, 32):
+            if per_lane > 8 and per_lane * cost.bytes_read > MOST_BYTES_HELD:
+                continue
+            points = per_lane * warps * LANES
+            x = min(columns, WIDEST)
+            while x >= min(NARROWEST, columns):
+                y = min(rows, max(1, points // x))
+                if 2 * x * y >= points or x * y == rows * columns:
+                    yield Schedule("tiled", order, {"y": y, "x": x}, warps)
+                x //= 2

@@ -7,16 +7,18 @@ Worked example: in ``x + y.t()`` over ``[8, 4]`` the axes of ``x`` have strides 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynafuse.ir import Size, Spec
 from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.probe import Probe
 from dynafuse.ops import Value
 from dynafuse.ops.reductions import reduced_dims
 from dynafuse.ops.symbols import with_symbols_at
 
 ASSUMED_SIZE = 4096  # stands for a size that is only known at run time
+LANES = 32  # of a warp
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
 
 
@@ -55,9 +57,9 @@ def clamp(value: int, low: int, high: int) -> int:
     return max(low, min(value, high))
 
 
-def probe(spec: Spec) -> Emitter:
-    """Return an emitter that has emitted everything once, without tiles: its accesses are the kernel's."""
-    emitter = Emitter(spec, ["x"] * len(spec.axes))
+def probe(spec: Spec) -> Probe:
+    """Return an emitter that has emitted everything once, with a tile dimension per axis: its accesses are the kernel's."""
+    emitter = Probe(spec)
     reductions = dict(spec.reductions)
 
     def load_operand(op: int) -> Value:
@@ -118,3 +120,18 @@ def by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) 
 def point_count(spec: Spec, axes: Iterable[int]) -> int:
     """Return the number of points that some axes span together."""
     return math.prod(estimate(spec.axes[k].size) for k in axes)
+
+
+def values_per_tile(spec: Spec, order: Mapping[str, Sequence[int]], block: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """Yield axes of which every block holds equally many values, with whole rows of what lies inside; and how many."""
+    for tile, axes in order.items():
+        inner = 1
+        for axis in reversed(axes):
+            size = spec.axes[axis].size
+            if inner % block[tile] == 0:
+                yield axis, 1
+            elif block[tile] % inner == 0 and isinstance(size, int) and size % (block[tile] // inner) == 0:
+                yield axis, block[tile] // inner
+            if not isinstance(size, int):
+                break
+            inner *= size

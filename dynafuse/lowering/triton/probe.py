@@ -1,0 +1,70 @@
+"""A dry run of the emitter: what a spec's kernel reads, writes and computes, and along which axes each of that varies.
+
+Worked example: of ``x * rsqrt(v[:, None])`` over axes 0 and 1 the probe notes that ``rsqrt`` varies along axis 0 alone and
+``mul`` along both: where a tile has several columns, ``rsqrt`` is computed once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from dynafuse.ir import Spec
+from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.ops import Value
+
+FUNCTION = 8.0  # instructions of a function of the math library besides its flops: it looks for special values
+WIDE = 2.0  # instructions of 32 bits for one of 64
+WIDE_DIVISION = 16.0
+DIVISION = 3.0  # a multiplication, shifts and corrections
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that is computed: instructions per element, the axes that it varies along, the conditions under which it
+    is needed."""
+
+    instructions: float
+    axes: frozenset[int]
+    masks: tuple[str, ...]
+
+
+class Probe(Emitter):
+    """An emitter whose tile dimensions are the axes, one each, and which notes what is computed."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec, [str(k) for k in range(len(spec.axes))])
+        self.work: list[Work] = []
+
+    def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
+        """Return a variable that holds an expression, and note what it takes to compute."""
+        names_before = self._name_count
+        value = super().define(text, dtype, tiles, *exprs, comment=comment)
+        if self._name_count > names_before:
+            instructions = self._instructions(text, dtype, bool(comment))
+            if instructions:
+                self.work.append(Work(instructions, axes_of(tiles), tuple(mask.name for mask in self.masks)))
+        return value
+
+    def _instructions(self, text: str, dtype: torch.dtype, is_op: bool) -> float:
+        """Return about how many instructions a line takes. Loads are priced as accesses, other names cost nothing."""
+        if text.isidentifier() or text.startswith(("tl.load(", "tl.full(")):
+            return 0.0
+        if dtype is torch.int64:
+            return WIDE_DIVISION if "%" in text or "//" in text else WIDE
+        if is_op and self._current_op is not None:
+            flops = self.calls[self._current_op][0].flops
+            return flops if flops < 4 else flops + FUNCTION
+        return 4 + FUNCTION if "lm." in text else 1.0
+
+    def axes_along(self, expr: sympy.Expr) -> frozenset[int]:
+        """Return the axes that an index expression varies along, by way of loaded indices too."""
+        return axes_of(self.tiles(expr))
+
+
+def axes_of(tiles: Iterable[str]) -> frozenset[int]:
+    """Return the axes that a probe's tile dimensions stand for."""
+    return frozenset(int(tile) for tile in tiles if tile.isdigit())

@@ -1,0 +1,302 @@
+"""Prices tiles of pointwise kernels: how long a kernel takes that walks the axes in a given order, with given tiles.
+
+Four things can bound a kernel: the bytes that it moves, the lines of memory that its loads and stores touch, the
+instructions that it issues, and the time from a load to its store where too few programs run side by side. The price is the
+longest of them and a share of the others.
+
+What varies along one tile dimension alone is computed once for all points along the other one. That is why a batch norm
+over ``[128, 384, 14, 14]``, whose square roots vary along the channels alone, is cheaper in tiles of several positions by
+many channels than in runs of positions and channels as one.
+
+Worked example: copying ``float32[4096, 4096]`` to its transpose in runs of 1024 elements touches a line of memory for
+every element that is read, 132 processors a line a cycle each: 73 µs. In tiles of 64 by 64 it is the 134 MB that take
+longest: 32 µs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import sympy
+
+from dynafuse.ir import Spec
+from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
+from dynafuse.lowering.triton.scopes import Line
+from dynafuse.lowering.triton.tiles import ASSUMED_SIZE, LANES, PROCESSORS, Schedule, estimate, values_per_tile
+from dynafuse.ops.symbols import with_symbols_at
+
+LINE = 128  # bytes of a line of the cache: what one instruction touches of one is served in a cycle
+CYCLES = 1755.0  # per microsecond
+BYTES = 4.2e6  # from or to memory per microsecond
+INSTRUCTIONS = 0.7 * 4 * LANES * PROCESSORS * CYCLES  # of one lane, per microsecond, as far as kernels come near the peak
+LATENCY = 0.8  # microseconds from the start of a program to its end, but for its work
+REGISTERS = 1 << 16  # of a processor
+MOST_LANES = 2048  # of a processor
+ACCESS = 3.0  # instructions of a load or store with its address and mask
+EXCHANGE = 6.0  # instructions by which an element goes through shared memory to another lane
+OVERLAP = 0.1  # share of what does not bound a kernel that adds to its time
+PROBED = 16  # points over which the stride of an index that is not linear is averaged
+VECTOR = 16  # bytes that a lane moves at once
+
+
+@dataclass(frozen=True)
+class _Access:
+    """An access with its numbers: bytes of an element, strides by axis in elements (None: anywhere)."""
+
+    tensor: str
+    itemsize: int
+    strides: tuple[float | None, ...]
+    axes: frozenset[int]
+    share: float  # of the points at which it is made
+    vector: int  # the most elements that a lane may move at once, by alignment and masks
+    masks: tuple[str, ...]
+    numel: int
+    is_store: bool
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Neighbouring axes of a tile dimension that all indices treat as one: how many points, and the innermost axis."""
+
+    size: int
+    axis: int
+
+
+class TileCost:
+    """The prices of a spec's tilings."""
+
+    def __init__(self, spec: Spec, probed: Probe) -> None:
+        self.spec = spec
+        self.sizes = [estimate(axis.size) for axis in spec.axes]
+        self.points = math.prod(self.sizes)
+        self.wide = spec.wide
+        self._probed = probed
+        self.conditions = {name: _condition(probed, left - right, op)
+                            for name, (left, op, right) in probed.comparisons.items()}
+        self.accesses = [self._access(access) for access in probed.accesses]
+        self.work: dict[tuple[frozenset[int], tuple[str, ...]], float] = defaultdict(float)  # by axes and conditions
+        for work in probed.work:
+            self.work[work.axes, work.masks] += work.instructions
+        self._merged: dict[tuple[int, int], bool] = {}
+
+    def _access(self, access: Access) -> _Access:
+        axes = self._probed.axes_along(access.offset)
+        strides = tuple(self._stride(access.offset, k, k in axes) for k in range(len(self.sizes)))
+        numel = math.prod(map(estimate, access.layout.shape))
+        walked = math.prod(self.sizes[k] for k in axes)
+        is_partial = bool(access.masks) and None not in strides
+        vector = VECTOR // access.layout.dtype.itemsize if access.layout.aligned else 1
+        share = min(1.0, numel / walked) if is_partial else 1.0
+        return _Access(access.tensor, access.layout.dtype.itemsize, strides, axes, share, vector, access.masks, numel,
+                       access.is_store)
+
+    def _stride(self, offset: sympy.Expr, axis: int, varies: bool) -> float | None:
+        """Return how far apart neighbours along an axis are, on average over the first few; None if that is not known."""
+        if not varies:
+            return 0.0
+        variable = self._probed.axes[axis]
+        if variable not in offset.free_symbols:
+            return None  # by way of a loaded index
+        factor = offset.coeff(variable)
+        if not (offset - factor * variable).has(variable):
+            return float(with_symbols_at(factor, ASSUMED_SIZE))
+        steps = min(PROBED, self.sizes[axis] - 1)
+        ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
+        return float(ends[1] - ends[0]) / steps if steps and all(end.is_number for end in ends) else None
+
+    def _valued(self, offset: sympy.Expr, known: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+        zeros = {symbol: sympy.S.Zero for symbol in offset.free_symbols if str(symbol) not in self.spec.symbols}
+        at = offset.xreplace(zeros | dict(known))
+        return at.xreplace({symbol: sympy.Integer(ASSUMED_SIZE) for symbol in at.free_symbols})
+
+    # ------------------------------------------------------------------ axes
+
+    def merges(self, outer: int, inner: int) -> bool:
+        """Return whether every index treats two axes as one, ``inner`` being the inner one."""
+        if (outer, inner) not in self._merged:
+            self._merged[outer, inner] = all(_merges(expr, *self._axes(outer, inner)) for expr in self._exprs)
+        return self._merged[outer, inner]
+
+    def _axes(self, outer: int, inner: int) -> tuple[sympy.Symbol, sympy.Symbol]:
+        return self._probed.axes[outer], self._probed.axes[inner]
+
+    @cached_property
+    def _exprs(self) -> list[sympy.Expr]:
+        lines = (line for line in self._probed.top.lines if isinstance(line, Line))  # a probe has neither loops nor branches
+        return list(dict.fromkeys(expr for line in lines for expr in line.exprs))
+
+    def groups(self, axes: Sequence[int]) -> list[_Group]:
+        """Return axes with those merged that every index treats as one, without axes of one point."""
+        groups: list[_Group] = []
+        for axis in axes:
+            if groups and self.merges(groups[-1].axis, axis):
+                groups[-1] = _Group(groups[-1].size * self.sizes[axis], axis)
+            else:
+                groups.append(_Group(self.sizes[axis], axis))
+        return [group for group in groups if group.size > 1]
+
+    # ------------------------------------------------------------------ price
+
+    @cached_property
+    def bytes_read(self) -> int:
+        """The bytes that a point takes of the reads that vary along all axes."""
+        whole = [access for access in self.accesses if len(access.axes) == len(self.sizes) and not access.is_store]
+        return sum(access.itemsize for access in whole)
+
+    @cached_property
+    def _bytes_moved(self) -> float:
+        """The bytes that go to or from memory: no tensor more than once, nor more of it than there are points."""
+        moved: dict[str, float] = {}
+        for access in self.accesses:
+            walked = math.prod(self.sizes[k] for k in access.axes)
+            moved[access.tensor] = max(moved.get(access.tensor, 0.0), min(access.numel, walked) * access.itemsize)
+        return sum(moved.values())
+
+    def price(self, schedule: Schedule) -> float:
+        """Return about how many microseconds a kernel takes."""
+        tiling = _Tiling(self, schedule)
+        times = [self._bytes_moved / BYTES, tiling.lines() / (PROCESSORS * CYCLES), tiling.instructions() / INSTRUCTIONS,
+                 tiling.latency()]
+        return (1 - OVERLAP) * max(times) + OVERLAP * sum(times)
+
+
+def _merges(expr: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbol) -> bool:
+    """Return whether an index expression treats two axes as one."""
+    if not (expr.has(outer) or expr.has(inner)):
+        return True
+    factor = expr.coeff(inner)
+    rest = sympy.expand(expr - factor * inner - factor * inner.size * outer)
+    return bool(factor != 0 and not rest.has(outer) and not rest.has(inner))
+
+
+def _condition(probed: Probe, difference: sympy.Expr, op: str) -> tuple[frozenset[int], int | None]:
+    """Return the axes that decide a comparison with 0, and the bound where one of them is compared with a number."""
+    axes = probed.axes_along(difference)
+    symbols = difference.free_symbols
+    if len(symbols) == len(axes) == 1 and op in ("<", ">="):
+        bound = sympy.expand(next(iter(symbols)) - difference)
+        return axes, int(bound) if bound.is_Integer else None
+    return axes, None
+
+
+class _Tiling:
+    """The work of a kernel's tiles under a schedule."""
+
+    def __init__(self, cost: TileCost, schedule: Schedule) -> None:
+        self.cost = cost
+        self.lanes = LANES * schedule.warps
+        self.block = schedule.block
+        self.tile_of = {axis: tile for tile, axes in schedule.order.items() for axis in axes}
+        self.groups = {tile: cost.groups(axes) for tile, axes in schedule.order.items()}
+        self.walked = {tile: math.prod(cost.sizes[k] for k in axes) for tile, axes in schedule.order.items()}
+        self.per_lane = max(1.0, math.prod(schedule.block.values()) / self.lanes)
+        self.programs = math.prod(-(-self.walked[tile] // block) for tile, block in schedule.block.items())
+        self.held = dict(values_per_tile(cost.spec, schedule.order, schedule.block))
+        self._best = [self._best_tile(access) for access in cost.accesses]
+
+    def _tiles(self, axes: frozenset[int]) -> frozenset[str]:
+        return frozenset(self.tile_of[axis] for axis in axes)
+
+    def _needed(self, masks: Sequence[str]) -> float:
+        """Return the share of the programs that need what is under masks: of uniform ones, about half satisfy each."""
+        return math.prod(0.5 for mask in masks if mask in self.cost.conditions and self._is_uniform(mask))
+
+    def _is_uniform(self, mask: str) -> bool:
+        axes, bound = self.cost.conditions[mask]
+        held = [self.held.get(axis, 0) for axis in axes]
+        return all(count == 1 for count in held) or (
+            len(held) == 1 and held[0] > 0 and bound is not None and bound % held[0] == 0)
+
+    def _repeats(self, axes: frozenset[int]) -> float:
+        """Return how often what varies along some axes is computed per point of the tile."""
+        tiles = self._tiles(axes)
+        missing = [tile for tile in self.block if tile not in tiles]
+        if not missing:
+            return 1.0
+        if not tiles:
+            return 1 / self.per_lane
+        (tile,) = tiles
+        (other,) = missing
+        if self.block[tile] >= self.lanes:
+            return 1 / self.block[other]  # each lane computes its own, and they are exchanged
+        along_x = min(self.lanes, max(1, self.block["x"] // 4))
+        lanes_along = {"x": along_x, "y": max(1, self.lanes // along_x)}
+        return min(1.0, lanes_along[other] / self.block[other])
+
+    def _lines_along(self, access: _Access, tile: str) -> float:
+        """Return how many lines of memory an access touches per element, with lanes side by side along a tile dimension."""
+        most = min(4 * LANES, self.block[tile])
+        covered, runs, extent = 1, 1.0, float(access.itemsize)
+        for group in reversed(self.groups[tile]):
+            count = min(group.size, -(-most // covered))
+            stride = access.strides[group.axis]
+            if stride is not None and abs(stride) * access.itemsize < LINE:
+                extent += abs(stride) * access.itemsize * (count - 1)
+            else:
+                runs *= count if stride is not None else max(1.0, count / 4)  # somewhere, but often near
+            covered *= count
+            if covered >= most:
+                break
+        return runs * max(1.0, extent / LINE) / covered
+
+    def _best_tile(self, access: _Access) -> tuple[str, float]:
+        """Return along which tile dimension the lanes of an access lie side by side, and the lines that it touches."""
+        lines = [(self._lines_along(access, tile), tile != "x", tile) for tile in self.block]
+        fewest, _, tile = min(lines)
+        return tile, fewest
+
+    def _vector(self, access: _Access, tile: str) -> int:
+        """Return how many elements a lane moves at once."""
+        groups = [(group, t) for t in self.groups for group in self.groups[t] if access.strides[group.axis] != 0]
+        if not self.groups[tile]:
+            return 1
+        innermost = self.groups[tile][-1]
+        if access.strides[innermost.axis] != 1:
+            return 1
+        width = math.gcd(access.vector, self.walked[tile], innermost.size if len(self.groups[tile]) > 1 else 0)
+        for group, _ in groups:
+            stride = access.strides[group.axis]
+            if group is not innermost:
+                width = math.gcd(width, int(stride)) if stride is not None and stride == int(stride) else 1
+        bounds = [self.cost.conditions.get(mask, (frozenset(), 1)) for mask in access.masks]
+        for axes, bound in bounds:
+            if innermost.axis in axes:
+                width = math.gcd(width, bound or 1)
+        return width
+
+    def _index_instructions(self, tile: str) -> float:
+        """Return the instructions that take a point of a tile dimension apart into its axes."""
+        return (WIDE_DIVISION if self.cost.wide else DIVISION) * 2 * max(0, len(self.groups[tile]) - 1)
+
+    def instructions(self) -> float:
+        """Return the instructions of all lanes."""
+        per_point = sum(instructions * self._repeats(axes) * self._needed(masks)
+                        for (axes, masks), instructions in self.cost.work.items())
+        indices: dict[str, float] = {}
+        for access, (tile, _) in zip(self.cost.accesses, self._best, strict=True):
+            repeats, width = self._repeats(access.axes) * self._needed(access.masks), self._vector(access, tile)
+            exchange = EXCHANGE if tile != "x" else 0.0
+            per_point += repeats * (ACCESS / width + exchange + (access.itemsize < 4))
+            for t in self._tiles(access.axes):
+                along = frozenset(axis for axis in access.axes if self.tile_of[axis] == t)
+                indices[t] = max(indices.get(t, 0.0), self._index_instructions(t) * self._repeats(along) / width)
+        padded = math.prod(-(-self.walked[tile] // block) * block for tile, block in self.block.items())
+        rounds = -(-self.programs // PROCESSORS) * PROCESSORS / self.programs
+        return padded * rounds * (per_point + sum(indices.values()) + 1)
+
+    def lines(self) -> float:
+        """Return how many lines of memory all accesses touch."""
+        pairs = zip(self.cost.accesses, self._best, strict=True)
+        return self.cost.points * sum(lines * access.share * self._repeats(access.axes) for access, (_, lines) in pairs)
+
+    def latency(self) -> float:
+        """Return the microseconds that programs spend waiting, with as many side by side as there are registers for."""
+        whole = sum(len(self._tiles(access.axes)) == len(self.block) for access in self.cost.accesses)
+        registers = min(255, 24 + self.per_lane * whole)
+        at_a_time = max(1, min(MOST_LANES // self.lanes, 32, int(REGISTERS / (self.lanes * registers))))
+        return LATENCY * max(1.0, self.programs / (PROCESSORS * at_a_time))

@@ -1,0 +1,168 @@
+"""Tiles of pointwise kernels: whichever is chosen, the kernel is right; and what is chosen for typical layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynafuse.cache.canonical import CanonicalRegion, canonical
+from dynafuse.ir import Spec
+from dynafuse.lowering.interpret import eager
+from dynafuse.lowering.triton.compiler import load
+from dynafuse.lowering.triton.kernels import write_kernels
+from dynafuse.lowering.triton.launch import Kernel
+from dynafuse.lowering.triton.pointwise_schedule import MOST_CANDIDATES, candidates
+from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.tile_cost import TileCost
+from dynafuse.lowering.triton.tiles import LANES, Schedule, point_count, probe
+from dynafuse.passes.decompositions import decompositions
+from dynafuse.select.data import inputs_for
+from dynafuse.select.runners import runner
+from tests.support import graphs
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+
+
+def bounds_of(function: Callable[..., Any], *inputs: torch.Tensor) -> list[CanonicalRegion]:
+    """The regions of a function, all of them pointwise."""
+    plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
+    found = [canonical(plan.annotated, region, (), "sm90") for region in plan.regions]
+    assert found and not any(bound.spec.reductions for bound in found)
+    return found
+
+
+def spec_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Spec:
+    (bound,) = bounds_of(function, *inputs)
+    return bound.spec
+
+
+def batch_norm(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    shape = (1, -1, 1, 1)
+    return F.relu((x - mean.view(shape)) * (1 / (variance.abs() + 1e-5).sqrt()).view(shape))
+
+
+def channels_last(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*sizes, dtype=dtype).to(memory_format=torch.channels_last)
+
+
+def windows(x: torch.Tensor) -> torch.Tensor:
+    batch, height, width, channels = x.shape
+    parts = torch.roll(x, (-2, -1), (1, 2)).view(batch, height // 5, 5, width // 3, 3, channels)
+    return parts.permute(0, 1, 3, 2, 4, 5).contiguous()
+
+
+def per_row(x: torch.Tensor, label: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    hit = torch.arange(x.shape[1])[None] == label[:, None]
+    return torch.where(hit, -1.0, 0.0) * scale[:, None] - x.exp()
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "batch norm": (batch_norm, [torch.empty(3, 21, 13, 9), torch.empty(21), torch.empty(21)]),
+    "batch norm in bf16": (batch_norm, [torch.empty(2, 40, 8, 16, dtype=BF16), torch.empty(40), torch.empty(40)]),
+    "batch norm, channels last": (batch_norm, [channels_last(3, 50, 7, 9), torch.empty(50), torch.empty(50)]),
+    "transpose": (lambda x: x.t().contiguous() * 2, [torch.empty(130, 67)]),
+    "transpose of two": (lambda x, y: x + y.transpose(1, 2), [torch.empty(3, 50, 70), torch.empty(3, 70, 50)]),
+    "heads": (lambda x: x.view(5, 33, 4, 17).permute(0, 2, 3, 1).float().contiguous(), [torch.empty(165, 68, dtype=BF16)]),
+    "three orders": (lambda x, y: x.permute(2, 0, 1) + y.permute(1, 2, 0), [torch.empty(19, 23, 17), torch.empty(23, 17, 19)]),
+    "cat of channels": (
+        lambda x, y, z: torch.cat([x, y * 2, z.exp()], 1),
+        [torch.empty(2, 16, 9, 13), torch.empty(2, 5, 9, 13), torch.empty(2, 11, 9, 13)]),
+    "cat of channels, channels last": (
+        lambda x, y: torch.cat([x, y.relu()], 1), [channels_last(3, 32, 7, 9), channels_last(3, 24, 7, 9)]),
+    "padded rows": (lambda x: F.pad(x, (0, 3)), [torch.empty(61, 125, dtype=BF16)]),
+    "padded columns": (lambda x: F.pad(x.t(), (0, 0, 2, 1)), [torch.empty(61, 125, dtype=BF16)]),
+    "padded cat": (lambda x, y: F.pad(torch.cat([x.t(), y]), (0, 6)), [torch.empty(122, 16), torch.empty(30, 122)]),
+    "rolled windows": (windows, [torch.empty(2, 20, 12, 24, dtype=BF16)]),
+    "slices": (
+        lambda x, y: x.slice_scatter(y.view(7, 9, 4, 12).transpose(1, 2), 3, 1, 13), [torch.empty(7, 4, 9, 20), torch.empty(63, 48)]),
+    "gathered": (lambda x, i: x[:, i].permute(1, 2, 0) * 2, [torch.empty(16, 31, 33), torch.empty(20, dtype=torch.int64)]),
+    "by rows": (per_row, [torch.empty(37, 205), torch.empty(37, dtype=torch.int64), torch.empty(37)]),
+    "upsampled": (lambda x: F.interpolate(x, scale_factor=2, mode="nearest") * 2, [torch.empty(2, 9, 15, 11)]),
+    "pooled back": (
+        lambda g, x: torch.ops.aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [1, 1], False, True, None) + x,
+        [torch.empty(2, 8, 8, 10), torch.empty(2, 8, 15, 19)]),
+}
+
+
+def kernel(bound: CanonicalRegion, schedule: Schedule) -> Kernel:
+    lowered = write_kernels(bound.code, schedule, False)
+    return Kernel(bound.key, lowered.source, lowered.launches, lowered.workspaces, load(lowered, None), True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_candidate_is_right(name: str) -> None:
+    tiled = False
+    for bound in bounds_of(CASES[name][0], *CASES[name][1]):
+        schedules = candidates(bound.code)
+        assert schedules[0] == choose_schedule(bound.code)
+        assert len(schedules) == len(set(map(str, schedules))) <= MOST_CANDIDATES
+        expected = eager(bound.spec, {}, CPU)([t.clone() for t in inputs_for(bound.spec, {}, CPU)])
+        for schedule in schedules:
+            tiled |= schedule.kernel_class == "tiled"
+            found = runner(kernel(bound, schedule), bound.spec, {}, CPU)(inputs_for(bound.spec, {}, CPU))
+            for mine, right in zip(found, expected, strict=True):
+                assert mine.dtype is right.dtype
+                rounding = 1e-2 if mine.dtype is BF16 else 1e-5
+                torch.testing.assert_close(mine, right, rtol=rounding, atol=rounding, equal_nan=True, msg=str(schedule))
+    assert tiled
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_fit(name: str) -> None:
+    """Every axis is walked once, by tiles of powers of two that are no larger than what they walk."""
+    for bound in bounds_of(CASES[name][0], *CASES[name][1]):
+        for schedule in candidates(bound.code):
+            assert sorted(axis for axes in schedule.order.values() for axis in axes) == list(range(len(bound.code.axes)))
+            for tile, block in schedule.block.items():
+                assert block & (block - 1) == 0 and block < 2 * point_count(bound.code, schedule.order[tile])
+
+
+# What is chosen -------------------------------------------------------------------------------------------------------
+
+
+def test_contiguous_tensors_have_one_tile_dimension() -> None:
+    """Their axes are one for every access, so that nothing has to be divided."""
+    spec = spec_of(lambda x, y: (x * y).sigmoid(), torch.empty(64, 56, 56, 32), torch.empty(64, 56, 56, 32))
+    assert {schedule.kernel_class for schedule in candidates(spec)} == {"flat"}
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_both_sides_of_a_transpose_are_contiguous(dtype: torch.dtype) -> None:
+    """Whether what is read or what is written has the wider elements."""
+    spec = spec_of(lambda x: x.view(32, 128, 16, 128).permute(0, 2, 3, 1).float().contiguous(),
+                   torch.empty(4096, 2048, dtype=dtype))
+    found = choose_schedule(spec)
+    innermost = {tile: axes[-1] for tile, axes in found.order.items()}
+    assert found.kernel_class == "tiled" and min(found.block.values()) >= 32
+    assert sorted(spec.axes[axis].size for axis in innermost.values()) == [128, 128]
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_what_varies_along_channels_is_computed_once_for_many_positions(dtype: torch.dtype) -> None:
+    shapes = [torch.empty(384) for _ in range(2)]
+    last = choose_schedule(spec_of(batch_norm, channels_last(128, 384, 14, 14, dtype=dtype), *shapes))
+    assert last.kernel_class == "tiled" and last.block["y"] >= 16 and last.block["x"] >= LANES
+    first = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 56, 56, dtype=dtype), *shapes))
+    assert first.kernel_class == "tiled" and first.block["x"] >= LANES
+
+
+def test_rows_of_odd_length_are_padded_without_dividing_the_index_of_every_element() -> None:
+    spec = spec_of(lambda x: F.pad(x, (0, 3)), torch.empty(4096, 50005, dtype=BF16))
+    found = choose_schedule(spec)
+    assert found.kernel_class == "tiled" and "//" not in write_kernels(spec, found, False).source
+
+
+def test_the_worked_example() -> None:
+    """The price of a transpose in runs is that of the lines it touches, in tiles that of its bytes."""
+    spec = spec_of(lambda x: x.t().contiguous(), torch.empty(4096, 4096))
+    cost = TileCost(spec, probe(spec))
+    (order,) = [schedule.order["x"] for schedule in candidates(spec) if schedule.kernel_class == "flat"][:1]
+    flat = cost.price(Schedule("flat", {"x": order}, {"x": 1024}, 4))
+    tiled = cost.price(Schedule("tiled", {"y": order[:1], "x": order[1:]}, {"y": 64, "x": 64}, 4))
+    assert 70 < flat < 90 and 30 < tiled < 45
