@@ -47,7 +47,8 @@ def inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> Iterator[Bounds
 def _all(build: Builder, bounds: Sequence[Bounds]) -> Value:
     checks = [build.compare(*check) for check in bounds]
     never = next((check for check in checks if check.name == "False"), None)
-    return never or functools.reduce(lambda left, right: build.expression("{0} & {1}", torch.bool, left, right), checks)
+    open_checks = [check for check in checks if check.name != "True"] or checks[:1]
+    return never or functools.reduce(lambda left, right: build.expression("{0} & {1}", torch.bool, left, right), open_checks)
 
 
 def under(build: Builder, bounds: Sequence[Bounds], body: Body, other: bool | int | float) -> Value:

@@ -18,8 +18,11 @@ import torch
 from dynafuse.lowering.triton.scopes import Line, Scope, Scopes
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Value
-from dynafuse.ops.indexing_math import limits
+from dynafuse.ops.indexing_math import known_nonnegative, limits
 from dynafuse.ops.literals import literal, opmath, triton_type
+
+Comparison = tuple[sympy.Expr, str, sympy.Expr]
+"""Left, operator, right."""
 
 OPPOSITES = {"<": ">=", ">=": "<", "<=": ">", ">": "<="}
 
@@ -34,7 +37,8 @@ class ControlFlow(Scopes):
         self.values_per_tile: dict[sympy.Symbol, int] = {}
         self.has_asserts = False  # whether the kernel checks something on the device
         self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
-        self.comparisons: dict[str, tuple[sympy.Expr, str, sympy.Expr]] = {}  # comparisons of index expressions by name
+        self.comparisons: dict[str, Comparison] = {}  # comparisons of index expressions by name
+        self._branch_comparisons: tuple[Comparison, ...] = ()  # what holds in the open branches
         self._uniform_conditions: dict[str, Line] = {}  # bool values with one outcome all over a tile, by name
 
     def tiles(self, expr: sympy.Expr) -> frozenset[str]:
@@ -55,6 +59,8 @@ class ControlFlow(Scopes):
         """Return the outcome of a comparison of index expressions: a literal where their ranges decide it."""
         left, right = sympy.sympify(left), sympy.sympify(right)
         outcome = _decide(left, op, right)
+        if outcome is None:
+            outcome = self._follows(sympy.expand(left - right), op)
         if outcome is not None:
             return Value(str(outcome), torch.bool)
         text = f"{{0}} {op} {{1}}"
@@ -63,6 +69,19 @@ class ControlFlow(Scopes):
         if self._is_uniform(left - right, op):
             self._uniform_conditions[condition.name] = Line(text, (left, right))
         return condition
+
+    def _follows(self, difference: sympy.Expr, op: str) -> bool | None:
+        """Return the outcome of a comparison with 0 if the masks and branches around it decide it, else None."""
+        if op not in ("<", ">="):
+            return None
+        around = [self.comparisons[mask.name] for mask in self.masks if mask.name in self.comparisons]
+        for left, known_op, right in (*around, *self._branch_comparisons):
+            known = sympy.expand(left - right)
+            if known_op in ("<", ">=") and known.free_symbols == difference.free_symbols:
+                gap = difference - known if known_op == ">=" else known - difference
+                if known_nonnegative(sympy.expand(gap)):
+                    return op == known_op
+        return None
 
     def _is_uniform(self, difference: sympy.Expr, op: str) -> bool:
         """Return whether ``difference`` compares with 0 alike all over a tile: then its first element tells."""
@@ -90,7 +109,7 @@ class ControlFlow(Scopes):
         if condition.name == "False":
             return if_false(self._dtype_of(if_true))
         if condition.name in self._uniform_conditions:
-            return self._branch_on(self._uniform_conditions[condition.name], if_true, if_false)
+            return self._branch_on(condition, if_true, if_false)
         left = self._under_mask(condition, if_true)
         right = self._under_mask(self._negate(condition), lambda: if_false(left.dtype))
         if left.name == right.name:
@@ -134,22 +153,29 @@ class ControlFlow(Scopes):
                 return self.compare(left, OPPOSITES[op], right)
         return self.expression("{0} == 0", torch.bool, condition)
 
-    def _branch_on(self, condition: Line, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]) -> Value:
+    def _branch_on(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]) -> Value:
         """Return the value of an ``if`` that a program evaluates once for its whole tile; the other side is not computed."""
-        true_scope, left = self._in_branch(Line(f"if {condition.text}:", condition.exprs), if_true)
-        false_scope, right = self._in_branch(Line("else:"), lambda: if_false(left.dtype))
+        line, comparison = self._uniform_conditions[condition.name], self.comparisons.get(condition.name)
+        opposite = None
+        if comparison and comparison[1] in OPPOSITES:
+            opposite = (comparison[0], OPPOSITES[comparison[1]], comparison[2])
+        true_scope, left = self._in_branch(Line(f"if {line.text}:", line.exprs), if_true, comparison)
+        false_scope, right = self._in_branch(Line("else:"), lambda: if_false(left.dtype), opposite)
         chosen = Value(self.new_name(), left.dtype, self._all_tiles)
         for scope, value in ((true_scope, left), (false_scope, right)):
             scope.lines.append(Line(f"{chosen.name} = {self._broadcast_text(value, left.dtype)}"))
         self.scope(chosen.tiles).lines.extend((true_scope, false_scope))
         return chosen
 
-    def _in_branch(self, header: Line, body: Callable[[], Value]) -> tuple[Scope, Value]:
-        """Return a new branch with ``body()``, which is computed in it."""
+    def _in_branch(self, header: Line, body: Callable[[], Value], holds: Comparison | None) -> tuple[Scope, Value]:
+        """Return a new branch with ``body()``, which is computed in it; ``holds`` is a comparison that is true there."""
         scope = Scope(header=header, is_branch=True)
+        outer = self._branch_comparisons
+        self._branch_comparisons = (*outer, holds) if holds else outer
         self.open_branches.append(scope)
         value = body()
         self.open_branches.pop()
+        self._branch_comparisons = outer
         return scope, value
 
     @property

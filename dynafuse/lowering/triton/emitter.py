@@ -22,12 +22,13 @@ from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
+from dynafuse.lowering.triton.propagation import argument, propagated
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.lowering.triton.scopes import PER_STEP
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
-from dynafuse.ops.indexing_math import symbol
+from dynafuse.ops.indexing_math import known_less, known_nonnegative, rejoin, symbol
 from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
 
@@ -70,6 +71,7 @@ class Emitter(ControlFlow):
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
         self.reduced: dict[int, Value] = {}  # the results of reductions, by op
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
+        self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
         self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
         self._rounded_texts: dict[tuple[str, torch.dtype], str] = {}  # rounded values before they were widened again
         self._current_op: int | None = None  # the op that is being lowered
@@ -128,8 +130,14 @@ class Emitter(ControlFlow):
         expr = sympy.sympify(expr)
         if expr.is_Integer:
             return Value(str(expr), torch.int64)
+        value = self._index_as(expr, torch.int64)
+        self.index_exprs[value.name] = expr
+        return value
+
+    def _index_as(self, expr: sympy.Expr, dtype: torch.dtype) -> Value:
+        """Return an index expression as a value of a dtype."""
         text = "{0}" if self._is_tensor(expr) else "{0} + 0"
-        return self.define(f"({text}).to(tl.int64)", torch.int64, self.tiles(expr), expr)
+        return self.define(f"({text}).to({triton_type(opmath(dtype))})", dtype, self.tiles(expr), expr)
 
     def _is_tensor(self, expr: sympy.Expr) -> bool:
         """Return whether the text of an index expression is a Triton tensor rather than a Python number."""
@@ -137,6 +145,11 @@ class Emitter(ControlFlow):
 
     def indirect(self, value: Value, size: sympy.Expr) -> sympy.Expr:
         """Return an integer that is in ``[0, size)`` as an index expression."""
+        expr = self._proven_index(value, size)
+        if expr is not None:
+            return expr
+        if value.dtype is torch.int64 and value.tiles and not self.spec.wide:  # offsets have 32 bits, and it is in range
+            value = self.define(f"{value}.to(tl.int32)", torch.int64, value.tiles)
         index = symbol(value.name, size)
         self.tile_of[index] = value.tiles
         return index
@@ -144,13 +157,21 @@ class Emitter(ControlFlow):
     def loaded_index(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False,
                      trusted: bool = False) -> Value:
         """Return the integer that ``arg`` holds at an index, in range; what is not proven to be is checked in the kernel."""
-        value = self.as_tensor(self.cast(self.operand(arg, index), torch.int64))
+        value = self.cast(self.operand(arg, index), torch.int64)
+        if self._proven_index(value, size) is not None:
+            return value
+        value = self.as_tensor(value)
         value_range = self.ranges.of(arg)
         if wraps and not value_range.at_least(sympy.S.Zero):
             value = self.define(f"tl.where({value} < 0, {value} + {{0}}, {value})", torch.int64, value.tiles, size)
         if self.check_indices and not trusted:
             self._assert_in_range(value, size, wraps, value_range)
         return value
+
+    def _proven_index(self, value: Value, size: sympy.Expr) -> sympy.Expr | None:
+        """Return the index expression that an integer is, if it is one in ``[0, size)``."""
+        expr = sympy.Integer(value.name) if value.name.isdigit() else self.index_exprs.get(value.name)
+        return expr if expr is not None and known_nonnegative(expr) and known_less(expr, size) else None
 
     def _assert_in_range(self, value: Value, size: sympy.Expr, wraps: bool, value_range: Range) -> None:
         """Let the kernel stop where an index is out of range, unless the element is masked off."""
@@ -173,6 +194,8 @@ class Emitter(ControlFlow):
             return Value(value.name, dtype, value.tiles)
         if is_literal(value):
             return self.constant(number(value.name, value.dtype), dtype)
+        if value.name in self.index_exprs and dtype in (torch.float32, torch.float64):
+            return self._index_as(self.index_exprs[value.name], dtype)
         return self.define(escape(conversion(value.name, value.dtype, dtype)), dtype, value.tiles)
 
     # ------------------------------------------------------------------ ops
@@ -225,6 +248,7 @@ class Emitter(ControlFlow):
         """Return the value of a row's expression, over operands that are cast and rounded as the row says."""
         dtype = compute_dtype(row, call, self)
         operands: list[Any] = []
+        exprs: list[sympy.Expr | None] = []
         tiles: frozenset[str] = frozenset()
         for i, arg in enumerate(call.args.values()):
             if isinstance(arg, Ref):
@@ -235,18 +259,24 @@ class Emitter(ControlFlow):
                 value = self.broadcast(arg, index, None if i in row.raw else dtype, narrow)
                 tiles |= value.tiles
                 operands.append(wrap(value.name))
+                exprs.append(self.index_exprs.get(value.name))
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
                 value = self.cast(self.index_value(arg), dtype or call.dtype)
                 tiles |= value.tiles
                 operands.append(value.name)
+                exprs.append(argument(arg))
             else:
+                exprs.append(argument(arg))
                 self.used_scalars |= {arg.name} if isinstance(arg, HoistedScalar) else set()
                 operands.append(comparand(row, arg, dtype))
+        guard = self.spec.ops[position].guard
+        expr = None if guard else propagated(call, exprs, self.spec.wide)
+        if expr is not None:
+            return self.index_value(expr)
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
         text = escape(_expression_text(row, context, operands))
         result = self.define(text, call.dtype, tiles, comment=f"%{position} {call.target}")
-        guard = self.spec.ops[position].guard
         if not guard:
             return result
         return self.define(f"tl.where({self._fold_has_term(guard)}, {result}, {operands[0]})", call.dtype, tiles)
@@ -389,7 +419,7 @@ def _scatter(row: Row) -> Scatter:
 
 def _offset(layout: Layout, index: Index) -> sympy.Expr:
     """Return the offset of an index in elements."""
-    return sympy.expand(sum((i * stride for i, stride in zip(index, layout.stride, strict=True)), sympy.S.Zero))
+    return rejoin(sympy.expand(sum((i * stride for i, stride in zip(index, layout.stride, strict=True)), sympy.S.Zero)))
 
 
 def _expression_text(row: Row, context: Context, operands: list[Any]) -> str:

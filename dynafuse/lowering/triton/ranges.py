@@ -89,7 +89,7 @@ class Ranges:
         return self._ops[position]
 
     def _compute(self, row: Row, call: Call) -> Range:
-        rule = _moved if row.kind is Kind.VIEW else RULES.get(_op_name(call))
+        rule = _moved if row.kind is Kind.VIEW else RULES.get(op_name(call))
         if rule is None or call.dtype.is_floating_point:
             return _dtype_range(call.dtype)
         return _wrapped(rule(call, Operands(self, call.dtype)), call.dtype)
@@ -112,7 +112,7 @@ class Operands:
         return tuple(map(sympy.sympify, spec.tensor(arg).shape))
 
 
-def _op_name(call: Call) -> str:
+def op_name(call: Call) -> str:
     """Return the name of an op of torch without its overload; "" for any other op."""
     namespace, _, name = call.target.name().partition("::")
     return name.partition(".")[0] if namespace in ("aten", "prims") else ""
@@ -251,6 +251,13 @@ def _remainder(call: Call, of: Operands) -> Range:
     return Range(sympy.S.Zero, divisor.high - 1) if divisor.at_least(sympy.S.One) else UNKNOWN
 
 
+def _fmod(call: Call, of: Operands) -> Range:
+    """Return the range of a remainder that has the sign of its dividend, and is not farther from 0 than that."""
+    most = _smaller(_larger(of(call["other"]), -of(call["other"])) + -of(1), _larger(of(call["self"]), -of(call["self"])))
+    low = sympy.S.Zero if of(call["self"]).at_least(sympy.S.Zero) else -most.high
+    return Range(low, most.high)
+
+
 def _and(call: Call, of: Operands) -> Range:
     """Return the range of a bitwise and, which is not above an operand that is never negative."""
     operands = (of(call["self"]), of(call["other"]))
@@ -281,6 +288,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     "where": _where, "constant_pad_nd": _pad,
     "add": _add, "sub": _sub, "mul": _mul, "neg": _neg, "abs": _abs,
-    "maximum": _maximum, "minimum": _minimum, "remainder": _remainder, "bitwise_and": _and, "inductor_randint": _randint,
+    "maximum": _maximum, "minimum": _minimum, "remainder": _remainder, "fmod": _fmod, "bitwise_and": _and,
+    "inductor_randint": _randint,
 }
 """The range of an op's elements from those of its operands, by its name without the overload."""

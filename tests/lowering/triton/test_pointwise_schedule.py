@@ -158,6 +158,55 @@ def test_rows_of_odd_length_are_padded_without_dividing_the_index_of_every_eleme
     assert found.kernel_class == "tiled" and "//" not in write_kernels(spec, found, False).source
 
 
+# Index expressions ----------------------------------------------------------------------------------------------------
+
+
+def kernel_of(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
+    spec = spec_of(function, *inputs)
+    return write_kernels(spec, choose_schedule(spec), False).source.partition("import libm as lm")[2]
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x[(torch.arange(28) + 3) % 28] * 2,
+    lambda x: x[torch.arange(7)[:, None] * 4 + torch.arange(4)] * 2,
+    lambda x: x[27 - torch.arange(28)] * 2,
+    lambda x: x[torch.arange(55) // 2] * 2,
+    lambda x: x.index_select(0, torch.arange(28).fmod(5)) * 2,
+], ids=["rolled", "unfolded", "flipped", "repeated", "fmod"])
+def test_what_is_computed_from_indices_alone_needs_no_check(function: Callable[..., Any]) -> None:
+    source = kernel_of(function, torch.empty(28, 300))
+    assert "device_assert" not in source and "int64" not in source
+
+
+def test_an_index_that_might_be_negative_is_checked() -> None:
+    source = kernel_of(lambda x: x[torch.arange(28) - 3] * 2, torch.empty(28, 300))
+    assert "tl.where" in source  # from the end
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x[torch.arange(28) * 2**40 % 28], lambda x: x[(torch.arange(28) * 2**61 * 9) % 28],
+    lambda x: x * (torch.arange(28) + 2**31)[:, None], lambda x: x * (torch.arange(28) * 2**62 * 4 + 5)[:, None],
+    lambda x: x[-(torch.arange(28) + 1)], lambda x: x[(torch.arange(28) - 30) % 28],
+    lambda x: x * torch.fmod(torch.arange(28) - 30, 4)[:, None], lambda x: x * ((torch.arange(28) - 30) // 4)[:, None],
+])
+def test_integers_that_are_large_or_negative(function: Callable[..., Any]) -> None:
+    for bound in bounds_of(function, torch.empty(28, 300)):
+        inputs = inputs_for(bound.spec, {}, CPU)
+        expected = eager(bound.spec, {}, CPU)(inputs)
+        found = runner(kernel(bound, choose_schedule(bound.code)), bound.spec, {}, CPU)(inputs)
+        for mine, right in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, right)
+
+
+def test_what_a_branch_has_decided_is_not_asked_again() -> None:
+    """The padding of the second half of a cat is that of its last column alone."""
+    source = kernel_of(lambda x, y: torch.cat([x, F.pad(y.exp(), (0, 1))]), torch.empty(256, 1024), torch.empty(256, 1023))
+    assert ">= 0" not in source
+
+
+# Prices ---------------------------------------------------------------------------------------------------------------
+
+
 def test_the_worked_example() -> None:
     """The price of a transpose in runs is that of the lines it touches, in tiles that of its bytes."""
     spec = spec_of(lambda x: x.t().contiguous(), torch.empty(4096, 4096))
