@@ -15,6 +15,7 @@ Values of 16-bit and 8-bit floats live in float32 inside a kernel (their opmath 
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -24,6 +25,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 MINUS_ZERO = "lm.minus_zero"
 """The function of generated kernels that makes -0.0 in a dtype."""
+
+MOST_ODD_DIVISOR = 129
+"""The largest odd divisor for which ``lm.div_by`` is tested; factors of two change no rounding."""
 
 _INFINITIES = {math.inf: 'float("inf")', -math.inf: 'float("-inf")'}
 
@@ -97,6 +101,23 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return str(bool(value))
     return _float_literal(float(value), dtype) if dtype.is_floating_point else str(_wrapped(int(value), dtype))
+
+
+def reciprocal_parts(divisor: int) -> tuple[float, float] | None:
+    """Two float32 numbers whose sum is the reciprocal of an integer, for ``lm.div_by``; None where it rounds otherwise.
+
+    That it rounds every quotient as a division does is tested for all float32 numbers and these divisors.
+    """
+    odd = divisor // (divisor & -divisor) if divisor > 0 else 0
+    if not 1 <= odd <= MOST_ODD_DIVISOR or divisor < 2 or divisor > 1 << 20:
+        return None
+    high = _as_float32(1 / divisor)
+    return high, _as_float32(1 / divisor - high)
+
+
+def _as_float32(value: float) -> float:
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return float(rounded)
 
 
 def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:

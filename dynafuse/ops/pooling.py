@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 
 from dynafuse.ops.indexing import Bounds, inside, under
 from dynafuse.ops.indexing_math import as_expr, floordiv
-from dynafuse.ops.literals import opmath
+from dynafuse.ops.literals import literal, opmath, reciprocal_parts
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Lower, Value, eager, register, rewrite
 
@@ -248,8 +248,20 @@ def _avg_pool(build: Builder, call: Call, index: Index) -> Value:
 def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
     """Return ``total`` over the divisor of the window at ``at``."""
     common = _common_divisor(call)
-    count = build.constant(common, torch.int64) if common else _count(build, call, at, sizes)
-    return build.expression("lm.div({0}, {1})", call.dtype, total, build.cast(count, opmath(call.dtype)))
+    if common:
+        return _quotient(build, call, total, common)
+    count = build.cast(_count(build, call, at, sizes), opmath(call.dtype))
+    return build.expression("lm.div({0}, {1})", call.dtype, total, count)
+
+
+def _quotient(build: Builder, call: Call, total: Value, count: int) -> Value:
+    """Return ``total / count``, rounded as a division is; by the parts of the reciprocal where that is faster."""
+    wide = opmath(call.dtype)
+    parts = reciprocal_parts(count) if wide is torch.float32 else None
+    if parts is None:
+        return build.expression("lm.div({0}, {1})", call.dtype, total, build.constant(count, wide))
+    high, low = (literal(part, wide) for part in parts)
+    return build.expression(f"lm.div_by({{0}}, {high}, {low})", call.dtype, total)
 
 
 def _common_divisor(call: Call) -> int:
@@ -328,7 +340,7 @@ def _adaptive_pool_backward(build: Builder, call: Call, index: Index) -> Value:
 
 
 def _divided(build: Builder, call: Call, total: Value, lengths: Sequence[int]) -> Value:
-    return build.expression("lm.div({0}, {1})", call.dtype, total, build.constant(math.prod(lengths), opmath(call.dtype)))
+    return _quotient(build, call, total, math.prod(lengths))
 
 
 def _adaptive_rank(call: Call) -> int:

@@ -83,6 +83,11 @@ def device_assert(condition: tl.tensor, message: str) -> None:
         raise IndexOutOfRange(message)
 
 
+def _fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Return ``x * y + z`` with one rounding, if the sum needs no more bits than float64 has."""
+    return (x.double() * y.double() + z.double()).to(x.dtype)
+
+
 def _rsqrt(x: torch.Tensor) -> torch.Tensor:
     return 1 / x.sqrt()
 
@@ -126,6 +131,7 @@ erfcx = _elementwise(torch.special.erfcx)
 rint = _elementwise(torch.round)
 sqrt_rn = _elementwise(torch.sqrt)
 div_rn = _elementwise(torch.true_divide)
+fma = _elementwise(_fma)
 rsqrt = _elementwise(_rsqrt)
 cbrt = _elementwise(_cbrt)
 

@@ -205,6 +205,17 @@ def div(x, y):
 
 
 @jit
+def div_by(x, high, low):
+    """Return float32 ``x`` over an integer whose reciprocal is ``high + low``, rounded as ``div`` does where normal.
+
+    Source: Brisebarre and Muller, "Correctly rounded multiplication by arbitrary precision constants", 2008. Zeros and
+    infinities, which are their own quotients, would become zeros of another sign and NaNs.
+    """
+    product = x * high
+    return tl.where(product == x, x, libdevice.fma(x, tl.full([], high, tl.float32), x * low))
+
+
+@jit
 def fmod(x, y):
     return libdevice.fmod(x, y)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynafuse.ops.literals import MOST_ODD_DIVISOR, reciprocal_parts
 from tests.support.pointwise_harness import DEVICE, load
 
 SIZE = 32
@@ -115,6 +116,31 @@ def test_binary(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.testing.assert_close(
         run(f"lm.{name}(x0, x1)", [x, y], torch.empty_like(x), tmp_path), BINARY[name](x, y), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 9, 14, 25, 96, 129])
+def test_division_by_a_small_integer(divisor: int, tmp_path: Path) -> None:
+    x = torch.cat([values(0, torch.float32)[4:], torch.tensor([3e38, -0.0, 1e-30, -torch.inf])])
+    parts = reciprocal_parts(divisor)
+    assert parts
+    found = run(f"lm.div_by(x0, {parts[0]!r}, {parts[1]!r})", [x], torch.empty_like(x), tmp_path)
+    bits, expected = found.view(torch.int32), (x / divisor).view(torch.int32)
+    assert torch.equal(bits[~x.isnan()], expected[~x.isnan()]) and torch.equal(found.isnan(), x.isnan())
+
+
+def test_short_divisions_round_like_divisions() -> None:
+    """For all significands: neither sign nor exponent matters, but for overflow and subnormal numbers."""
+    x = (torch.arange(1 << 23, dtype=torch.int32) | (127 << 23)).view(torch.float32)
+    for divisor in range(3, MOST_ODD_DIVISOR + 1, 2):
+        parts = reciprocal_parts(divisor)
+        assert parts
+        rest = x * parts[1]  # in float32; the sum below is exact in float64
+        assert torch.equal((x.double() * parts[0] + rest.double()).float(), (x.double() / divisor).float()), divisor
+
+
+@pytest.mark.parametrize("divisor", [-3, 0, 1, MOST_ODD_DIVISOR + 2, 1 << 30])
+def test_other_divisions_stay_divisions(divisor: int) -> None:
+    assert reciprocal_parts(divisor) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8], ids=str)
