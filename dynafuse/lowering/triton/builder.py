@@ -6,7 +6,7 @@ Worked example: ``tile_dimension(builder, "r", "0", 4096, axes, emitter)`` defin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import sympy

@@ -122,7 +122,7 @@ class ControlFlow(Scopes):
     def _dtype_of(self, body: Callable[[], Value]) -> torch.dtype:
         """Return the dtype of a value that nothing computes: its lines are dropped, and what they check."""
         asserts = self.has_asserts
-        _, value = self._in_branch(Line("if False:"), body)
+        _, value = self._in_branch(Line("if False:"), body, None)
         self.has_asserts = asserts
         return value.dtype
 
