@@ -44,7 +44,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Second:
-    """The executor that came second for a step.
+    """The second-best executor for a step.
 
     ``us`` is its time in microseconds, of the ``device`` or the ``host`` (``of``), whichever bounds the graph. ``more`` is
     how much longer that is than the chosen executor's, relatively; None where the chosen one takes no time.

@@ -27,7 +27,7 @@ NO_LIMIT = 1 << 30
 
 
 @contextlib.contextmanager
-def beside_what_is_compiled(backend: Callable[..., Any]) -> Iterator[None]:
+def isolated(backend: Callable[..., Any]) -> Iterator[None]:
     """Let Dynamo compile with ``backend``, which has to be a new object, as if nothing had been compiled before."""
     codes: dict[int, CodeType] = {}
     reasons_before = len(graph_break_reasons)
@@ -35,8 +35,8 @@ def beside_what_is_compiled(backend: Callable[..., Any]) -> Iterator[None]:
     backends_before = set(eval_frame.cached_backends)
     limits = torch._dynamo.config.patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT)
     try:
-        _try_again()
-        with limits, _no_profile(), _own_resumptions():
+        _retry_given_up()
+        with limits, _no_profile(), _fresh_resumptions():
             yield
     finally:
         hook.remove()
@@ -62,7 +62,7 @@ def _no_profile() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_resumptions() -> Iterator[None]:
+def _fresh_resumptions() -> Iterator[None]:
     """Give Dynamo an empty cache of the functions that resume after graph breaks."""
     caches = resume_execution.ContinueExecutionCache
     before = caches.cache, caches.generated_code_metadata
@@ -73,7 +73,7 @@ def _own_resumptions() -> Iterator[None]:
         caches.cache, caches.generated_code_metadata = before
 
 
-def _try_again() -> None:
+def _retry_given_up() -> None:
     """Reset the functions that could not be compiled: their code objects hold nothing but that fact."""
     for reference in list(convert_frame.input_codes.seen):
         code = reference()
@@ -90,7 +90,7 @@ def _forget(code: CodeType, backend: Callable[..., Any]) -> None:
         return
     for entry in ours:
         manager: Any = entry.guard_manager
-        manager.extra_state.invalidate(entry, _Gone("it was compiled to be explained"))
+        manager.extra_state.invalidate(entry, _Removed("it was compiled to be explained"))
 
 
 def _compiled_by(entry: Any, backend: Callable[..., Any]) -> bool:
@@ -98,7 +98,7 @@ def _compiled_by(entry: Any, backend: Callable[..., Any]) -> bool:
     return getattr(entry.backend, "compiler_fn", entry.backend) is backend
 
 
-class _Gone(DeletedGuardManagerWrapper):
+class _Removed(DeletedGuardManagerWrapper):
     """The guards of a removed entry. Dynamo counts a recompilation where these objects equal a frame's: none does."""
 
     def __init__(self, reason: str) -> None:

@@ -9,24 +9,24 @@ const SVG = "http://www.w3.org/2000/svg";
 const by = id => document.getElementById(id);
 const string = i => DATA.strings[i];
 
-let graph; // the one that is shown
-let pinned = null; // the step that was chosen; the details return to it
-let shown = null; // the step that the details are about
+let graph; // the graph that is shown
+let pinned = null; // the step that was clicked, which the details return to
+let shown = null; // the step in the details
 
-// ------------------------------------------------------------------ making elements; whatever is text is set as text
+// ------------------------------------------------------------------ elements; whatever is text is set as text
 
 function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children.filter(child => child !== null));
-  return made;
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children.filter(child => child !== null));
+  return node;
 }
 
-function drawn(name, attributes = {}, content = null) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (content !== null) made.textContent = content;
-  return made;
+function svgElement(name, attributes = {}, content = null) {
+  const node = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (content !== null) node.textContent = content;
+  return node;
 }
 
 const colour = executor => `var(--${executor in LETTERS ? executor : "other"})`;
@@ -48,37 +48,37 @@ function fitting(text, width, font) { // as much of a text as fits, in pixels
   return cut(text, most);
 }
 
-// ------------------------------------------------------------------ a graph's indices, made when it is first shown
+// ------------------------------------------------------------------ a graph's indices, computed when it is first shown
 
-function indexed(one) {
-  if (one.rowsOf) return one;
-  one.rowsOf = Array.from({length: one.rows}, () => []);
-  one.reads = one.steps.map(() => []);
-  one.readers = one.steps.map(() => []);
-  one.from = Array.from({length: one.rows}, () => []);
-  one.refusalsOf = one.steps.map(() => []);
-  one.alike = new Map();
-  one.steps.forEach((step, i) => {
+function indexed(data) {
+  if (data.rowsOf) return data;
+  data.rowsOf = Array.from({length: data.rows}, () => []);
+  data.reads = data.steps.map(() => []);
+  data.readers = data.steps.map(() => []);
+  data.from = Array.from({length: data.rows}, () => []);
+  data.refusalsOf = data.steps.map(() => []);
+  data.alike = new Map();
+  data.steps.forEach((step, i) => {
     step.id = i;
-    one.rowsOf[step.row].push(i);
-    if (step.key) one.alike.set(step.key, [...(one.alike.get(step.key) ?? []), i]);
+    data.rowsOf[step.row].push(i);
+    if (step.key) data.alike.set(step.key, [...(data.alike.get(step.key) ?? []), i]);
     step.search = [step.name, step.executor, step.key ?? "", string(step.label), ...step.ops.map(o => string(o[0])),
       step.forced ? `forced ${step.forced}` : ""].join(" ").toLowerCase();
   });
-  for (const edge of [...one.edges, ...one.far]) {
-    one.reads[edge[1]].push(edge[0]);
-    one.readers[edge[0]].push(edge[1]);
+  for (const edge of [...data.edges, ...data.far]) {
+    data.reads[edge[1]].push(edge[0]);
+    data.readers[edge[0]].push(edge[1]);
   }
-  one.edges.forEach((edge, i) => one.from[one.steps[edge[0]].row].push(i));
-  one.refusals.forEach((refusal, i) => new Set([...refusal[4], ...refusal[5]]).forEach(s => one.refusalsOf[s].push(i)));
-  one.rowsOf.forEach(row => row.sort((a, b) => one.steps[a].x - one.steps[b].x));
-  return one;
+  data.edges.forEach((edge, i) => data.from[data.steps[edge[0]].row].push(i));
+  data.refusals.forEach((refusal, i) => new Set([...refusal[4], ...refusal[5]]).forEach(s => data.refusalsOf[s].push(i)));
+  data.rowsOf.forEach(row => row.sort((a, b) => data.steps[a].x - data.steps[b].x));
+  return data;
 }
 
 // ------------------------------------------------------------------ the picture: only what is in view is there
 
 const canvas = by("canvas"), picture = by("picture");
-const edgeLayer = drawn("g"), boxLayer = drawn("g");
+const edgeLayer = svgElement("g"), boxLayer = svgElement("g");
 canvas.append(edgeLayer, boxLayer);
 const boxes = new Map(), edges = new Map();
 const topOf = row => BOX.top + row * BOX.pitch;
@@ -110,24 +110,24 @@ function drawView() {
 }
 
 function keep(map, wanted, layer, make) {
-  for (const [i, made] of map) if (!wanted.has(i)) { made.remove(); map.delete(i); }
-  for (const i of wanted) if (!map.has(i)) { const made = make(i); map.set(i, made); layer.append(made); }
+  for (const [i, node] of map) if (!wanted.has(i)) { node.remove(); map.delete(i); }
+  for (const i of wanted) if (!map.has(i)) { const node = make(i); map.set(i, node); layer.append(node); }
 }
 
 function box(i) {
   const step = graph.steps[i];
   const label = `${step.name}, ${step.executor}: ${string(step.label)}; ${fixed(step.us)} microseconds`;
   const us = step.us === undefined ? "" : `${fixed(step.us)} µs`, room = BOX.width - 40;
-  const made = drawn("g", {class: "box", role: "button", tabindex: i === focusable ? 0 : -1, "data-step": i, "aria-label": label,
-    transform: `translate(${step.x - BOX.width / 2} ${topOf(step.row)})`});
-  made.append(
-    drawn("rect", {class: "body", width: BOX.width, height: BOX.height, rx: 6}),
-    drawn("rect", {width: 24, height: BOX.height, rx: 6, fill: colour(step.executor)}),
-    drawn("text", {class: "letter", x: 12, y: 26}, letter(step.executor)),
-    drawn("text", {class: "name", x: 32, y: 17}, fitting(step.name, room - 7.5 * us.length - 6, "600 12px")),
-    drawn("text", {class: "us", x: BOX.width - 8, y: 17}, us),
-    drawn("text", {class: "ops", x: 32, y: 33}, fitting(cut(string(step.label), 48), room, "11px")));
-  return made;
+  const group = svgElement("g", {class: "box", role: "button", tabindex: i === focusable ? 0 : -1, "data-step": i,
+    "aria-label": label, transform: `translate(${step.x - BOX.width / 2} ${topOf(step.row)})`});
+  group.append(
+    svgElement("rect", {class: "body", width: BOX.width, height: BOX.height, rx: 6}),
+    svgElement("rect", {width: 24, height: BOX.height, rx: 6, fill: colour(step.executor)}),
+    svgElement("text", {class: "letter", x: 12, y: 26}, letter(step.executor)),
+    svgElement("text", {class: "name", x: 32, y: 17}, fitting(step.name, room - 7.5 * us.length - 6, "600 12px")),
+    svgElement("text", {class: "us", x: BOX.width - 8, y: 17}, us),
+    svgElement("text", {class: "ops", x: 32, y: 33}, fitting(cut(string(step.label), 48), room, "11px")));
+  return group;
 }
 
 function line(edge, kind = "") {
@@ -140,18 +140,18 @@ function line(edge, kind = "") {
     const [x0, y0] = points[i - 1], [x1, y1] = points[i], middle = (y0 + y1) / 2;
     path += x0 === x1 ? `L${points[i]}` : `C${x0},${middle} ${x1},${middle} ${x1},${y1}`;
   }
-  return drawn("path", {class: `edge ${kind}`, d: path});
+  return svgElement("path", {class: `edge ${kind}`, d: path});
 }
 
 function mark() { // what the step that is shown has to do with the others
   const step = shown === null ? null : graph.steps[shown];
   const alike = new Set(step?.key ? graph.alike.get(step.key) : []);
-  for (const [i, made] of boxes) {
-    made.classList.toggle("shown", i === shown);
-    made.classList.toggle("alike", i !== shown && alike.has(i));
+  for (const [i, group] of boxes) {
+    group.classList.toggle("shown", i === shown);
+    group.classList.toggle("alike", i !== shown && alike.has(i));
   }
-  for (const [i, made] of edges) made.classList.toggle("shown", graph.edges[i][0] === shown || graph.edges[i][1] === shown);
-  edgeLayer.querySelectorAll(".far").forEach(made => made.remove());
+  for (const [i, path] of edges) path.classList.toggle("shown", graph.edges[i][0] === shown || graph.edges[i][1] === shown);
+  edgeLayer.querySelectorAll(".far").forEach(path => path.remove());
   if (step) graph.far.filter(e => e.includes(shown)).slice(0, 60).forEach(e => edgeLayer.append(line(e, "far shown")));
   drawMark();
   document.querySelectorAll("#steps tr[data-step]").forEach(row => row.classList.toggle("shown", +row.dataset.step === shown));
@@ -230,29 +230,30 @@ function drawTotals() {
   let x = 0;
   graph.ends = graph.steps.map(step => {
     const width = total ? (step.us ?? 0) / total * 10000 : 0;
-    timeline.append(drawn("rect", {x, y: 4, width: Math.max(width - Math.min(7, 0.15 * width), 1), height: 22, fill: colour(step.executor)}));
+    timeline.append(svgElement("rect", {x, y: 4, width: Math.max(width - Math.min(7, 0.15 * width), 1), height: 22,
+      fill: colour(step.executor)}));
     return x += width;
   });
-  timeline.append(drawn("rect", {class: "mark", y: 1, height: 28, width: 0}));
+  timeline.append(svgElement("rect", {class: "mark", y: 1, height: 28, width: 0}));
 }
 
 function drawMark() {
-  const made = timeline.querySelector(".mark");
-  if (!made) return;
+  const marker = timeline.querySelector(".mark");
+  if (!marker) return;
   const start = shown === null || shown === 0 ? 0 : graph.ends[shown - 1];
-  made.setAttribute("x", start);
-  made.setAttribute("width", shown === null ? 0 : Math.max(graph.ends[shown] - start, 10));
-  made.style.display = shown === null ? "none" : "";
+  marker.setAttribute("x", start);
+  marker.setAttribute("width", shown === null ? 0 : Math.max(graph.ends[shown] - start, 10));
+  marker.style.display = shown === null ? "none" : "";
 }
 
-function under(event) {
+function stepUnder(event) {
   const bounds = timeline.getBoundingClientRect(), x = (event.clientX - bounds.left) / bounds.width * 10000;
   return Math.max(0, graph.ends.findIndex(end => end >= x));
 }
 
-timeline.addEventListener("pointermove", event => show(under(event)));
+timeline.addEventListener("pointermove", event => show(stepUnder(event)));
 timeline.addEventListener("pointerleave", () => show(pinned));
-timeline.addEventListener("click", event => { pin(under(event)); reveal(pinned); });
+timeline.addEventListener("click", event => { pin(stepUnder(event)); reveal(pinned); });
 
 // ------------------------------------------------------------------ the details of one step
 
@@ -275,22 +276,22 @@ function hint() {
 }
 
 function details(step) {
-  const made = [element("div", {class: "title"}, badge(step.executor), element("h3", {}, step.name),
+  const parts = [element("div", {class: "title"}, badge(step.executor), element("h3", {}, step.name),
     element("span", {class: "soft"}, step.executor + (step.kernel_class ? `, ${step.kernel_class} kernel` : "")))];
   const facts = [`${megabytes(step.bytes)} MB`, `${fixed(step.us)} µs on the device`, `${fixed(step.host)} µs on the host`];
-  made.push(element("p", {}, facts.join(" · ")));
-  if (step.reason !== undefined) made.push(element("p", {}, `Runs eager: ${string(step.reason)}`));
-  if (step.forced) made.push(element("p", {}, `Forced to ${step.forced}`));
-  for (const reason of step.fallback ?? []) made.push(element("p", {}, `Fell back: asked for ${string(reason)}`));
-  for (const note of step.notes ?? []) made.push(element("p", {}, string(note)));
-  made.push(...prices(step), ...section("Ops", list(step.ops.map(([name, n]) => string(name) + (n > 1 ? ` ×${n}` : "")), 30)));
-  if (step.key) made.push(...kernel(step));
-  made.push(...section("Reads", links(graph.reads[step.id])), ...section("Read by", links(graph.readers[step.id])));
-  if (step.lines) made.push(...section("Your code", list(step.lines.map(string), 8, "code")));
-  if (step.merges) made.push(...section("Merged along", list(step.merges.map(string), 12)));
+  parts.push(element("p", {}, facts.join(" · ")));
+  if (step.reason !== undefined) parts.push(element("p", {}, `Runs eager: ${string(step.reason)}`));
+  if (step.forced) parts.push(element("p", {}, `Forced to ${step.forced}`));
+  for (const reason of step.fallback ?? []) parts.push(element("p", {}, `Fell back: asked for ${string(reason)}`));
+  for (const note of step.notes ?? []) parts.push(element("p", {}, string(note)));
+  parts.push(...prices(step), ...section("Ops", list(step.ops.map(([name, n]) => string(name) + (n > 1 ? ` ×${n}` : "")), 30)));
+  if (step.key) parts.push(...kernel(step));
+  parts.push(...section("Reads", links(graph.reads[step.id])), ...section("Read by", links(graph.readers[step.id])));
+  if (step.lines) parts.push(...section("Your code", list(step.lines.map(string), 8, "code")));
+  if (step.merges) parts.push(...section("Merged along", list(step.merges.map(string), 12)));
   const refused = graph.refusalsOf[step.id];
-  if (refused.length) made.push(...section(`Rejected merges (${refused.length})`, list(refused.map(told), 12)));
-  return made;
+  if (refused.length) parts.push(...section(`Rejected merges (${refused.length})`, list(refused.map(refusalText), 12)));
+  return parts;
 }
 
 const section = (title, content) => content ? [element("h4", {}, title), content] : [];
@@ -304,40 +305,40 @@ function list(texts, most, kind = "span") {
 
 function links(steps) {
   if (!steps.length) return null;
-  const made = steps.slice(0, 24).map(i => stepButton(i));
-  if (steps.length > 24) made.push(element("span", {class: "soft"}, `${steps.length - 24} more`));
-  return element("div", {class: "links"}, ...made);
+  const buttons = steps.slice(0, 24).map(i => stepButton(i));
+  if (steps.length > 24) buttons.push(element("span", {class: "soft"}, `${steps.length - 24} more`));
+  return element("div", {class: "links"}, ...buttons);
 }
 
 function stepButton(i) {
-  const made = element("button", {type: "button"}, cut(graph.steps[i].name, 40));
-  made.addEventListener("click", event => { event.stopPropagation(); pin(i); reveal(i); });
-  return made;
+  const button = element("button", {type: "button"}, cut(graph.steps[i].name, 40));
+  button.addEventListener("click", event => { event.stopPropagation(); pin(i); reveal(i); });
+  return button;
 }
 
 function prices(step) {
   const measured = step.measured ?? {};
   const names = [...new Set([...(step.prices ?? []).map(p => p[0]), ...Object.keys(measured)])];
   if (names.length < 2 && !step.measured) return [];
-  const found = new Map((step.prices ?? []).map(p => [p[0], p]));
+  const priceOf = new Map((step.prices ?? []).map(p => [p[0], p]));
   const head = ["executor", "device µs", "host µs", ...(step.measured ? ["measured µs"] : [])];
   const rows = names.map(name => {
-    const [, us, host] = found.get(name) ?? [];
+    const [, us, host] = priceOf.get(name) ?? [];
     const cells = [name, fixed(us), fixed(host), ...(step.measured ? [fixed(measured[name])] : [])];
     return element("tr", name === step.executor ? {class: "chosen"} : {}, ...cells.map(cell => element("td", {}, cell)));
   });
   const table = element("table", {}, element("thead", {}, element("tr", {},
     ...head.map(title => element("th", {scope: "col"}, title)))), element("tbody", {}, ...rows));
-  const made = section("Prices", table);
+  const parts = section("Prices", table);
   if (step.second) {
     const [name, of, , more] = step.second;
-    made.push(element("p", {}, `Next best is ${name}` + (more === null ? "." : `: ${percent(more)} of ${of} time.`)));
+    parts.push(element("p", {}, `Next best is ${name}` + (more === null ? "." : `: ${percent(more)} of ${of} time.`)));
   }
-  if (step.unsure) made.push(element("p", {}, `Too close to call: ${step.unsure.join(", ")}.`));
+  if (step.unsure) parts.push(element("p", {}, `Too close to call: ${step.unsure.join(", ")}.`));
   for (const [name, , , override] of others(step)) {
-    if (override) made.push(element("p", {}, `${name} would win with `, element("code", {}, override), "."));
+    if (override) parts.push(element("p", {}, `${name} would win with `, element("code", {}, override), "."));
   }
-  return made;
+  return parts;
 }
 
 function reuse(step) {
@@ -346,19 +347,19 @@ function reuse(step) {
 
 function kernel(step) {
   const alike = graph.alike.get(step.key).filter(i => i !== step.id);
-  const made = section("Kernel", element("code", {}, step.key));
-  if (step.reused) made.push(element("p", {class: "soft"}, "Reused: an earlier step has made it."));
-  if (step.apart) made.push(...section(`Nearly the kernel of ${string(step.nearly)}, but`, list(step.apart.map(string), 12)));
-  if (step.family) made.push(element("p", {class: "soft"}, `Not its own, but one that other lengths share: ${step.family}.`));
-  return alike.length ? [...made, ...section(`Same kernel in this graph (${alike.length})`, links(alike))] : made;
+  const parts = section("Kernel", element("code", {}, step.key));
+  if (step.reused) parts.push(element("p", {class: "soft"}, "Reused: an earlier step has made it."));
+  if (step.apart) parts.push(...section(`Nearly the kernel of ${string(step.nearly)}, but`, list(step.apart.map(string), 12)));
+  if (step.family) parts.push(element("p", {class: "soft"}, `Not its own, but one that other lengths share: ${step.family}.`));
+  return alike.length ? [...parts, ...section(`Same kernel in this graph (${alike.length})`, links(alike))] : parts;
 }
 
-function told(i) {
+function refusalText(i) {
   const [kind, first, second, detail] = graph.refusals[i].slice(0, 4).map(string);
   return `${first} | ${second}: ${kind}` + (detail ? ` (${detail})` : "");
 }
 
-// ------------------------------------------------------------------ tables whose rows are made when they come into view
+// ------------------------------------------------------------------ tables whose rows are built when they come into view
 
 function virtual(id, columns, row) {
   const table = by(id), scroll = table.parentElement, body = table.tBodies[0];
@@ -396,23 +397,23 @@ function virtual(id, columns, row) {
     const first = Math.max(0, Math.floor(scroll.scrollTop / ROW) - 10);
     const last = Math.min(rows.length, first + Math.ceil((scroll.clientHeight || 470) / ROW) + 20);
     const space = height => {
-      const made = element("tr", {class: "space", "aria-hidden": "true"}, element("td", {}));
-      made.firstChild.style.height = `${height}px`;
-      return made;
+      const filler = element("tr", {class: "space", "aria-hidden": "true"}, element("td", {}));
+      filler.firstChild.style.height = `${height}px`;
+      return filler;
     };
-    body.replaceChildren(space(first * ROW), ...rows.slice(first, last).map((one, i) => {
-      const made = row(one);
-      made.setAttribute("aria-rowindex", first + i + 2);
-      columns.forEach((column, j) => { if (column.wide) made.children[j].classList.add("wide"); });
-      return made;
+    body.replaceChildren(space(first * ROW), ...rows.slice(first, last).map((item, i) => {
+      const line = row(item);
+      line.setAttribute("aria-rowindex", first + i + 2);
+      columns.forEach((column, j) => { if (column.wide) line.children[j].classList.add("wide"); });
+      return line;
     }), space((rows.length - last) * ROW));
     table.setAttribute("aria-rowcount", rows.length + 1);
   }
 
   scroll.addEventListener("scroll", () => { waiting ||= requestAnimationFrame(() => { waiting = 0; draw(); mark(); }); });
   return {
-    fill(found, anew) {
-      rows = [...found];
+    fill(items, anew) {
+      rows = [...items];
       if (anew) sorted = null;
       order();
     },
@@ -421,7 +422,7 @@ function virtual(id, columns, row) {
 
 const cell = (content, kind = "") => element("td", kind ? {class: kind} : {}, content);
 
-const compared = DATA.graphs.some(one => one.steps.some(step => step.second)); // else there is one executor in all columns
+const compared = DATA.graphs.some(data => data.steps.some(step => step.second)); // else there is one executor in all columns
 
 function nextBest(step) { // the next best executor with its time, and how much more that is
   const [name, of, us, more] = step.second ?? [];
@@ -442,14 +443,14 @@ const steps = virtual("steps", [
   {title: "reuse", width: "140px", wide: true, key: reuse},
 ], step => {
   const executor = element("span", {style: "display:flex;gap:6px;align-items:center"}, badge(step.executor), step.executor);
-  const made = element("tr", {"data-step": step.id}, cell(String(step.id + 1), "number"), cell(stepButton(step.id)), cell(executor),
+  const line = element("tr", {"data-step": step.id}, cell(String(step.id + 1), "number"), cell(stepButton(step.id)), cell(executor),
     cell(string(step.label)), cell(megabytes(step.bytes), "number"), cell(fixed(step.us), "number"), cell(fixed(step.host), "number"),
     ...(compared ? [cell(nextBest(step)[0]), cell(nextBest(step)[1], "number")] : []),
     cell(element("code", {}, step.key ? step.key.slice(0, 8) : "–")), cell(reuse(step) ?? ""));
-  made.children[3].title = string(step.label);
-  if (step.id === shown) made.classList.add("shown");
-  made.addEventListener("click", () => { pin(step.id); reveal(step.id); });
-  return made;
+  line.children[3].title = string(step.label);
+  if (step.id === shown) line.classList.add("shown");
+  line.addEventListener("click", () => { pin(step.id); reveal(step.id); });
+  return line;
 });
 
 const refusals = virtual("refusals", [
@@ -458,30 +459,30 @@ const refusals = virtual("refusals", [
   {title: "why", width: "26%", key: r => string(r[0])},
   {title: "numbers", width: "auto", key: r => string(r[3])},
 ], refusal => {
-  const node = (name, holders) => {
-    const made = cell(string(name) + " ");
-    if (holders.length) made.append(stepButton(holders[0]));
-    return made;
+  const nodeCell = (name, holders) => {
+    const content = cell(string(name) + " ");
+    if (holders.length) content.append(stepButton(holders[0]));
+    return content;
   };
-  const made = element("tr", {}, node(refusal[1], refusal[4]), node(refusal[2], refusal[5]), cell(string(refusal[0])),
+  const line = element("tr", {}, nodeCell(refusal[1], refusal[4]), nodeCell(refusal[2], refusal[5]), cell(string(refusal[0])),
     cell(string(refusal[3])));
-  for (const one of made.children) one.title = one.textContent;
-  return made;
+  for (const column of line.children) column.title = column.textContent;
+  return line;
 });
 
 function filtered(anew = false) {
-  const wanted = by("step-filter").value.toLowerCase().split(" ").filter(Boolean);
-  const found = graph.steps.filter(step => wanted.every(word => step.search.includes(word)));
-  by("step-count").textContent = wanted.length ? `${found.length} of ${graph.steps.length}` : `${found.length}`;
-  steps.fill(found, anew);
+  const words = by("step-filter").value.toLowerCase().split(" ").filter(Boolean);
+  const matches = graph.steps.filter(step => words.every(word => step.search.includes(word)));
+  by("step-count").textContent = words.length ? `${matches.length} of ${graph.steps.length}` : `${matches.length}`;
+  steps.fill(matches, anew);
 }
 
 function filteredRefusals(anew = false) {
-  const wanted = by("refusal-filter").value.toLowerCase();
-  const found = graph.refusals.filter((refusal, i) => { refusal.id = i; return told(i).toLowerCase().includes(wanted); });
+  const words = by("refusal-filter").value.toLowerCase();
+  const matches = graph.refusals.filter((refusal, i) => { refusal.id = i; return refusalText(i).toLowerCase().includes(words); });
   const left = graph.refused > graph.refusals.length ? ` (the first ${graph.refusals.length} are here)` : "";
-  by("refusal-count").textContent = (wanted ? `${found.length} of ` : "") + graph.refused + left;
-  refusals.fill(found, anew);
+  by("refusal-count").textContent = (words ? `${matches.length} of ` : "") + graph.refused + left;
+  refusals.fill(matches, anew);
 }
 
 by("step-filter").addEventListener("input", () => filtered());
@@ -504,8 +505,8 @@ function open(number) {
   filteredRefusals(true);
 }
 
-DATA.graphs.forEach((one, i) => {
-  const tab = element("button", {type: "button", role: "tab", id: `tab-${i}`, "aria-controls": "graph"}, `${i + 1} ${one.kind}`);
+DATA.graphs.forEach((data, i) => {
+  const tab = element("button", {type: "button", role: "tab", id: `tab-${i}`, "aria-controls": "graph"}, `${i + 1} ${data.kind}`);
   tab.addEventListener("click", () => open(i));
   tab.addEventListener("keydown", event => {
     const move = {ArrowRight: 1, ArrowLeft: -1}[event.key];

@@ -32,7 +32,7 @@ def page(report: Report) -> str:
     strings: dict[str, int] = {}
     graphs = [_graph(graph, number, strings) for number, graph in enumerate(report.graphs, 1)]
     data = {"graphs": graphs, "strings": list(strings)}
-    return _template().render(title=report.title, found=extent(report), unusable=list(report.unusable.values()), data=data,
+    return _template().render(title=report.title, extent=extent(report), unusable=list(report.unusable.values()), data=data,
                               breaks=breaks(report), empty=report.empty,
                               reuse=reused(report.reuse) if report.reuse.regions else "", relatives=relatives(report),
                               plain=text(report))

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from dynafuse.cache.canonical import CanonicalRegion, diff
 from dynafuse.report.data import Relative
 
-MOST_LOOKED_AT = 64  # earlier kernels whose ops are counted against those of a new one
-MOST_COMPARED = 3  # of those, whose differences are spelt out
-MOST_OPS = 256  # of a kernel that is compared: matching the ops of two kernels takes quadratic time
+MOST_LOOKED_AT = 64  # earlier kernels whose op counts are compared with a new one's
+MOST_COMPARED = 3  # of those, the ones whose differences are spelt out
+MOST_OPS = 256  # ops of a kernel that is compared: matching the ops of two kernels takes quadratic time
 MOST_APART = 0.25  # ops that only one of two kernels has, relative to the larger one's, for them to be relatives
 
 

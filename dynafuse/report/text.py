@@ -76,14 +76,14 @@ def extent(report: Report) -> str:
 
 def reused(reuse: Reuse) -> str:
     """Return a line on reuse: ``reuse: 9 regions on 5 kernels; 4 (44 %) have an earlier region's; 1 of the others …``."""
-    def part(number: int) -> str:
+    def with_share(number: int) -> str:
         return f"{number} ({100 * number / reuse.regions:.0f} %)"
 
     launched = f"{count(reuse.regions, 'region')} on {count(reuse.distinct, 'kernel')}"
     has = "has" if reuse.exact == 1 else "have"
-    families = f", {part(reuse.family)} one for folds of several lengths" if reuse.family else ""
+    families = f", {with_share(reuse.family)} one for folds of several lengths" if reuse.family else ""
     apart = f"; {reuse.apart} of the others nearly {'does' if reuse.apart == 1 else 'do'}" if reuse.apart else ""
-    return f"reuse: {launched}; {part(reuse.exact)} {has} an earlier region's{families}{apart}"
+    return f"reuse: {launched}; {with_share(reuse.exact)} {has} an earlier region's{families}{apart}"
 
 
 NEARLY = "nearly the same kernels"
@@ -93,16 +93,16 @@ def relatives(report: Report) -> list[str]:
     """Return a line per new kernel that has a relative, with the differences, the fewest first."""
     related = [(number, step) for number, graph in enumerate(report.graphs, 1) for step in graph.fused if step.relative]
     related.sort(key=lambda pair: len(pair[1].relative.differences) if pair[1].relative else 0)
-    lines = [apart(step, number, len(report.graphs) > 1) for number, step in related[:RELATIVES_SHOWN]]
+    lines = [differences_of(step, number, len(report.graphs) > 1) for number, step in related[:RELATIVES_SHOWN]]
     rest = len(related) - RELATIVES_SHOWN
     return [*lines, f"… {rest} more"] if rest > 0 else lines
 
 
-def apart(step: ReportedStep, graph: int, named: bool) -> str:
-    """Return a line with a step's differences from its relative; it begins with the graph's number if ``named``."""
+def differences_of(step: ReportedStep, graph: int, names_graph: bool) -> str:
+    """Return a line with a step's differences from its relative; it begins with the graph's number if ``names_graph``."""
     assert step.relative is not None
     differences = list(step.relative.differences)
-    head = (f"graph {graph}: " if named else "") + f"{step.name} differs from {place(step.relative, graph)}: "
+    head = (f"graph {graph}: " if names_graph else "") + f"{step.name} differs from {place(step.relative, graph)}: "
     room = WIDTH - RELATIVES_INDENT - len(head) - len("; … 999 more")
     shown = sum(length <= room for length in itertools.accumulate(len(difference) + 2 for difference in differences)) or 1
     cut = textwrap.shorten("; ".join(differences[:shown]), max(room, DIFFERENCES_WIDTH), placeholder=" …")
@@ -160,8 +160,11 @@ def _cells(step: ReportedStep, bound_by: str | None) -> Sequence[str]:
 
 
 def reuse(step: ReportedStep) -> str:
-    """Return where the kernel comes from: a fold family (``family: fold of 5 in 8``), an earlier step (``reused``), or, of
-    a step that has run, how it was obtained (``compiled``, ``disk``, ``memory``)."""
+    """Return where a step's kernel comes from.
+
+    A fold family (``family: fold of 5 in 8``), an earlier step (``reused``) or, if the step has run, ``compiled``, ``disk``
+    or ``memory``.
+    """
     return f"family: {step.family}" if step.family else "reused" if step.reused else step.origin
 
 
@@ -218,18 +221,21 @@ def _overrides(steps: Sequence[ReportedStep]) -> Notes:
 
 
 def _unsure(steps: Sequence[ReportedStep]) -> Notes:
+    """Yield the executors whose predictions are too close to the chosen one's, with the steps."""
     for names, group in _grouped((", ".join(step.unsure), step) for step in steps if step.unsure):
         yield "too close", f"{_names(group)}: {names}"
 
 
-def _measured(steps: Sequence[ReportedStep]) -> Notes:
+def _measurements(steps: Sequence[ReportedStep]) -> Notes:
+    """Yield the measured device times of steps, the fastest executor first."""
     for step in steps:
         if step.measured_us:
-            times_ = ", ".join(f"{name} {us:.1f}" for name, us in sorted(step.measured_us.items(), key=lambda i: i[1]))
-            yield "measured", f"{step.name}: {times_} µs"
+            fastest_first = sorted(step.measured_us.items(), key=lambda pair: pair[1])
+            yield "measured", f"{step.name}: {', '.join(f'{name} {us:.1f}' for name, us in fastest_first)} µs"
 
 
 def _families(steps: Sequence[ReportedStep]) -> Notes:
+    """Yield the steps that run on their fold families' kernels, with what that loses and saves at worst."""
     for width, group in _grouped((str(step.family.width), step) for step in steps if step.family):
         lost = max(step.family.loss_us for step in group if step.family)
         saved = min(step.family.saved_us for step in group if step.family)
@@ -238,22 +244,25 @@ def _families(steps: Sequence[ReportedStep]) -> Notes:
 
 
 def _forced(steps: Sequence[ReportedStep]) -> Notes:
+    """Yield the steps that are forced onto an executor."""
     for executor, group in _grouped((step.forced or "", step) for step in steps if step.forced):
         yield "forced", f"{_names(group)} to {executor}"
 
 
 def _fallback(steps: Sequence[ReportedStep]) -> Notes:
+    """Yield the steps that do not run where they were asked to, with the reason."""
     for reason, group in _grouped((reason, step) for step in steps for reason in step.fallback):
         yield "fell back", f"{_names(group)}, asked for {reason}"
 
 
 def _noted(steps: Sequence[ReportedStep]) -> Notes:
+    """Yield other decisions about steps."""
     for note, group in _grouped((note, step) for step in steps for note in step.notes):
         yield "note", f"{_names(group)}: {note}"
 
 
 NOTES: tuple[Callable[[Sequence[ReportedStep]], Notes], ...] = (
-    _eager, _forced, _fallback, _unsure, _overrides, _measured, _families, _noted,
+    _eager, _forced, _fallback, _unsure, _overrides, _measurements, _families, _noted,
 )
 """The kinds of notes below a table, in order."""
 

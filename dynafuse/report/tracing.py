@@ -22,7 +22,7 @@ from dynafuse.config import resolve
 from dynafuse.cost import device as devices
 from dynafuse.report.breaks import graph_breaks
 from dynafuse.report.data import Report
-from dynafuse.report.isolation import beside_what_is_compiled
+from dynafuse.report.isolation import isolated
 from dynafuse.report.reading import report_of
 from dynafuse.runtime.observers import Compiled, listening
 
@@ -54,7 +54,7 @@ def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode:
     compiled: list[Compiled] = []
     call, args, kwargs = _detached(_eager(fn), args, kwargs)
     planner = functools.partial(backend.dynafuse, mode=mode, options=options)
-    with (beside_what_is_compiled(planner), graph_breaks() as breaks, _unchanged_random(),
+    with (isolated(planner), graph_breaks() as breaks, _unchanged_random(),
           listening(compiled.append, plan_only=True)):
         _backward(torch.compile(call, backend=planner, dynamic=settings.dynamic)(*args, **kwargs))
     return replace(report_of(compiled, config.device, config.cudagraphs), breaks=tuple(breaks))
