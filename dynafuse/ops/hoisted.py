@@ -27,7 +27,7 @@ _MOST_EXACT = 2**24
 
 @dataclass(frozen=True)
 class Hoisted:
-    """What a kernel is handed for an argument: its value, or the reciprocal of that."""
+    """The number that a kernel is handed for an argument: its value, or the reciprocal of that."""
 
     value: float
     inverse: bool

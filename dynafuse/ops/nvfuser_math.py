@@ -92,7 +92,7 @@ def _compiled(text: str) -> CodeType:
 
 
 class _Library:
-    """What ``tl`` and ``lm`` stand for in expressions."""
+    """Stands for ``tl`` and ``lm`` in expressions: its attributes record nvFuser's functions."""
 
     def __init__(self, fusion: Fusion) -> None:
         self._fusion = fusion

@@ -28,7 +28,7 @@ Index = tuple[sympy.Expr, ...]
 
 
 class Kind(enum.Enum):
-    """What an op is, as far as partitioning is concerned."""
+    """The kind of an op, which decides how it can be fused."""
 
     POINTWISE = "pointwise"  # output element i needs the (broadcast) operand elements i
     REDUCTION = "reduction"  # closes over some dimensions of its one tensor operand
@@ -50,7 +50,7 @@ class Cast(enum.Enum):
 
 
 class View(enum.Enum):
-    """What a view does to dimensions, where whole dimensions stay together."""
+    """How a view changes dimensions, if whole dimensions stay together."""
 
     RESHAPE = "reshape"  # the same elements in the same order
     EXPAND = "expand"  # dimensions of size 1 repeated, others put in front
@@ -71,7 +71,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Context:
-    """What a pointwise expression may need to know besides its operands' names."""
+    """The dtypes that a pointwise expression may depend on, besides its operands' names."""
 
     dtype: torch.dtype  # the dtype in which the expression is evaluated (float32 for 16-bit floats)
     out: torch.dtype  # the op's output dtype
@@ -79,7 +79,7 @@ class Context:
 
 
 class Builder(Protocol):
-    """What an index, gather, creation or random row is given to build its value with (implemented by the lowering)."""
+    """Builds the value of an index, gather, creation or random row; each lowering implements it."""
 
     def operand(self, arg: Any, index: Index) -> Value:
         """Return the value of tensor argument ``arg`` at ``index``."""
@@ -186,7 +186,7 @@ Emit = str | Callable[..., str]
 
 @dataclass(frozen=True)
 class NvfuserRow:
-    """How nvFuser computes an op: ``build(fusion, call)`` records it (see :mod:`dynafuse.ops.nvfuser_fusion`)."""
+    """An op's entry for nvFuser: ``build(fusion, call)`` records it (see :mod:`dynafuse.ops.nvfuser_fusion`)."""
 
     build: Callable[[Any, Call], Any]
     accepts: Callable[[Call, Sequence[Any]], str] | None = None  # why a call of these tensors cannot be, or ""

@@ -163,7 +163,7 @@ def reuse_of(steps: Sequence[ReportedStep]) -> Reuse:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a forward keeps in memory for its backward, besides its inputs: how many tensors, and their bytes."""
+    """The tensors that a forward keeps in memory for its backward, besides its inputs: their number and their bytes."""
 
     tensors: int
     bytes: int

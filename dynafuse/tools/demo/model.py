@@ -16,7 +16,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the model and its batches are."""
+    """The sizes of the model and of its batches."""
 
     layers: int
     width: int
