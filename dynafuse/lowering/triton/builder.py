@@ -307,17 +307,19 @@ def start_states(builder: KernelBuilder, emitter: Emitter, rule: Recurrence) -> 
     return names
 
 
-def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], tiles: frozenset[str], axis: int) -> list[str]:
+def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], count: str, tiles: frozenset[str],
+                  axis: int) -> list[str]:
     """Combine the states of all lanes along a dimension of the tile; returns the names of the combined states.
 
     Args:
         emitter: The kernel's emitter.
         rule: The recurrence.
         states: The names of the lanes' states.
+        count: The text of the number of elements that all lanes together have taken in.
         tiles: The tile dimensions that the combined states vary along.
         axis: The dimension of the tile: 0 or 1. It stays, with size 1.
     """
-    combined = rule.combine(states).replace("AXIS", str(axis))
+    combined = rule.combine(states, count).replace("AXIS", str(axis))
     spread = "[:, None]" if axis == 1 else "[None, :]"
     if len(states) == 1:  # defined as a value, so that what two reductions need is computed once
         return [emitter.define(f"{combined}{spread}", rule.states[0][0], tiles).name]
@@ -348,7 +350,7 @@ def finish_row(builder: KernelBuilder, emitter: Emitter, rule: Recurrence, state
         dtype: The dtype of the result.
     """
     rows = frozenset("x")
-    combined_states = combine_lanes(emitter, rule, states, rows, builder.tile_dim("r"))
+    combined_states = combine_lanes(emitter, rule, states, count, rows, builder.tile_dim("r"))
     finished = emitter.define(rule.finish(combined_states, count), dtype, rows)
     return emitter.cast(Value(finished.name, _result_dtype(rule), rows), dtype)
 

@@ -507,22 +507,23 @@ def take_welford(mean, m2, weight, v, share):
 
 
 @jit
-def welford(mean, m2, weight, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+def welford(mean, m2, weight, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     """Return the (mean, sum of squared deviations, count) of all parts along ``axis``, given those of each part.
 
-    These are plain sums over the parts, where combining two at a time would take a division for each pair. Parts of
-    count 0 change nothing. Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances", 1979.
+    ``count`` is what theirs sum up to: one number, since a tensor of sums, spread over the tile again, would move through
+    shared memory. These are plain sums over the parts, where combining two at a time would take a division for each pair.
+    Parts of count 0 change nothing. Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances", 1979.
     """
-    total = tl.sum(weight, axis, keep_dims=True)
-    scale = 1.0 / tl.where(total == 0, 1.0, total)
-    center = tl.sum(mean * (weight * scale), axis, keep_dims=True)
+    scale = 1.0 / tl.maximum(tl.full([], count, mean.dtype), 1.0)
+    center = tl.sum(mean * scale * weight, axis, keep_dims=True)
     gap = mean - center
-    spread = tl.sum(m2 + gap * gap * weight, axis, keep_dims=True)
+    spread = tl.sum(m2 + gap * gap * weight, axis, keep_dims=keep_dims)
+    total = tl.sum(weight, axis, keep_dims=keep_dims)
     if keep_dims:
         return center, spread, total
     else:
-        return tl.sum(center, axis), tl.sum(spread, axis), tl.sum(total, axis)
+        return tl.sum(center, axis), spread, total
 
 
 # Reductions over an axis of a tile; the interpreter's own tl.reduce walks element by element.

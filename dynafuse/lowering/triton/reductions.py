@@ -34,7 +34,8 @@ class Recurrence:
     states: tuple[tuple[torch.dtype, str], ...]  # dtype and initial value of each state
     start: Callable[[str, str], tuple[str, ...]]  # (v, i) -> the states of one element
     update: Callable[[Names, str, str, str], str]  # (states, v, i, share) -> the new states, with commas between several
-    combine: Callable[[Names], str]  # states of all lanes -> the combined states along AXIS (a tuple if several)
+    # (states of all lanes, how many elements these have taken in) -> the combined states along AXIS, a tuple if several
+    combine: Callable[[Names, str], str]
     finish: Callable[[Names, str], str]  # (combined states, number of elements) -> the result
     needs_position: bool = False
     needs_share: bool = False
@@ -48,9 +49,9 @@ def _mean(states: Names, count: str) -> str:
     return f"{states[0]} / {count}"
 
 
-def _combine_by(function: str) -> Callable[[Names], str]:
+def _combine_by(function: str) -> Callable[[Names, str], str]:
     """Return a combination of lanes by a function of all states and an axis."""
-    return lambda states: f"{function}({', '.join(states)}, AXIS)"
+    return lambda states, count: f"{function}({', '.join(states)}, AXIS)"
 
 
 def _one_state(dtype: torch.dtype, identity: str, step: str, combine: str,
@@ -103,7 +104,7 @@ def _variance(dtype: torch.dtype, correction: float, result: str = "{}") -> Recu
         dtype, ((dtype, "0"), (dtype, "0"), (dtype, "0")),
         lambda v, i: (v, f"{v} * 0", weight.format(v=v)),
         lambda s, v, i, share: f"lm.take_welford({s[0]}, {s[1]}, {s[2]}, {v}, {share})",
-        _combine_by("lm.welford"),
+        lambda s, count: f"lm.welford({s[0]}, {s[1]}, {s[2]}, {count}, AXIS)",
         lambda s, count: result.format(f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)"), needs_share=True,
     )
 

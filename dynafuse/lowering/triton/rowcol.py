@@ -86,6 +86,6 @@ def _leave_column(builder: KernelBuilder, emitter: Emitter, op: int, states: lis
     """Combine a program's lanes of each column, if there are several, and write the states to the workspace."""
     rule = recurrence_of(builder.spec, op)
     if builder.schedule.block["x"] > 1:
-        states = combine_lanes(emitter, rule, states, frozenset(), builder.tile_dim("x"))
+        states = combine_lanes(emitter, rule, states, "", frozenset(), builder.tile_dim("x"))
     for state, (dtype, _) in zip(states, rule.states, strict=True):
         write_partial(builder, emitter, state, dtype, "r", program_id(builder, 0))

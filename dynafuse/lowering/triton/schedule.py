@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dynafuse.ir import Spec, references
+from dynafuse.lowering.triton.builder import recurrence_of
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find_online_sums
 from dynafuse.lowering.triton.pointwise_schedule import schedule_pointwise
@@ -46,6 +47,7 @@ RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough f
 MOST_SPLITS = 1024  # partial states of a row that the second kernel holds at a time
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
+COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 SECTOR = 32  # bytes that memory moves at least
 MOST_CANDIDATES = 8
 
@@ -132,9 +134,11 @@ class _Rows:
     rows: int
     length: int
     tensors: int  # how many are read along all axes
+    reads_along: int  # accesses that vary along the row
     reads_of_rows: int  # accesses that vary across rows alone
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
+    states: int  # of all reductions together
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
     is_mixed: bool  # whether many bytes are contiguous along the other one
@@ -160,13 +164,15 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
     order = {"x": by_stride(probed, accesses, remaining), "r": by_stride(probed, accesses, sorted(reduced))}
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
     along, across = (_contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
+    reads = [access for access in probed.accesses if not access.is_store]
     return _Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(_full_reads(spec, probed))),
-        reads_of_rows=sum(not access.is_store and _varies(probed, access, remaining) and not _varies(probed, access, reduced)
-                          for access in probed.accesses),
+        reads_along=sum(_varies(probed, access, reduced) for access in reads),
+        reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
         bytes_read=_bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
+        states=sum(len(recurrence_of(spec, op).states) for op, _ in spec.reductions),
         is_static=is_static,
         lanes="x" if across > along else "r",
         is_mixed=min(along, across) > MIXED * max(along, across),
@@ -230,16 +236,19 @@ def _persistent(facts: _Rows) -> Iterator[Schedule]:
     Where a program has 32 rows per warp, Triton computes what belongs to a row in one lane instead of in a whole warp.
     """
     r = power_of_two(facts.length)
-    x = clamp(min(4096 // r, facts.rows // PROCESSORS), 1, 128) if r < 4096 else 1
-    x = power_of_two(x + 1) // 2  # rounded down to a power of two
-    elements_per_lane = clamp(power_of_two(64 // facts.tensors), 16, 64 if r >= LONG_ROW else 32)
-    warps = clamp(power_of_two(x * r // (32 * elements_per_lane)), 1, 16)
+    most = clamp(power_of_two(facts.rows // PROCESSORS + 1) // 2, 1, 128)
+    x = min(max(1024 // r, 1), most)
+    per_lane = clamp(power_of_two(64 // facts.tensors), 16, 64 if r >= LONG_ROW else 32)
+    warps = clamp(power_of_two(x * r // (32 * per_lane)), 1, 16)
+    if r == 128:  # a row is what a warp loads at a time
+        warps = max(1, x // 2)
+    elif r == 2048:
+        warps = 4
+    tiles = [(x, warps), (x, 2 * warps), (x, 4 * warps), (2 * x, 2 * warps), (4 * x, 4 * warps), (x, max(warps // 2, 1)),
+             (max(x // 2, 1), max(warps // 2, 1)), (2 * x, warps)]
+    if r <= LONGEST_IN_LANE and facts.rows >= 32 and facts.reads_of_rows:
+        tiles = [(32, 1), (64, 2), *tiles]
     most = power_of_two(facts.rows)
-    tiles = [(x, warps), (x, 2 * warps), (max(x // 2, 1), max(warps // 2, 1)), (x, max(warps // 2, 1)),
-             (max(x // 4, 1), max(warps // 4, 1)), (2 * x, 2 * warps), (max(x // 2, 1), warps), (max(x // 4, 1), warps)]
-    if r <= LONGEST_IN_LANE and facts.rows >= 32:
-        fitting = [(32 * count, count) for count in (4, 2, 1) if facts.rows // 32 >= 4 * PROCESSORS * count or count == 1]
-        tiles = fitting[:1] + tiles if facts.reads_of_rows else tiles[:3] + fitting + tiles[3:]
     yield from (Schedule("persistent", facts.order, {"x": x, "r": r}, warps) for x, warps in tiles
                 if x <= most and warps <= 16 and x * r <= 4096 * warps)
 
@@ -253,6 +262,8 @@ def _online(facts: _Rows) -> Iterator[Schedule]:
     has_stores = any(runs_along(store, facts.order["r"]) for store in facts.spec.stores)
     r = clamp(power_of_two(facts.length), 128, 4096 if has_stores else 8192)
     stages = _stages(r * facts.bytes_read, 3) if has_stores else 1
+    if has_stores and facts.length * facts.itemsize % COPIED and facts.length >= LONG_ROW:  # nothing can be loaded ahead
+        yield from _loops(facts, (LONG_ROW, 16, 1))
     yield Schedule("looped", facts.order, {"x": 1, "r": r}, 4 if facts.tensors == 1 else 8, stages)
     yield from _loops(facts, (8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 2), (2048, 4, 4), (16384, 16, 1))
 
@@ -276,12 +287,15 @@ def _looped(facts: _Rows) -> Iterator[Schedule]:
 def _split_rows(facts: _Rows) -> Iterator[Schedule]:
     """Yield schedules of several programs a row, as many as run at a time."""
     largest = facts.block if facts.block >= EVEN_BLOCK else 4096
-    for tile, warps, programs in (
-            (4096, 4, RESIDENT), (2048, 4, RESIDENT), (4096, 8, RESIDENT // 2), (1024, 1, 4 * RESIDENT),
-            (2048, 4, 2 * RESIDENT), (4096, 4, RESIDENT // 2), (512, 1, 4 * RESIDENT)):
+    # A tile for each program, and not more states in a lane than there are registers.
+    most, lanes = (1024, 512) if facts.states > 2 else (4096, 1024 if facts.reads_along <= 3 else 512)
+    size = clamp(power_of_two(facts.rows * facts.length // (2 * RESIDENT)), 512, most)
+    for tile, elements, programs in (
+            (size, lanes, RESIDENT), (size, 512, RESIDENT), (512, 512, 2 * RESIDENT), (4096, 1024, RESIDENT),
+            (1024, 1024, 2 * RESIDENT), (4096, 512, RESIDENT), (size, lanes, RESIDENT // 2), (2048, 512, RESIDENT)):
         r = min(tile, largest, power_of_two(facts.length))
-        fewer = max(1, min(warps, r * warps // tile))
-        yield _split(facts, 1, r, fewer, min(programs * warps // fewer, 4 * RESIDENT))
+        warps = clamp(r // elements, 1, 16)
+        yield _split(facts, 1, r, warps, max(min(4 * programs // warps, 4 * RESIDENT), programs))
 
 
 def _split(facts: _Rows, x: int, r: int, warps: int, programs: int, stages: int = 1) -> Schedule:
@@ -325,12 +339,15 @@ def _columns(facts: _Rows) -> Iterator[Schedule]:
     widths = _column_widths(facts)
     if facts.rows < 2 * PROCESSORS * widths[0]:
         yield from _narrow_columns(facts)
-    for x, tile, stages in ((widths[0], 2048, 1), (widths[0], 4096, 1), (widths[-1], 2048, 1), (widths[0], 1024, 1),
-                            (widths[len(widths) // 2], 4096, 1), (widths[0], 2048, 3), (widths[0], 8192, 1)):
+    best = widths[0]
+    narrow = min(32, power_of_two(facts.rows))
+    for x, tile, lanes, stages in (
+            (best, 1024, 512, 1), (best, 1024, 512, 3), (best, 1024, 1024, 1), (narrow, 1024, 512, 1), (best, 2048, 512, 1),
+            (best, 2048, 1024, 1), (narrow, 512, 512, 1), (widths[-1], 1024, 512, 1)):
         r = _row_block(facts, tile, x)
-        warps = clamp(power_of_two(x * r // 512), 1, 16)
-        stages = min(stages, _stages(x * r * facts.bytes_read, stages)) if facts.length > 4 * r else 1
-        yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, stages, lanes=facts.lanes)
+        warps = clamp(power_of_two(x * r // lanes), 1, 16)
+        ahead = min(stages, _stages(x * r * facts.bytes_read, stages)) if facts.length > 4 * r else 1
+        yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, ahead, lanes=facts.lanes)
 
 
 def _narrow_columns(facts: _Rows) -> Iterator[Schedule]:
@@ -349,14 +366,17 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
     if facts.is_mixed:
         widths = [min(32, power_of_two(facts.rows)), *widths]
     best = widths[0]
-    for x, tile, lanes, waves, stages in (
-            (best, 2048, 512, 1, 1), (best, 2048, 512, 0.5, 1), (widths[1 % len(widths)], 2048, 512, 1, 1),
-            (best, 4096, 1024, 1, 1), (best, 2048, 512, 2, 1), (best, 2048, 512, 0.5, 3), (best, 4096, 512, 1, 1),
-            (widths[-1], 2048, 512, 1, 1)):
+    ahead = 1 if facts.is_mixed or facts.rows * facts.itemsize % COPIED or best > 2 * facts.rows else 3
+    fewest, most = (512, 1024) if ahead > 1 else (1024, 512)
+    for x, tile, lanes, programs, stages in (
+            (best, 2048, fewest, RESIDENT // 2, ahead), (best, 2048, most, RESIDENT // 2, 4 - ahead),
+            (best, 2048, 1024, RESIDENT, 1), (best, 1024, 512, RESIDENT // 2, ahead),
+            (widths[-1], 2048, 512, RESIDENT // 2, ahead), (best, 2048, 512, RESIDENT // 4, ahead),
+            (best, 4096, 1024, RESIDENT // 2, ahead), (best, 2048, 1024, RESIDENT, 3)):
         r = _row_block(facts, tile, x)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
-        programs = int(min(4 * RESIDENT // warps, 32 * PROCESSORS) * waves)
-        yield _split(facts, x, r, warps, programs, min(stages, _stages(x * r * facts.bytes_read, stages)))
+        yield _split(facts, x, r, warps, programs * max(1, 4 // warps if stages == 1 and lanes == 512 else 1),
+                     min(stages, _stages(x * r * facts.bytes_read, stages)))
 
 
 # ---------------------------------------------------------------------- rows and columns in one pass
@@ -388,11 +408,13 @@ def _rowcol(
         return 4 if x * r * held <= 48 << 10 else 8 if x * r * held <= 160 << 10 else 16
 
     half, quarter = max(most // 2, 1), max(most // 4, 1)
-    yield schedule(most, warps_for(most), 2 if warps_for(most) == 4 else 1, 3)
-    yield schedule(quarter, warps_for(quarter), 4, 1)
+    if r >= 4096:
+        yield schedule(1, 16, 1, 2)
     yield schedule(quarter, warps_for(quarter), 4, 2)
-    yield schedule(half, warps_for(half), 4, 1)
     yield schedule(half, warps_for(half), 2, 2)
-    yield schedule(quarter, warps_for(quarter), 8, 1)
-    yield schedule(most, 2 * warps_for(most) if warps_for(most) < 16 else 16, 1, 3)
-    yield schedule(most, warps_for(most), 2, 1)
+    yield schedule(half, warps_for(half), 4, 1)
+    yield schedule(quarter, warps_for(quarter), 4, 3)
+    yield schedule(quarter, warps_for(quarter), 6, 2)
+    yield schedule(quarter, max(warps_for(quarter) // 2, 1), 4, 2)
+    yield schedule(quarter, warps_for(quarter), 4, 1)
+    yield schedule(most, warps_for(most), 1, 2)

@@ -50,7 +50,7 @@ def split(builder: KernelBuilder) -> None:
 
     def leave_states(op: int, rule: Recurrence, states: list[str]) -> None:
         """Combine a program's lanes and write the states to the workspace, one row per program."""
-        combined_states = combine_lanes(emitter, rule, states, frozenset("x"), builder.tile_dim("r"))
+        combined_states = combine_lanes(emitter, rule, states, "r_end - r_begin", frozenset("x"), builder.tile_dim("r"))
         for state, (dtype, _) in zip(combined_states, rule.states, strict=True):
             write_partial(builder, emitter, state, dtype, "x", program_id(builder, 1))
 

@@ -219,7 +219,7 @@ def test_welford(tmp_path: Path) -> None:
     weight[3] = 0
     parts = "x0, x0 * 0, x1"
     for part, expected in enumerate([x[weight > 0].mean(), x[weight > 0].var(correction=0) * (SIZE - 1), weight.sum()]):
-        out = run(f"lm.welford({parts}, 0, True)[{part}]", [x, weight], torch.empty(1, dtype=torch.float64), tmp_path)
+        out = run(f"lm.welford({parts}, {SIZE - 1}, 0, True)[{part}]", [x, weight], torch.empty(1, dtype=torch.float64), tmp_path)
         torch.testing.assert_close(out[0], expected)
 
 
