@@ -151,7 +151,9 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
     programs = facts.rows if _by_rows(facts) else max(1, facts.rows // COLUMN_PROGRAMS)
     if programs < 2 * PROCESSORS and facts.length >= SPLIT_ABOVE and splittable(spec, reduced):
         return _split_rows(facts) if _by_rows(facts) else _split_columns(facts)
-    return _whole_rows(facts) if _by_rows(facts) else _columns(facts)
+    # Few programs that take neighbouring rows would be slower than many that do not.
+    are_few = facts.is_mixed and facts.rows < 32 * PROCESSORS and facts.is_static and facts.length <= LONGEST_AHEAD
+    return _whole_rows(facts) if _by_rows(facts) or are_few else _columns(facts)
 
 
 def _by_rows(facts: _Rows) -> bool:

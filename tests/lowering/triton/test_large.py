@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, Callable[..., Any], Callable[[], Sequence[torch.Tens
     "rows": ("flat", lambda x: x + 1, lambda: [apart((64, 32), 0)]),
     "transposed": ("tiled", lambda x, y: x.t() + y, lambda: [apart((128, 64), 0), near((64, 128))]),
     "columns of few rows": ("looped", lambda x: total(x, [0]), lambda: [apart((1024, 64), 0)]),
-    "rows read along and across": ("looped", lambda x, y: total(x * y, [1]), lambda: [near((400, 256)), apart((400, 256), 1)]),
+    "rows read along and across": ("persistent", lambda x, y: total(x * y, [1]), lambda: [near((400, 256)), apart((400, 256), 1)]),
     "long columns": ("split", lambda x: total(x, [0]), lambda: [apart((4096, 4), 0)]),
     "the largest of all": ("split", torch.max, lambda: [apart((2**16,), 0)]),
     "rows and columns": ("rowcol", lambda x, y: (total(x * y, [1]), total(x * y, [0])),
