@@ -21,15 +21,18 @@ A kernel that serves folds of n lengths in the places of kernels of their own lo
     loss  = further arguments × argument_us + 8 × absent terms × points / flops_tflops
     saved = (n - 1) / n × compile_s[triton] / (expected_runs × places in the graph)
 
-A graph that runs on stand-ins while n of its kernels are compiled loses and saves, in all::
+A graph that runs on an interim plan while n of its kernels are compiled loses and saves, in all::
 
     saved = n × compile_s[triton]
-    loss  = calls × (a call on stand-ins - a call), calls = saved / a call on stand-ins, at least 1, at most expected_runs
+    loss  = calls × (a call on it - a call), calls = saved / a call on it, at least 1, at most expected_runs
 
-so that it pays unless the first call on stand-ins ends later than one that waits for the compiler.
+so that it pays unless the first call on it ends later than one that waits for the compiler.
 
-Worked example, on an H200: adding two ``bfloat16[8192, 4096]`` moves 201 MB; at 0.96 × 4.28 TB/s that is 49 µs, and 2 µs
-for the launch. nvFuser's host time of 11 µs does not show beside that; for ``[8, 4096]`` it is what decides.
+Worked example, on an H200: adding two ``bfloat16[8192, 4096]`` moves 201 MB; at 0.994 × 4.28 TB/s that is 47 µs, and 2 µs
+for the launch. nvFuser's host time of 7.5 µs hardly shows beside that; for ``[8, 4096]`` it is what decides.
+
+What a kernel does (``Work``) is not known here: ``partition/pricing.py`` says it for regions, ``library_calls.py`` for ops
+that run eager.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """What the steps of the pipeline hand to each other: frozen values, each with a ``__str__`` worth reading.
 
 The way of a graph: ``Annotated`` (an FX graph plus facts per node) → ``Plan`` (regions, eager calls and views in
-order) → ``Spec`` per region (canonical, without names: what a kernel is made from and keyed by) → ``Kernel``.
+order) → ``Spec`` per region (canonical, without names: what a kernel is made from and keyed by) → ``Lowered`` (generated source and its launches).
 
 Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose spec prints as::
 
     in0: float32[8, 4] (4, 1)
-    %0 = aten.relu.default(in0) : float32[8, 4]
-    %1 = aten.add.Tensor(%0, 1) : float32[8, 4]
-    store %1 (4, 1)
+    %0 = aten.relu.default(self=in0) : float32[8, 4]
+    %1 = aten.add.Tensor(self=%0, other=1, alpha=1) : float32[8, 4]
+    store %1 float32[8, 4] (4, 1)
 """
 
 from dynafuse.fx import Size

@@ -1,7 +1,8 @@
-"""Rows of gathers: an index that holds loaded values; and the scatters of one row.
+"""Rows of gathers: an index that holds loaded values; and of scatters that can be computed like gathers.
 
 A scatter whose index has one element along its dimension writes each output element at most once, so it is asked from the
-other side: element ``j`` is the source where the loaded index is ``j``, else what was there.
+other side: element ``j`` is the source where the loaded index is ``j``, else what was there. All other scatters are in
+``scatters.py``.
 
 ``x[:, i, :, j]`` is ``aten.index.Tensor(x, [None, i, None, j])``: the index tensors broadcast against each other; their
 dimensions stand where the first of them stood if all were adjacent, else in front.

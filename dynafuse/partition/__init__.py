@@ -1,1 +1,1 @@
-"""From an FX graph to a plan: normalise, annotate, grow regions by cost."""
+"""From a normalized FX graph to a plan: facts about every node, regions that grow by cost, the order of steps."""

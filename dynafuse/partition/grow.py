@@ -2,8 +2,9 @@
 
 Every unit starts as a region of its own. Pairs that could share memory traffic (a producer and its reader, two readers
 of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
-arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``. Then units side by side that run over
-equally many points are merged where they take hardly longer than their launches.
+arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``. Last come units side by side that run
+over equally many points, where they take hardly longer than their launches. :func:`partition` runs it all; which pairs there
+are says ``_Growth._candidates``, and what keeps one apart ``_Growth._merged``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.

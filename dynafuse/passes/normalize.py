@@ -1,8 +1,9 @@
 """Normalization of an ATen graph before it is partitioned; each step leaves a graph that computes the same.
 
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
-(``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; ops that do nothing are removed;
-equal calls are merged; dead code is removed.
+(``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
+are corrected; ops that do nothing are removed; equal calls are merged; dead code is removed. A new step is a call in
+:func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
