@@ -111,7 +111,9 @@ def _one_row_scatter(build: Builder, call: Call, index: Index) -> Value:
     loaded = build.loaded_index(call["index"], at, size)
     is_written = build.expression("{0} == {1}", torch.bool, loaded, build.index_value(index[dim]))
     if call.target is torch.ops.aten.scatter_add.default:
-        source = build.expression("{0} + {1}", before.dtype, before, source)
+        # Of bools "+" is a sum modulo 2 on a GPU.
+        sum_text = "{0} | {1}" if before.dtype is torch.bool else "{0} + {1}"
+        source = build.expression(sum_text, before.dtype, before, source)
     return build.expression("tl.where({0}, {1}, {2})", before.dtype, is_written, source, before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from dynafuse import backend
 from dynafuse.errors import IndexOutOfRange
+from dynafuse.lowering.triton.lower import lower
 from tests.support.differential import check, compiled, recorded
 
 aten = torch.ops.aten
@@ -85,6 +87,19 @@ PLACES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 def test_places(name: str) -> None:
     function, inputs = PLACES[name]
     assert not eager_ops(planned(function, *inputs))
+
+
+def added_bools(base: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    return torch.scatter_add(base, 0, index, values) & True
+
+
+def test_a_sum_of_bools_at_an_index_is_written_as_logic() -> None:
+    """Triton adds bools modulo 2, but for its interpreter."""
+    base, values = torch.tensor([[True, True, False, False]] * 3), torch.tensor([[True, False, True, False]])
+    graph = planned(added_bools, base, torch.tensor([[1, 1, 2, 0]]), values)
+    source = "".join(lower(bound.code).source for bound in graph.bounds.values())
+    assert not eager_ops(graph)
+    assert re.search(r"v\d+ \| v\d+", source) and not re.search(r"v\d+ \+ v\d+", source), source
 
 
 STORED: dict[str, Callable[..., Any]] = {
