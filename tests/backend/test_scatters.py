@@ -89,6 +89,58 @@ def test_places(name: str) -> None:
     assert not eager_ops(planned(function, *inputs))
 
 
+def spread(index: Tensor, rows: int, columns: int) -> Tensor:
+    return index.expand(rows, columns)
+
+
+HOT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "along rows": (lambda b, i, v: (aten.index_put(b, [spread(i[:, None], 70, 50)], v * 2, True), v.sum(1)),
+                   (rows(9), at(9, 70), rows(70, 50))),
+    "along columns": (lambda b, i, v: (aten.index_put(b, [spread(i, 70, 50)], v * 2, True), v.sum(1)),
+                      (rows(9), at(9, 50), rows(70, 50))),
+    "along what a loop walks": (lambda b, i, v: (aten.index_put(b, [spread(i, 70, 50)], v * 2, True), v.sum(0)),
+                                (rows(9), at(9, 50), rows(70, 50))),
+    "along long rows": (lambda b, i, v: (aten.index_put(b, [spread(i[:, None], 7, 20000)], v * 2, True), v.sum(1)),
+                        (rows(9), at(9, 7), rows(7, 20000))),
+    "of a number": (lambda b, i, v: (aten.index_put(b, [spread(i[:, None], 64, 50)], torch.ones(()), True), v.sum(1)),
+                    (rows(9), at(9, 64), rows(64, 50))),
+    "to one element": (lambda b, i, v: aten.index_put(b, [i.expand(5000)], v * 2, True),
+                       (rows(9), torch.tensor(3), rows(5000))),
+    "to one element, in rows": (lambda b, i, v: (aten.index_put(b, [spread(i, 70, 50)], v * 2, True), v.sum(1)),
+                                (rows(9), torch.tensor(3), rows(70, 50))),
+    "of integers": (lambda b, i, v: (aten.index_put(b, [spread(i[:, None], 70, 50)], v, True), v.sum(1)),
+                    (rows(9, dtype=torch.int64), at(9, 70), rows(70, 50, dtype=torch.int64))),
+    "that are masked along what stays": (
+        lambda m, i, v: (aten._unsafe_masked_index_put_accumulate(torch.zeros(9), m, [spread(i[:, None], 70, 50)], v), v.sum(1)),
+        (rows(70, 1) > 0, at(9, 70), rows(70, 50))),
+}
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_what_a_tile_adds_to_one_address_is_added_up_before(name: str) -> None:
+    function, inputs = HOT[name]
+    graph = planned(function, *inputs)
+    source = "".join(lower(bound.code).source for bound in graph.bounds.values())
+    assert re.search(r"(v\d+) = tl\.sum\(.*\n *tl\.atomic_add\(.*, \1[,)]", source), source
+
+
+def test_values_masked_along_what_is_summed_are_added_one_by_one() -> None:
+    def function(mask: Tensor, index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        places = spread(index[:, None], 70, 50)
+        return aten._unsafe_masked_index_put_accumulate(torch.zeros(9), mask, [places], values), values.sum(1)
+
+    planned(function, rows(70, 50) > 0, at(9, 70), rows(70, 50))
+
+
+@pytest.mark.gpu
+def test_sums_of_negative_zeros_are_negative_zeros() -> None:
+    """The interpreter adds with NumPy, for which the sum of negative zeros is 0.0."""
+    function, (_, index, _) = HOT["along rows"]
+    base, values = torch.full((9,), -0.0, device="cuda"), torch.full((70, 50), -0.0, device="cuda")
+    added, _ = compiled(function, executors="triton")(base, index.cuda(), values)
+    assert added.signbit().all()
+
+
 def added_bools(base: Tensor, index: Tensor, values: Tensor) -> Tensor:
     return torch.scatter_add(base, 0, index, values) & True
 

@@ -77,11 +77,19 @@ def indices() -> Iterator[CanonicalRegion]:
         (lambda w, i: F.cross_entropy(w.float(), i), (table, long)),
         (lambda w, i: F.layer_norm(w[i], [512]), (short, long)),
         (lambda w, i: F.pad(w[i, :1], [-1, 3], value=-2.5), (short, long)),
+        (lambda w, i: (added(w, i[:, None].expand(4096, 512), w), w.float().sum(1)), (short, long)),
+        (lambda w, i: (added(w, i[None, :512].expand(4096, 512), w), w.float().sum(1)), (short, long)),
+        (lambda w, i: added(w, i[0].expand(4096), w[:, 3]), (short, long)),
     ]
     for function, inputs in calls:
         plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
         found = [canonical(plan.annotated, region, (), "sm90") for region in plan.regions]
         yield from (bound for bound in found if any(launch.asserts for launch in lower(bound.code).launches))
+
+
+def added(x: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Values added to zeros, some of a tile to one address."""
+    return torch.ops.aten.index_put(x.new_zeros(9, dtype=torch.float32), [index], values.float(), True)
 
 
 def total(build: graphs.Builder, x: Node, *rest: Node) -> Node:

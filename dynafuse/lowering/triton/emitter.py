@@ -366,20 +366,51 @@ class Emitter(ControlFlow):
             self.scatter(tensor, store.layout, stored, combine, points)
 
     def scatter(self, tensor: str, layout: Layout, write: Write, combine: Combine, points: frozenset[str]) -> None:
-        """Combine a value with what a tensor holds, at each point of the tile dimensions ``points``."""
+        """Combine a value with what a tensor holds, at each point of the tile dimensions ``points``.
+
+        What a tile adds to one address is added up before.
+        """
         offset = _offset(layout, write.index)
         outer = self.masks
         if write.condition is not None:
             self.masks = (*outer, self.as_tensor(write.condition))
-        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), points | write.value.tiles)
+        value = self.as_tensor(write.value)
+        text = escape(self._stored_text(value, layout.dtype))
+        along = points | value.tiles
+        summed = self._summed_tiles(offset, along) if combine is Combine.ADD else frozenset[str]()
+        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), along - summed)
         self.masks = outer
         self.accesses.append(Access(tensor, layout, offset, True))
-        text = escape(self._stored_text(self.as_tensor(write.value), layout.dtype))
         if combine is Combine.STORE:
             self.add_line(f"tl.store({pointer}, {text}{mask})", tiles, offset)
-        else:
-            name = f"tl.atomic_{combine.value}"
-            self.add_line(f'{name}({pointer}, {text}{mask}, sem="relaxed")', tiles, offset)
+            return
+        if summed:
+            text = self._sum_in_tile(text, layout.dtype, value.tiles, along, summed)
+        self.add_line(f'tl.atomic_{combine.value}({pointer}, {text}{mask}, sem="relaxed")', tiles | summed, offset)
+
+    def _summed_tiles(self, offset: sympy.Expr, along: frozenset[str]) -> frozenset[str]:
+        """Return the tile dimensions of ``along`` on which neither the address nor whether it is written to depends."""
+        deciding = self.tiles(offset).union(self.unit_tiles, *(mask.tiles for mask in self.masks))
+        return along - deciding
+
+    def _sum_in_tile(self, text: str, dtype: torch.dtype, tiles: frozenset[str], along: frozenset[str],
+                     summed: frozenset[str]) -> str:
+        """Return the sum of a value at the points of the tile dimensions ``along``, over those in ``summed``.
+
+        The value, which ``text`` shows, varies along ``tiles``.
+        """
+        masks = [f"{tile}_mask" for tile in sorted(along - self.exact_tiles)]
+        # A mask spreads the value along tile dimensions that it does not vary along: each point adds it.
+        masks += [f"({tile}_zero == 0)" for tile in sorted((along & self.exact_tiles) - tiles)]
+        if masks:
+            nothing = literal(-0.0 if dtype.is_floating_point else 0, dtype)  # 0.0 would change the sign of a zero
+            text = f"tl.where({' & '.join(masks)}, {text}, {nothing})"
+        value = self.define(text, dtype, along)
+        rest = along - summed
+        if not rest:
+            return self.define(f"tl.sum({value})", dtype, along).name
+        axis = 0 if summed == {"y"} or rest == {"r"} else 1
+        return self.define(f"tl.sum({value}, {axis}){'[:, None]' if axis == 1 else '[None, :]'}", dtype, along).name
 
     def store(self, tensor: str, layout: Layout, index: Index, value: Value, barrier: bool = False) -> None:
         """Store a value, converted to the tensor's dtype, at an index.
