@@ -40,6 +40,7 @@ from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing, index_lines
 from dynafuse.partition.grow import partition
 from dynafuse.passes.channels_last import optimize_layout
+from dynafuse.passes.embedding_gradients import scatter_gradients
 from dynafuse.passes.joint import replace_random
 from dynafuse.passes.normalize import normalize
 from dynafuse.passes.scatters import give_bases
@@ -204,9 +205,12 @@ def _with_bases(setting: Setting) -> Setting:
         return setting
     before = Snapshot.of(setting.module)
     forced = setting.forcing.forced_to_eager(setting.module.graph)
-    module = setting.guard.stage("bases of scatters", lambda: give_bases(setting.module, setting.fused_device, forced),
-                                 before.restored)
-    return replace(setting, module=module)
+
+    def based() -> GraphModule:
+        scatter_gradients(setting.module, setting.device, setting.fused_device, forced)
+        return give_bases(setting.module, setting.fused_device, forced)
+
+    return replace(setting, module=setting.guard.stage("bases of scatters", based, before.restored))
 
 
 def _requests(setting: Setting, plan: CanonicalPlan) -> Requests:

@@ -644,7 +644,7 @@ def test_the_error_lists_all_ops_that_cannot_run() -> None:
 def test_an_op_of_the_backward_is_held_to_it_too() -> None:
     @force_backend("triton")
     def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        return nn.functional.embedding(i, x) * 2
+        return nn.functional.embedding(i, x, scale_grad_by_freq=True) * 2
 
     x, i = leaf(), torch.tensor([1, 3])
     found: list[Compiled] = []

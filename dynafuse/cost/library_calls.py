@@ -122,6 +122,9 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
         memory = predict(Work(2 * moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
         further = SORT_LAUNCHES * device.launch_us_eager + count / max(device.sorted_adds_gops * 1e3, LEAST)
         return replace(memory, device_us=memory.device_us + further, captured_us=memory.captured_us + further)
+    if target is aten.embedding_dense_backward.default:
+        further = _gradient_of_rows(_bound(target, args, kwargs), device)
+        return replace(memory, device_us=memory.device_us + further, captured_us=memory.captured_us + further)
     if not flops:
         return replace(memory, partial=flops is None)
     rate = device.contraction_tflops if _width((args, kwargs)) <= 2 else device.contraction_tflops_float32
@@ -137,6 +140,26 @@ def _sorted_adds(target: Any, args: Any, kwargs: Any) -> int:
     """How many values an op adds at indices that it sorts first; 0 if it is no such op."""
     given = _bound(target, args, kwargs) if target in SORTED else {}
     return math.prod(given["values"]) if given and given.get("accumulate", True) else 0
+
+
+MOST_UNSORTED = 3072
+"""Indices up to which eager's gradient of an embedding does not sort them: a program walks all rows of some columns."""
+
+WALKED_ROW_US = 0.04
+"""Microseconds per row that is walked, estimated: 32 rows at a time are loaded and added, 0.6 microseconds each."""
+
+
+SEGMENTED_GOPS = 90.0
+"""Values per nanosecond that eager's gradient of an embedding adds once they are sorted, estimated: what ``index_put`` was
+measured to add where few rows repeat; this kernel takes apart those that do."""
+
+
+def _gradient_of_rows(given: Mapping[str, Any], device: Device) -> float:
+    """Microseconds that eager's gradient of an embedding takes beyond moving its tensors once."""
+    count = math.prod(given["indices"])
+    if count <= MOST_UNSORTED:
+        return device.launch_us_eager + count * WALKED_ROW_US
+    return SORT_LAUNCHES * device.launch_us_eager + math.prod(given["grad_output"]) / (SEGMENTED_GOPS * 1e3)
 
 
 def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:

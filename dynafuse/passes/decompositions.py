@@ -1,6 +1,6 @@
 """The decomposition table for AOTAutograd: Inductor's, without the ops that are better kept whole.
 
-Worked example: ``layer_norm`` becomes ``var_mean``, ``sub``, ``rsqrt``, ``mul``; ``embedding``'s backward stays one op.
+Worked example: ``layer_norm`` becomes ``var_mean``, ``sub``, ``rsqrt``, ``mul``; ``max_pool2d`` stays one op.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 WHOLE = {
     aten.addcmul: "the decomposition of older torch refuses a float as the factor of integers, which eager truncates",
     aten.clamp: "the decomposition gives integers where a bound is a float that is known at run time only",
-    aten.embedding_dense_backward: "CUDA's kernel sorts the indices: no atomics, the same result every time",
+    aten.embedding_dense_backward: "eager's kernel may be faster; embedding_gradients.py makes scatters of the others",
     aten.index_copy: "negative indices are out of range in eager; in the decomposition they are not",
     aten.index_fill: "made of index_copy, which takes no negative indices",
     aten.index_select: "negative indices are out of range in eager; in the decomposition they are not",

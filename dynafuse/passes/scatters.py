@@ -103,11 +103,11 @@ def _give_base(node: Node, scatter: Scatter) -> None:
     dtype, value = _wide(node, scatter), node.meta["val"]
     base = own = _argument(node, scatter.base)
     if dtype is not value.dtype:
-        own = _insert(node, prims.convert_element_type.default, (base, dtype))
+        own = insert(node, prims.convert_element_type.default, (base, dtype))
     elif not _may_be_overwritten(base, node):
         own = _copied(base, node)
     if not _same_strides(own.meta["val"], value):
-        own = _insert(node, aten.clone.default, (own,), memory_format=torch.contiguous_format)
+        own = insert(node, aten.clone.default, (own,), memory_format=torch.contiguous_format)
     if not _same_strides(own.meta["val"], value):
         return
     _replace_argument(node, scatter.base, own)
@@ -129,7 +129,7 @@ def _copied(base: Node, scatter: Node) -> Node:
     """Return a copy of a base, before a scatter: constants are made once more."""
     row = lookup(base.target)
     if row is None or row.kind is not Kind.CREATION:
-        return _insert(scatter, aten.clone.default, (base,))
+        return insert(scatter, aten.clone.default, (base,))
     with scatter.graph.inserting_before(scatter):
         return scatter.graph.node_copy(base)
 
@@ -138,7 +138,7 @@ def _widen(node: Node, dtype: torch.dtype) -> None:
     """Compute a scatter in a wider dtype, and round the result."""
     value = node.meta["val"]
     for name in VALUES & arguments(node).keys():
-        _replace_argument(node, name, _insert(node, prims.convert_element_type.default, (_argument(node, name), dtype)))
+        _replace_argument(node, name, insert(node, prims.convert_element_type.default, (_argument(node, name), dtype)))
     node.meta["val"] = value.to(dtype)
     with node.graph.inserting_after(node):
         rounded = node.graph.call_function(prims.convert_element_type.default, (node, value.dtype))
@@ -146,11 +146,11 @@ def _widen(node: Node, dtype: torch.dtype) -> None:
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
 
 
-def _insert(before: Node, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Node:
-    """Insert a call before a scatter, with its metadata."""
+def insert(before: Node, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Node:
+    """Insert a call before a node, with its metadata."""
     with before.graph.inserting_before(before):
         new = before.graph.call_function(target, args, kwargs)
-    values = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in args]
+    values = map_arg(args, lambda arg: arg.meta["val"])
     kept = {key: value for key, value in before.meta.items() if key != OWNS_BASE}
     new.meta = kept | {"val": target(*values, **kwargs)}
     return new

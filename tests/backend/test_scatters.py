@@ -281,3 +281,55 @@ def test_gradients_of_embeddings() -> None:
         return torch.nn.functional.layer_norm(table[index] + places[: x.shape[1]] + x, [16])
 
     check(function, rows(20, 16).requires_grad_(), rows(9, 16).requires_grad_(), at(20, 4, 9), rows(4, 9, 16), executors="triton")
+
+
+def embedded(table: Tensor, index: Tensor, x: Tensor, padding: int | None = 3) -> Tensor:
+    return torch.nn.functional.layer_norm(torch.nn.functional.embedding(index, table, padding) * x, [16])
+
+
+def backward_of(function: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> backend.Compiled:
+    """Check gradients, and return the compiled backward."""
+    with recorded() as graphs:
+        check(function, *inputs, executors="triton", **options)
+    return next(graph for graph in graphs if graph.kind == "backward")
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_kernel_that_makes_the_gradient_of_an_embedding_adds_it(dtype: torch.dtype, index_dtype: torch.dtype) -> None:
+    index = at(20, 4, 30).to(index_dtype)
+    index[0, :5] = 3  # the padding, whose gradient stays 0
+    graph = backward_of(embedded, rows(20, 16, dtype=dtype).requires_grad_(), index, rows(4, 30, 1, dtype=dtype))
+    assert not eager_ops(graph)
+    assert len(graph.plan.regions) == 2 + (dtype.itemsize == 2)  # zeros, all else, rounding
+
+
+def test_the_gradient_of_an_embedding_without_padding_and_of_dynamic_sizes() -> None:
+    def function(table: Tensor, index: Tensor, x: Tensor) -> Tensor:
+        return embedded(table, index, x, None)
+
+    graph = backward_of(function, rows(20, 16).requires_grad_(), at(20, 4, 30), rows(4, 30, 1))
+    assert not eager_ops(graph)
+    dynamic = compiled(function, dynamic=True, executors="triton")
+    for count, size in ((5, 9), (17, 31), (300, 9), (4, 4)):
+        tables = [rows(size, 16).requires_grad_() for _ in range(2)]
+        for run, table in zip((dynamic, function), tables, strict=True):
+            run(table, at(size, count, 3), rows(count, 3, 1, seed=2)).square().sum().backward()
+        torch.testing.assert_close(tables[0].grad, tables[1].grad, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_that_stay_eagers() -> None:
+    def scaled(table: Tensor, index: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(index, table, scale_grad_by_freq=True) * 2
+
+    inputs = rows(20, 16).requires_grad_(), at(20, 30)
+    assert eager_ops(backward_of(scaled, *inputs)) == ["embedding_dense_backward"]
+    torch.use_deterministic_algorithms(True)
+    assert eager_ops(backward_of(embedded, *inputs, rows(30, 1))) == ["embedding_dense_backward"]
+    torch.use_deterministic_algorithms(False)
+
+
+def test_on_the_processor_the_gradient_of_an_embedding_is_eagers() -> None:
+    with recorded() as graphs:
+        check(embedded, rows(20, 16).requires_grad_(), at(20, 30), rows(30, 1), executors="inductor")
+    assert eager_ops(next(graph for graph in graphs if graph.kind == "backward")) == ["embedding_dense_backward"]
