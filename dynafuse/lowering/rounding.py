@@ -79,9 +79,9 @@ class Rounding:
 
     def _moves_exact(self, row: Row, call: Call) -> bool:
         """Return whether an op's elements are elements of operands that kernels hold as eager has them."""
-        operands = references(_args(call))
-        return row.kind in _MOVING_KINDS and not any(
-            _narrows(self.dtype(ref), call.dtype) or self.narrow_dtype(ref) for ref in operands)
+        operands = list(references(_args(call)))
+        moves = row.kind in _MOVING_KINDS or (row.picks and len(operands) == len(call.args))  # numbers may need rounding
+        return moves and not any(_narrows(self.dtype(ref), call.dtype) or self.narrow_dtype(ref) for ref in operands)
 
 
 def _args(call: Call) -> Sequence[object]:

@@ -31,11 +31,11 @@ _GELU_CUBIC = "0.044715"
 
 def _row(names: str, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (), hoists: tuple[int, ...] = (),
          hoists_inverse: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, casts: bool = False,
-         flops: float = 1.0, accepts: Callable[[Call], str] | None = None) -> None:
+         picks: bool = False, flops: float = 1.0, accepts: Callable[[Call], str] | None = None) -> None:
     for target in overloads(names):
         row = pointwise(target, emit, cast=cast, raw=raw, flops=flops)
         register(dataclasses.replace(row, hoists=hoists, hoists_inverse=hoists_inverse, steps=steps, casts=casts,
-                                     rounds=rounds, accepts=accepts))
+                                     rounds=rounds, picks=picks, accepts=accepts))
 
 
 def _eager(names: str, reason: str) -> None:
@@ -214,8 +214,8 @@ _row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4, accepts=_accepts_power)
 _row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Tensor", _pow, flops=2 * _TRANSCENDENTAL)
-_row(_both("neg"), _by_dtype(floats="lm.neg({0})", ints="-{0}"))
-_row(_both("abs"), _by_dtype(floats="tl.abs({0})", bools="{0}"))
+_row(_both("neg"), _by_dtype(floats="lm.neg({0})", ints="-{0}"), picks=True)
+_row(_both("abs"), _by_dtype(floats="tl.abs({0})", bools="{0}"), picks=True)
 _row(_both("sign") + " aten.sgn.default", _by_dtype(floats="lm.sign({0})", bools="{0}"), steps=(0,))
 _row("aten.positive.default", "{0}")
 _row("aten.square.default", _by_dtype(floats="{0} * {0}", bools="{0}"))
@@ -347,12 +347,15 @@ _row(
     _where,
     raw=(0,),
     hoists=(1, 2),
+    picks=True,
 )
 _row("aten.masked_fill.Scalar aten.masked_fill.Tensor",
      lambda context, value, mask, other: _where(context, mask, other, value), raw=(1,), hoists=(2,))
 _row("aten.clamp.default aten.clamp.Tensor aten.clip.default aten.clip.Tensor", _clamp, hoists=(1, 2), flops=2)
-_row("aten.clamp_min.default aten.clamp_min.Tensor aten.maximum.default prims.maximum.default", _MAXIMUM, hoists=(1,))
-_row("aten.clamp_max.default aten.clamp_max.Tensor aten.minimum.default prims.minimum.default", _MINIMUM, hoists=(1,))
+_row("aten.clamp_min.default aten.clamp_min.Tensor aten.maximum.default prims.maximum.default", _MAXIMUM, hoists=(1,),
+     picks=True)
+_row("aten.clamp_max.default aten.clamp_max.Tensor aten.minimum.default prims.minimum.default", _MINIMUM, hoists=(1,),
+     picks=True)
 _row("aten.fmax.default", _by_dtype(floats=_function("lm.fmax"), ints=_function("lm.maximum"), bools="{0} | {1}"))
 _row("aten.fmin.default", _by_dtype(floats=_function("lm.fmin"), ints=_function("lm.minimum"), bools="{0} & {1}"))
 _row("aten.nan_to_num.default", _nan_to_num, steps=(0,), flops=3)
@@ -467,7 +470,7 @@ def _softplus_backward(context: Context, grad: Any, value: Any, beta: Any, thres
 
 _HARDSIGMOID = "lm.minimum(lm.maximum({0} + 3, 0), 6)"
 
-_row("aten.relu.default", _by_dtype(floats=lambda context, value: _MAXIMUM(context, value, 0), bools="{0}"))
+_row("aten.relu.default", _by_dtype(floats=lambda context, value: _MAXIMUM(context, value, 0), bools="{0}"), picks=True)
 _row("aten.relu6.default", lambda context, value: _clamp(context, value, 0, 6), flops=2)
 _row("aten.leaky_relu.default", "tl.where({0} > 0, {0}, {0} * {1})", hoists=(1,), flops=2)
 _row("aten.elu.default", _elu, flops=_TRANSCENDENTAL)
