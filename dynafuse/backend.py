@@ -126,8 +126,10 @@ def _compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     """Compile a Dynamo graph by way of AOTAutograd; ``calls`` is how often a step calls it."""
     before = Snapshot.of(gm)
     guard = guard_of(config, before.restored, differentiable=True)
+    enabled = executors_for(list(_dynamo_values(gm, example_inputs)), config)[1]
+    pools = any(executor(name).pools for name in enabled)
     # A new object per graph: it keeps state.
-    compile_aot = guard.stage("set-up of AOTAutograd", lambda: _through_aot(config, forcing, guard, calls), left_out)
+    compile_aot = guard.stage("set-up of AOTAutograd", lambda: _through_aot(config, forcing, guard, calls, pools), left_out)
     # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), _draws_as(config), suppress(NotSplit):
         if compile_aot is not None:
@@ -147,8 +149,8 @@ def _draws_as(config: Config) -> AbstractContextManager[Any]:
     return patched
 
 
-def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int) -> Callable[..., Any]:
-    """Return AOTAutograd with the pipeline behind it."""
+def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int, pools: bool) -> Callable[..., Any]:
+    """Return AOTAutograd with the pipeline behind it; ``pools`` tells whether an executor keeps places within windows."""
     captured: dict[str, bool] = {}
 
     def compiler(kind: str) -> Callable[..., Any]:
@@ -158,7 +160,8 @@ def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int) -> 
     split = functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing, cut=own_cut, guard=guard)
     compile_aot: Callable[..., Any] = aot_autograd(
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
-        partition_fn=split, decompositions=decompositions(config.fallback_random), keep_inference_input_mutations=True)
+        partition_fn=split, decompositions=decompositions(config.fallback_random, pools),
+        keep_inference_input_mutations=True)
     return compile_aot
 
 

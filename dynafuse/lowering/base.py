@@ -126,6 +126,9 @@ class Executor(ABC):
     scatters = False
     """Whether its kernels write at loaded indices, into memory that holds something already."""
 
+    pools = False
+    """Whether its kernels take the ops with which max pooling keeps places within windows instead of indices."""
+
     allocates = True
     """Whether its kernels allocate their outputs inside of the call, whose price then includes it."""
 

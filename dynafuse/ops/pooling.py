@@ -22,7 +22,7 @@ from sympy import S
 from torch._ops import OpOverload
 
 from dynafuse.ops.indexing import Bounds, inside, under
-from dynafuse.ops.indexing_math import as_expr, floordiv
+from dynafuse.ops.indexing_math import as_expr, floordiv, mod
 from dynafuse.ops.literals import literal, opmath, reciprocal_parts
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Lower, Value, eager, register, rewrite
@@ -59,6 +59,8 @@ class Window:
 _LIBRARY = torch.library.Library("dynafuse", "FRAGMENT")
 _LIBRARY.define("max_pool_offsets(Tensor self, SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
                 "bool ceil_mode) -> Tensor")
+_LIBRARY.define("max_pool_offsets_backward(Tensor grad_output, Tensor offsets, SymInt[] input_size, SymInt[] kernel_size, "
+                "SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor")
 
 
 def _offsets(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
@@ -75,10 +77,43 @@ def _offsets_like(self: torch.Tensor, *window: Any) -> torch.Tensor:
     return torch.empty_like(pool(self, *window)[0], dtype=torch.int8)
 
 
+def _offsets_backward(grad_output: torch.Tensor, offsets: torch.Tensor, input_size: Sequence[int],
+                      kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+                      dilation: Sequence[int]) -> torch.Tensor:
+    """Return the gradient of maxima with respect to what was pooled, by torch's op."""
+    indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(
+        offsets, kernel_size, input_size, stride, padding, dilation)
+    ceil_mode = _last_one_is_cut(offsets.shape[-len(kernel_size):], input_size, kernel_size, stride, padding, dilation)
+    backward = {2: torch.ops.aten.max_pool2d_with_indices_backward, 3: torch.ops.aten.max_pool3d_with_indices_backward}
+    pooled = _gradient_like(grad_output, offsets, input_size)
+    found: torch.Tensor = backward[len(kernel_size)](
+        grad_output, pooled, kernel_size, stride, padding, dilation, ceil_mode, indices)
+    return found
+
+
+def _last_one_is_cut(counts: Sequence[int], sizes: Sequence[int], *windows: Sequence[int]) -> bool:
+    """Return whether there are more windows than without ``ceil_mode``."""
+    whole = ((size + 2 * padding - dilation * (length - 1) - 1) // stride + 1
+             for size, length, stride, padding, dilation in zip(sizes, *windows, strict=True))
+    return any(count != expected for count, expected in zip(counts, whole, strict=True))
+
+
+def _gradient_like(grad_output: torch.Tensor, offsets: torch.Tensor, input_size: Sequence[int], *_: Any) -> torch.Tensor:
+    """Return a result without values: its layout is that of what was pooled, which the offsets have, too."""
+    layout = torch._prims_common.suggest_memory_format(offsets)
+    shape = (*offsets.shape[:-len(input_size)], *input_size)
+    return torch.empty(shape, dtype=grad_output.dtype, device=grad_output.device, memory_format=layout)
+
+
 _LIBRARY.impl("max_pool_offsets", _offsets, "CompositeExplicitAutograd")
 _LIBRARY.impl("max_pool_offsets", _offsets_like, "Meta")
+_LIBRARY.impl("max_pool_offsets_backward", _offsets_backward, "CompositeExplicitAutograd")
+_LIBRARY.impl("max_pool_offsets_backward", _gradient_like, "Meta")
 MAX_POOL_OFFSETS: OpOverload = torch.ops.dynafuse.max_pool_offsets.default
 """Where in its window each maximum is, row by row, in int8: the first of several, the last that is NaN."""
+
+MAX_POOL_OFFSETS_BACKWARD: OpOverload = torch.ops.dynafuse.max_pool_offsets_backward.default
+"""The gradient with respect to what was pooled: to each maximum what its window's is."""
 
 
 def maxima_and_offsets(args: dict[str, Any], dtype: torch.dtype) -> tuple[OpOverload, OpOverload] | None:
@@ -227,10 +262,26 @@ def _max_pool_backward(build: Builder, call: Call, index: Index) -> Value:
         here = here * size + at
     position = build.index_value(sympy.expand(here))
 
-    def share(at: Index) -> Value:
+    def share(at: Index, _: Sequence[sympy.Expr]) -> Value:
         chosen = build.operand(call["indices"], at)
         grad = build.operand(call["grad_output"], at)
         hit = build.expression("{0} == {1}", torch.bool, chosen, position)
+        return build.expression("tl.where({0}, {1}, 0.0)", opmath(call.dtype), hit, grad)
+
+    return build.cast(_over_windows(build, call, index, share), call.dtype)
+
+
+def _max_pool_offsets_backward(build: Builder, call: Call, index: Index) -> Value:
+    """Return the sum of the gradients of the windows that have their maximum here."""
+    windows = _of(call)
+
+    def share(at: Index, places: Sequence[sympy.Expr]) -> Value:
+        here = sympy.S.Zero
+        for place, window in zip(places, windows, strict=True):
+            here = here * window.length + floordiv(place, window.dilation)
+        hit = build.expression("{0} == {1}", torch.bool, build.cast(build.operand(call["offsets"], at), torch.int32),
+                               build.cast(build.index_value(sympy.expand(here)), torch.int32))
+        grad = build.operand(call["grad_output"], at)
         return build.expression("tl.where({0}, {1}, 0.0)", opmath(call.dtype), hit, grad)
 
     return build.cast(_over_windows(build, call, index, share), call.dtype)
@@ -294,30 +345,41 @@ def _span(build: Builder, at: sympy.Expr, window: Window, size: sympy.Expr, with
 def _avg_pool_backward(build: Builder, call: Call, index: Index) -> Value:
     rank, sizes = _rank(call), call.shape[-_rank(call):]
     if _common_divisor(call):  # one division instead of one for each window
-        total = _over_windows(build, call, index, lambda at: build.operand(call["grad_output"], at))
+        total = _over_windows(build, call, index, lambda at, _: build.operand(call["grad_output"], at))
         return _averaged(build, call, total, index[-rank:], sizes)
-    total = _over_windows(build, call, index, lambda at: _averaged(
+    total = _over_windows(build, call, index, lambda at, _: _averaged(
         build, call, build.operand(call["grad_output"], at), at[-rank:], sizes))
     return build.cast(total, call.dtype)
 
 
-def _over_windows(build: Builder, call: Call, index: Index, share: Callable[[Index], Value]) -> Value:
+Share = Callable[[Index, Sequence[sympy.Expr]], Value]
+"""What a window gives to an element, by the window's index and by how far the element is from the window's first one."""
+
+
+def _over_windows(build: Builder, call: Call, index: Index, share: Share) -> Value:
     """Return the sum of what each window that covers an element of the operand gives it."""
     reach = [range(window.overlaps) for window in _of(call)]
     shares = [_share(build, call, index, back, share) for back in itertools.product(*reach)]
     return _reduced(build, "{0} + {1}", shares, call.dtype)
 
 
-def _share(build: Builder, call: Call, index: Index, back: tuple[int, ...], share: Callable[[Index], Value]) -> Value:
+def _share(build: Builder, call: Call, index: Index, back: tuple[int, ...], share: Share) -> Value:
     """Return what the window gives that begins ``back`` windows before the last one that covers an element; 0 if none."""
-    rank, at, bounds = len(back), list[sympy.Expr](), list[Bounds]()
+    rank, at, places, bounds = len(back), list[sympy.Expr](), list[sympy.Expr](), list[Bounds]()
     grads = build.shape(call["grad_output"])[-rank:]
     for position, window, steps, count in zip(index[-rank:], _of(call), back, grads, strict=True):
         number = floordiv(position + window.padding, window.stride) - steps
         at.append(number)
+        places.append(_place(position, window, steps))
         bounds += inside(number, S.Zero, count)
-        bounds += inside(position + window.padding - number * window.stride, S.Zero, sympy.Integer(window.span))
-    return under(build, bounds, lambda: share((*index[:-rank], *at)), 0)
+        bounds += inside(places[-1], S.Zero, sympy.Integer(window.span))
+        bounds += [(mod(places[-1], window.dilation), "==", S.Zero)] if window.dilation > 1 else []
+    return under(build, bounds, lambda: share((*index[:-rank], *at), places), 0)
+
+
+def _place(position: sympy.Expr, window: Window, back: int) -> sympy.Expr:
+    """Return how far an element is from the first one of the window that begins ``back`` windows before the last one."""
+    return mod(position + window.padding, window.stride) + back * window.stride
 
 
 # Windows of a size that follows from the result's ---------------------------------------------------------------------
@@ -387,6 +449,7 @@ _ROWS: dict[str, tuple[Lower, Callable[[Call], str]]] = {
     "dynafuse.max_pool_offsets.default": (_max_pool_offsets, _accepts_maxima),
     "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default":
         (_max_pool_backward, _accepts_gradient),
+    "dynafuse.max_pool_offsets_backward.default": (_max_pool_offsets_backward, _accepts_gradient),
     "aten.avg_pool2d.default aten.avg_pool3d.default": (_avg_pool, _accepts),
     "aten.avg_pool2d_backward.default aten.avg_pool3d_backward.default": (_avg_pool_backward, _accepts_gradient),
     "aten._adaptive_avg_pool2d.default aten._adaptive_avg_pool3d.default": (_adaptive_pool, _accepts_adaptive),

@@ -13,6 +13,8 @@ import torch
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
+from dynafuse.ops.pooling import maxima_and_offsets
+
 aten = torch.ops.aten
 
 WHOLE = {
@@ -22,13 +24,13 @@ WHOLE = {
     aten.index_copy: "negative indices are out of range in eager; in the decomposition they are not",
     aten.index_fill: "made of index_copy, which takes no negative indices",
     aten.index_select: "negative indices are out of range in eager; in the decomposition they are not",
-    aten.max_pool2d_with_indices: "its kernel reads each window once; its backward pairs with it",
+    aten.max_pool2d_with_indices: "one kernel of eager's makes both results; decomposed only where kernels do so too",
     aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
     aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",
     aten.frac: "it subtracts its operand's rounded value: both have to be as they are in 16 bits",
     aten.sgn: "in 16 bits it has to look at the rounded value",
     aten.soft_margin_loss_backward: "the decomposition subtracts nearly equal numbers",
-    aten.max_pool2d_with_indices_backward: "pairs with the forward's int64 indices",
+    aten.max_pool2d_with_indices_backward: "gathers; the decomposition scatters",
 }
 """Ops that Inductor would decompose, with the reason why they are kept whole here."""
 
@@ -44,8 +46,13 @@ PROMOTED = (aten.hardtanh_backward.default, aten.threshold_backward.default)
 
 
 @cache
-def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[..., Any]]:
-    """Return the decomposition table; with ``fallback_random`` ops that draw random numbers stay eager's own."""
+def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict[OpOverload, Callable[..., Any]]:
+    """Return the decomposition table.
+
+    Args:
+        fallback_random: Whether ops that draw random numbers stay eager's own.
+        offsets: Whether max pooling keeps the places of its maxima in their windows, in int8, instead of indices in int64.
+    """
     from torch._inductor.decomposition import decompositions as plain  # slow to import, and private to torch
     from torch._inductor.decomposition import fast_random_decomps
 
@@ -53,6 +60,8 @@ def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[.
     for packet in WHOLE:
         for name in packet.overloads():
             table.pop(getattr(packet, name), None)
+    if offsets:
+        table[aten.max_pool2d_with_indices.default] = _max_pool2d
     if fallback_random:
         for target in DRAWN:
             table.pop(target, None)
@@ -64,6 +73,21 @@ def decompositions(fallback_random: bool = False) -> dict[OpOverload, Callable[.
     table[aten.index_add.default] = _index_add(table[aten.index_add.default])
     table[aten.linalg_vector_norm.default] = _vector_norm(table[aten.linalg_vector_norm.default])
     return table
+
+
+def _max_pool2d(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0, 0),
+                dilation: Sequence[int] = (1, 1), ceil_mode: bool = False) -> Any:
+    """Return maxima, and their indices made of their places in the windows, for windows that kernels write out."""
+    from torch._inductor import inductor_prims  # noqa: F401  (registers the two ops; slow to import)
+
+    given = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+    if maxima_and_offsets(given, self.dtype) is None:
+        return NotImplemented
+    window = (list(kernel_size), list(stride or kernel_size), list(padding), list(dilation))
+    maxima, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(self, *window, ceil_mode)
+    size, *places = window
+    indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(offsets, size, self.shape[-2:], *places)
+    return maxima, indices
 
 
 def _cat(decomposition: Callable[..., Any]) -> Callable[..., Any]:

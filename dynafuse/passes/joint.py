@@ -24,6 +24,7 @@ from dynafuse.partition.forcing import NOTHING, Forcing
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.duplicates import merge_duplicates
 from dynafuse.passes.overwritten import save_before_overwriting
+from dynafuse.passes.pool_gradients import use_offsets
 from dynafuse.passes.rematerialize import Sides
 from dynafuse.passes.snapshot import Snapshot
 
@@ -55,6 +56,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
         if not fallback_random:
             replace_random(joint, forcing)
         keep_written_casts(joint)  # before equal casts are merged
+        use_offsets(joint.graph)
         joint.graph.eliminate_dead_code()
         merge_duplicates(joint.graph)
         merged_already = torch._functorch.config.patch(cse=False)

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dynafuse import backend
+from dynafuse.lowering.triton.lower import lower
 from tests.support.differential import check
 
 prims = torch.ops.prims
@@ -97,6 +99,68 @@ def test_gradients(window: tuple[list[int], list[int], list[int], list[int], boo
 
     check(loss, image("ties").requires_grad_(), executors="triton")
     check(loss, LAYOUTS["channels last"](image("ties")).requires_grad_(), executors="triton")
+
+
+def sources(graph: backend.Compiled) -> str:
+    return "".join(lower(bound.code).source for bound in graph.bounds.values())
+
+
+def test_what_is_picked_of_loaded_values_is_not_rounded_again() -> None:
+    """Of a loaded value in 16 bits, ``relu`` makes one of 16 bits; of a product it does not."""
+    def ends(x: Tensor, factor: float = 1) -> Tensor:
+        return torch.nn.functional.max_pool2d((x if factor == 1 else x * factor).relu(), 3, 2, 1)
+
+    rounds = "to(tl.bfloat16).to(tl.float32)"
+    picked, = check(ends, image("nan", torch.bfloat16), grad=False, precise=False, executors="triton")
+    scaled, = check(lambda x: ends(x, 1.7), image("nan", torch.bfloat16), grad=False, precise=False, executors="triton")
+    assert rounds not in sources(picked) and rounds in sources(scaled)
+
+
+def test_gradients_of_windows_side_by_side_have_no_masks() -> None:
+    """Every element is in one window, which is there: nothing is left to compare."""
+    def loss(x: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(x, 2).sin()
+
+    _, backward = check(loss, torch.randn(2, 4, 8, 16).requires_grad_(), executors="triton")
+    assert "tl.where" not in sources(backward) and " >= 0" not in sources(backward)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_keeps_places_in_int8(layout: str, dtype: torch.dtype) -> None:
+    """The backward is one kernel: it reads places, and no indices."""
+    def loss(x: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool2d((x * 2).relu(), 3, 2, 1).sin()
+
+    forward, backward = check(loss, LAYOUTS[layout](image("ties", dtype)).requires_grad_(), executors="triton")
+    assert len(backward.plan.regions) == 1
+    assert all(step in graph.plan.regions for graph in (forward, backward) for step in graph.plan.steps)
+    targets = {str(node.target) for graph in (forward, backward) for node in graph.plan.annotated.graph.nodes}
+    assert "dynafuse.max_pool_offsets.default" in targets and "dynafuse.max_pool_offsets_backward.default" in targets
+    assert not any("indices" in target for target in targets)
+
+
+def test_pooling_stays_whole_where_no_kernel_keeps_places() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool2d(x * 2, 3, 2, 1).sin()
+
+    forward, _ = check(loss, image("ties").requires_grad_(), executors="inductor")
+    assert "aten.max_pool2d_with_indices.default" in {str(node.target) for node in forward.plan.annotated.graph.nodes}
+
+
+def test_indices_that_are_returned() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.nn.functional.max_pool2d(x * 2, 3, 2, 1, return_indices=True)
+
+    check(both, image("ties").requires_grad_(), executors="triton")
+    check(both, image("ties").requires_grad_(), executors="triton", dynamic=True)
+
+
+def test_gradients_of_dynamic_sizes() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return torch.nn.functional.max_pool2d(x * 2, 3, 2, 1).sin()
+
+    check(loss, image("ties").requires_grad_(), executors="triton", dynamic=True)
 
 
 def test_volumes_and_rows() -> None:

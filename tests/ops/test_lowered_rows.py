@@ -68,6 +68,13 @@ def max_grad(image: torch.Tensor, pool: list[Any]) -> list[Any]:
     return [maxima.cos(), image, *pool, indices]
 
 
+def offsets_grad(image: torch.Tensor, pool: list[Any]) -> list[Any]:
+    """The same of the gradient that takes places in windows."""
+    *window, ceil_mode = in_full(pool)
+    maxima, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(image, *window, ceil_mode)
+    return [maxima.cos(), offsets, list(image.shape[-len(window[0]):]), *window]
+
+
 CASES: list[tuple[str, list[Any]]] = [
     ("aten.view.default", [X, [4, 6]]),
     ("aten.view.default", [X, [2, 12]]),
@@ -130,6 +137,8 @@ CASES: list[tuple[str, list[Any]]] = [
     *(("dynafuse.max_pool_offsets.default", [VOLUME.round(), *in_full(pool)]) for pool in VOLUMES),
     *(("aten.max_pool2d_with_indices_backward.default", max_grad(TIES, pool)) for pool in MAX_POOLS),
     *(("aten.max_pool3d_with_indices_backward.default", max_grad(VOLUME.round(), pool)) for pool in VOLUMES),
+    *(("dynafuse.max_pool_offsets_backward.default", offsets_grad(TIES, pool)) for pool in MAX_POOLS),
+    *(("dynafuse.max_pool_offsets_backward.default", offsets_grad(VOLUME.round(), pool)) for pool in VOLUMES),
     ("aten.avg_pool3d.default", [VOLUME, [2, 3, 2], [1, 2, 1], [1, 1, 0], True, False, None]),
     ("aten.avg_pool3d_backward.default",
      [torch.ops.aten.avg_pool3d(VOLUME, [2, 3, 2], [1, 2, 1], [1, 1, 0], True, False).cos(), VOLUME, [2, 3, 2], [1, 2, 1],

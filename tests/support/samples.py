@@ -282,6 +282,16 @@ def with_indices(op: Any, pool: list[Any]) -> Make:
     return made
 
 
+def with_offsets(pool: list[Any], rank: int) -> Make:
+    """Arguments of the gradient of a max pooling that takes places in windows."""
+    def made(x: torch.Tensor) -> list[Any]:
+        *window, ceil_mode = in_full(pool, rank)
+        maxima, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(x, *window, ceil_mode)
+        return [maxima.cos(), offsets, list(x.shape[-rank:]), *window]
+
+    return made
+
+
 def in_full(pool: list[Any], rank: int) -> list[Any]:
     """A window as the ops that want each number for each dimension are given it."""
     return [*((value * rank)[:rank] for value in (pool[0], pool[1] or pool[0], pool[2], pool[3])), pool[4]]
@@ -402,6 +412,8 @@ IMAGES: dict[str, list[Make]] = {
         with_indices(torch.ops.aten.max_pool2d_with_indices.default, pool) for pool in MAX_POOLS],
     "aten.max_pool3d_with_indices_backward.default": [
         with_indices(torch.ops.aten.max_pool3d_with_indices.default, pool) for pool in VOLUME_POOLS],
+    "dynafuse.max_pool_offsets_backward.default": [
+        *(with_offsets(pool, 2) for pool in MAX_POOLS), *(with_offsets(pool, 3) for pool in VOLUME_POOLS)],
     "aten.avg_pool3d.default": [lambda x: [x, *VOLUME_POOL, True, False, None], lambda x: [x, *VOLUME_POOL, False, True, 5]],
     "aten.avg_pool3d_backward.default": [
         lambda x, rest=rest: [

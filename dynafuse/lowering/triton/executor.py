@@ -29,6 +29,7 @@ class Triton(Executor):
     takes_arguments = True
     draws_random = True
     scatters = True
+    pools = True
     allocates = False
     splits = True
     compiles_aside = True

@@ -27,6 +27,7 @@ NO_DTYPE = "nvFuser has no torch."
 NEVER_LOWERED = {
     "prims._low_memory_max_pool_offsets_to_indices.default": "its operand is int8",
     "dynafuse.max_pool_offsets.default": "its result is int8",
+    "dynafuse.max_pool_offsets_backward.default": "its operand is int8",
 }
 """Rows of which no sample reaches the lowering, with the reason."""
 UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError)
