@@ -156,10 +156,11 @@ measured to add where few rows repeat; this kernel takes apart those that do."""
 
 def _gradient_of_rows(given: Mapping[str, Any], device: Device) -> float:
     """Microseconds that eager's gradient of an embedding takes beyond moving its tensors once."""
-    count = math.prod(given["indices"])
+    count: int = math.prod(given["indices"])
     if count <= MOST_UNSORTED:
-        return device.launch_us_eager + count * WALKED_ROW_US
-    return SORT_LAUNCHES * device.launch_us_eager + math.prod(given["grad_output"]) / (SEGMENTED_GOPS * 1e3)
+        return float(device.launch_us_eager + count * WALKED_ROW_US)
+    added: int = math.prod(given["grad_output"])
+    return float(SORT_LAUNCHES * device.launch_us_eager + added / (SEGMENTED_GOPS * 1e3))
 
 
 def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:

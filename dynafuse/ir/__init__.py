@@ -1,7 +1,8 @@
 """What the steps of the pipeline hand to each other: frozen values, each with a ``__str__`` worth reading.
 
 The way of a graph: ``Annotated`` (an FX graph plus facts per node) → ``Plan`` (regions, eager calls and views in
-order) → ``Spec`` per region (canonical, without names: what a kernel is made from and keyed by) → ``Lowered`` (generated source and its launches).
+order) → ``Spec`` per region (canonical, without names: what a kernel is made from and keyed by) → ``Lowered`` (generated
+source and its launches).
 
 Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose spec prints as::
 
