@@ -23,7 +23,7 @@ Size: TypeAlias = int | sympy.Expr
 """A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
 
 UNKNOWN_SIZE = 8192
-"""The hint of a size that is only known at run time."""
+"""What a size that is only known at run time counts as, in prices and schedules."""
 
 OWNS_BASE = "owns_base"
 """The metadata of a scatter whose base nothing else reads."""

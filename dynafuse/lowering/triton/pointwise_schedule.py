@@ -18,7 +18,6 @@ from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import (
     LANES,
-    PROCESSORS,
     Schedule,
     by_stride,
     clamp,
@@ -28,6 +27,7 @@ from dynafuse.lowering.triton.tiles import (
     strides_of,
     weight,
 )
+from dynafuse.partition.kernel_class import PROCESSORS
 
 Order = dict[str, tuple[int, ...]]
 

@@ -21,11 +21,9 @@ from dynafuse.lowering.triton.online import find_online_sums
 from dynafuse.lowering.triton.pointwise_schedule import schedule_pointwise
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.tiles import (
-    PROCESSORS,
     Schedule,
     by_stride,
     clamp,
-    estimate,
     point_count,
     power_of_two,
     probe,
@@ -34,13 +32,12 @@ from dynafuse.lowering.triton.tiles import (
     traffic,
     weight,
 )
+from dynafuse.partition.kernel_class import PROCESSORS, estimate, reduction_class
 
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
-SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
-COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
@@ -148,12 +145,12 @@ class _Rows:
 def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Iterable[Schedule]:
     """Return schedules of a spec that reduces rows alone."""
     facts = _facts(spec, probed, accesses, reduced)
-    programs = facts.rows if _by_rows(facts) else max(1, facts.rows // COLUMN_PROGRAMS)
-    if programs < 2 * PROCESSORS and facts.length >= SPLIT_ABOVE and splittable(spec, reduced):
-        return _split_rows(facts) if _by_rows(facts) else _split_columns(facts)
+    by_rows = _by_rows(facts)
+    if reduction_class(facts.rows, facts.length, contiguous=by_rows, splittable=splittable(spec, reduced)) == "split":
+        return _split_rows(facts) if by_rows else _split_columns(facts)
     # Few programs that take neighbouring rows would be slower than many that do not.
     are_few = facts.is_mixed and facts.rows < 32 * PROCESSORS and facts.is_static and facts.length <= LONGEST_AHEAD
-    return _whole_rows(facts) if _by_rows(facts) or are_few else _columns(facts)
+    return _whole_rows(facts) if by_rows or are_few else _columns(facts)
 
 
 def _by_rows(facts: _Rows) -> bool:

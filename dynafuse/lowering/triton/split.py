@@ -34,9 +34,10 @@ from dynafuse.lowering.triton.rows import add_row_launch, emit_pass
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.source import TileDimension
 from dynafuse.lowering.triton.text import factor_text, size_text
-from dynafuse.lowering.triton.tiles import estimate, power_of_two
+from dynafuse.lowering.triton.tiles import power_of_two
 from dynafuse.ops import Value
 from dynafuse.ops.literals import triton_type
+from dynafuse.partition.kernel_class import estimate
 
 
 def split(builder: KernelBuilder) -> None:

@@ -23,12 +23,14 @@ from functools import cached_property
 
 import sympy
 
+from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access
 from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
-from dynafuse.lowering.triton.tiles import ASSUMED_SIZE, LANES, PROCESSORS, Schedule, estimate, values_per_tile
+from dynafuse.lowering.triton.tiles import LANES, Schedule, values_per_tile
 from dynafuse.ops.symbols import with_symbols_at
+from dynafuse.partition.kernel_class import PROCESSORS, estimate
 
 LINE = 128  # bytes of a line of the cache: what one instruction touches of one is served in a cycle
 CYCLES = 1755.0  # per microsecond
@@ -104,7 +106,7 @@ class TileCost:
             return None  # by way of a loaded index
         factor = offset.coeff(variable)
         if not (offset - factor * variable).has(variable):
-            return float(with_symbols_at(factor, ASSUMED_SIZE))
+            return float(with_symbols_at(factor, UNKNOWN_SIZE))
         steps = min(PROBED, self.sizes[axis] - 1)
         ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
         return float(ends[1] - ends[0]) / steps if steps and all(end.is_number for end in ends) else None
@@ -112,7 +114,7 @@ class TileCost:
     def _valued(self, offset: sympy.Expr, known: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
         zeros = {symbol: sympy.S.Zero for symbol in offset.free_symbols if str(symbol) not in self.spec.symbols}
         at = offset.xreplace(zeros | dict(known))
-        return at.xreplace({symbol: sympy.Integer(ASSUMED_SIZE) for symbol in at.free_symbols})
+        return at.xreplace({symbol: sympy.Integer(UNKNOWN_SIZE) for symbol in at.free_symbols})
 
     # ------------------------------------------------------------------ axes
 

@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dynafuse.ir import Size, Spec
+from dynafuse.fx import UNKNOWN_SIZE
+from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.ops import Value
 from dynafuse.ops.reductions import reduced_dims
 from dynafuse.ops.symbols import with_symbols_at
+from dynafuse.partition.kernel_class import estimate
 
-ASSUMED_SIZE = 4096  # stands for a size that is only known at run time
 LANES = 32  # of a warp
-PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,6 @@ class Schedule:
         """Return the tile dimension that walks each axis."""
         tile_of_axis = {axis: tile for tile, axes in self.order.items() for axis in axes}
         return [tile_of_axis[axis] for axis in range(axis_count)]
-
-
-def estimate(size: Size) -> int:
-    """Return a size, with :data:`ASSUMED_SIZE` for each of its symbols, but at least 1."""
-    return size if isinstance(size, int) else max(1, with_symbols_at(size, ASSUMED_SIZE))
 
 
 def power_of_two(value: int) -> int:
@@ -103,7 +98,7 @@ def strides_of(probed: Emitter, access: Access) -> list[int | None]:
     for axis in probed.axes:
         factor = access.offset.coeff(axis)
         rest = access.offset - factor * axis
-        strides.append(None if rest.has(axis) else with_symbols_at(factor, ASSUMED_SIZE))
+        strides.append(None if rest.has(axis) else with_symbols_at(factor, UNKNOWN_SIZE))
     return strides
 
 

@@ -23,7 +23,8 @@ from dynafuse.lowering.triton.schedule import (
     choose_schedule,
     splittable,
 )
-from dynafuse.lowering.triton.tiles import PROCESSORS, Schedule, estimate, power_of_two, reduced_axes
+from dynafuse.lowering.triton.tiles import Schedule, power_of_two, reduced_axes
+from dynafuse.partition.kernel_class import PROCESSORS, estimate
 from tests.support import graphs
 
 BF16 = torch.bfloat16

@@ -1,0 +1,40 @@
+"""Which kernel reduces rows: decided here once, for the prices of regions and for the schedules of kernels.
+
+Sizes that are only known at run time count as ``UNKNOWN_SIZE`` elements in both.
+
+Worked example: the sum of ``x[64, 1024]`` over its last dimension is a ``row``, one program or less for each. That of
+``x[64, 65536]`` is ``split``: 64 programs would leave half of the device idle. The sum of ``x[8192, 1024]`` over its
+first dimension is ``split`` as well, that of ``x[512, 1024]`` a ``column``.
+"""
+
+from __future__ import annotations
+
+from dynafuse.fx import UNKNOWN_SIZE
+from dynafuse.ir import Size
+from dynafuse.ops.symbols import with_symbols_at
+
+PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
+COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
+SPLIT_ROW = 8192  # elements of a contiguous row from which it is split: two parts of a tile of 4096 each
+SPLIT_COLUMN = 2048  # elements of a column from which it is split
+
+
+def estimate(size: Size) -> int:
+    """Return a size, with ``UNKNOWN_SIZE`` for each of its symbols, but at least 1."""
+    return size if isinstance(size, int) else max(1, with_symbols_at(size, UNKNOWN_SIZE))
+
+
+def reduction_class(rows: int, length: int, *, contiguous: bool, splittable: bool) -> str:
+    """Return the class of a reduction in one direction: ``row``, ``column`` or ``split``.
+
+    Args:
+        rows: How many independent results there are.
+        length: Elements that each is reduced from.
+        contiguous: Whether the largest tensor is contiguous along the reduced axes.
+        splittable: Whether several programs may share a row: nothing needs a complete one before the end.
+    """
+    programs = rows if contiguous else rows // COLUMN_PROGRAMS
+    is_long = length >= (SPLIT_ROW if contiguous else SPLIT_COLUMN)
+    if is_long and splittable and programs < 2 * PROCESSORS:
+        return "split"
+    return "row" if contiguous else "column"

@@ -1,0 +1,35 @@
+"""Which kernel reduces rows."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+
+from dynafuse.fx import UNKNOWN_SIZE
+from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_COLUMN, SPLIT_ROW, estimate, reduction_class
+
+N = sympy.Symbol("n", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(("rows", "length", "contiguous", "expected"), [
+    (64, 1024, True, "row"),
+    (64, 65536, True, "split"),
+    (1, SPLIT_ROW - 1, True, "row"),
+    (1, SPLIT_ROW, True, "split"),
+    (2 * PROCESSORS - 1, SPLIT_ROW, True, "split"),
+    (2 * PROCESSORS, SPLIT_ROW, True, "row"),
+    (1, UNKNOWN_SIZE, True, "split"),  # it may be long
+    (1024, SPLIT_COLUMN - 1, False, "column"),
+    (1024, SPLIT_COLUMN, False, "split"),
+    (1 << 17, 1 << 20, False, "column"),
+])
+def test_few_long_rows_are_split(rows: int, length: int, contiguous: bool, expected: str) -> None:
+    assert reduction_class(rows, length, contiguous=contiguous, splittable=True) == expected
+    assert reduction_class(rows, length, contiguous=contiguous, splittable=False) == ("row" if contiguous else "column")
+
+
+@pytest.mark.parametrize(("size", "expected"), [
+    (7, 7), (N, UNKNOWN_SIZE), (2 * N, 2 * UNKNOWN_SIZE), (N // (4 * UNKNOWN_SIZE), 1),
+])
+def test_sizes_that_are_not_known_count_as_one_number(size: int | sympy.Expr, expected: int) -> None:
+    assert estimate(size) == expected
