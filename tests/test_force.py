@@ -913,7 +913,8 @@ def test_the_environment_flips_it_without_touching_the_code(monkeypatch: pytest.
 ])
 def test_a_cost_constant_flips_a_merge(monkeypatch: pytest.MonkeyPatch, efficiency: str, launch_us: str, kernels: int) -> None:
     monkeypatch.setenv("DYNAFUSE_COST_EFFICIENCY_TRITON_ROWCOL", efficiency)
-    monkeypatch.setenv("DYNAFUSE_COST_LAUNCH_US_TRITON", launch_us)
+    for executor in ("TRITON", "EAGER"):  # or the ops would run eager instead
+        monkeypatch.setenv(f"DYNAFUSE_COST_LAUNCH_US_{executor}", launch_us)
     x = torch.empty((4096, 4096), dtype=torch.bfloat16)
     report = dynafuse.explain(lambda x: (x.softmax(-1), x.sum(0)), x, device="h200")
     assert len(report.graphs[0].fused) == kernels

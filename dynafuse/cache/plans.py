@@ -176,6 +176,7 @@ def _region_to_json(region: Region, place: Mapping[Node, int], line: Line, symbo
         "origins": [of_line[text] for text in region.origins],
         "options": [_option_to_json(option) for option in decision.options], "margin": decision.margin,
         "unsure": decision.unsure, "kernel_class": decision.kernel_class, "error": decision.error,
+        "eager": _option_to_json(decision.eager) if decision.eager else None,
     }
 
 
@@ -204,7 +205,8 @@ def _region_from_json(plain: Mapping[str, Any], nodes: Sequence[Node], line: Lin
         return {nodes[place]: tuple(map(tuple, dims)) for place, dims in plain[name]}
 
     decision = Decision(tuple(map(_option_from_json, plain["options"])), plain["margin"], tuple(plain["unsure"]),
-                        plain["kernel_class"], error=plain["error"])
+                        plain["kernel_class"], error=plain["error"],
+                        eager=_option_from_json(plain["eager"]) if plain["eager"] else None)
     return Region(
         plain["name"], plain["executor"], tuple(at("nodes")), tuple(at("inputs")), tuple(at("outputs")),
         tuple(Axis(size_from_json(size, symbols), reduced) for size, reduced in plain["axes"]),

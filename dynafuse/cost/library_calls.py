@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import LEAST, Prediction, Work, predict
+from dynafuse.cost.model import LEAST, Prediction, Work, predict, work_us
 from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view
 from dynafuse.ir import Facts, Plan, Role
@@ -161,6 +161,15 @@ def _gradient_of_rows(given: Mapping[str, Any], device: Device) -> float:
         return float(device.launch_us_eager + count * WALKED_ROW_US)
     added: int = math.prod(given["grad_output"])
     return float(SORT_LAUNCHES * device.launch_us_eager + added / (SEGMENTED_GOPS * 1e3))
+
+
+def torch_prediction(work: Work, device: Device) -> Prediction:
+    """What torch's kernel for an op that could be fused costs. Its sums move no more bytes a second than fused ones do."""
+    moving = replace(work, kernel_class="pointwise")
+    one, fused = predict(moving, device, EAGER), 0.0 if work.kernel_class == "pointwise" else work_us(work, device)
+    slower = max(fused - work_us(moving, device, EAGER), 0.0)
+    further = predict(Work(0, 0.0, work.programs, "pointwise"), device, EAGER)
+    return sum([further] * (work.launches - 1), one + Prediction(slower, 0.0, 0.0, slower))
 
 
 def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:

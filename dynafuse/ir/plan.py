@@ -115,7 +115,7 @@ class Decision:
 
     ``margin`` is how much more the second costs, relative to the first; ``unsure`` are those that the cost model cannot
     tell apart, so that a measurement should; ``measured`` are its microseconds, by executor. ``error`` is how far off the
-    model may be, relatively.
+    model may be, relatively. ``eager`` is what its ops take one by one.
     """
 
     options: tuple[Option, ...] = ()
@@ -125,6 +125,7 @@ class Decision:
     measured: Mapping[str, float] = field(default_factory=dict)
     error: float = 0.0
     family: FoldFamily | None = None  # on Triton
+    eager: Option | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ class Region:
 class Plan:
     """A graph as steps in order: regions, and single nodes that run eager, are views, or compute sizes on the host.
 
-    ``unplaced`` are fusible nodes that no executor takes: the plan has no steps until they are annotated to run eager.
+    ``unplaced`` are fusible nodes that no executor takes, or that are cheaper eager: the plan has no steps until they are
+    annotated to run eager.
     """
 
     annotated: Annotated

@@ -22,7 +22,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.model import Prediction, efficiency_to_match
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
-from dynafuse.lowering.registry import PREFERRED
+from dynafuse.lowering.registry import EAGER, PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axes, AxisDims, leaves
@@ -102,6 +102,9 @@ class _Growth:
         groups = list({id(g): g for g in self.group.values()}.values())
         for group in groups:
             self._price(group)
+        cheaper = {node: said for group in groups if (said := _cheaper_eager(group)) for node in group.nodes}
+        if cheaper:
+            return Plan(annotated, (), (), cheaper)
         regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
         steps = schedule(self.spaces, regions)
         return Plan(annotated, steps, self._standing())
@@ -203,7 +206,7 @@ class _Growth:
         if isinstance(priced, Refusal):
             return _between(a, b, priced)
         us = self.pricing.adds(apart, self.pricing.total.less(apart))
-        if priced.us >= us and first.priced and second.priced:
+        if first.priced and second.priced and not _pays(priced, us, first.priced, second.priced):
             return Refusal(RefusalKind.DOES_NOT_PAY, a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
         return Group(nodes, reads, inlined, [*first.merges, *second.merges, (a, b)], priced)
 
@@ -398,6 +401,20 @@ def _moved(axes: Axes | None, own: Sequence[Sequence[object]], place: Place) -> 
     return next((there for dim, there in zip(own, place, strict=True) if dim == leaves(axes)), None)
 
 
+def _pays(together: Priced, apart_us: float, first: Priced, second: Priced) -> bool:
+    """Whether a kernel is better than what there is of its parts. Parts that run eager may come together for a third one."""
+    if together.is_eager:
+        return first.is_eager and second.is_eager and together.us < first.us + second.us
+    return together.us < apart_us
+
+
+def _cheaper_eager(group: Group) -> str:
+    """Say why a region's ops run eager one by one, if they are cheaper so; else ""."""
+    if group.priced is None or not group.priced.is_eager:
+        return ""
+    return f"cheaper eager: {group.priced.eager.device_us:.1f} us, fused {group.priced.fused.device_us:.1f} us"
+
+
 def _between(a: str, b: str, refusal: Refusal) -> Refusal:
     """Say the refusal of a set of nodes of the pair that would have brought them together, with its own pair as a detail."""
     pair = "" if {refusal.first, refusal.second} <= {a, b} else f"{refusal.first} and {refusal.second}"
@@ -407,11 +424,12 @@ def _between(a: str, b: str, refusal: Refusal) -> Refusal:
 def _decided(priced: Priced, device: Device) -> Decision:
     """The choice with its numbers, and for each executor that lost the constant that would have made it win."""
     choice = priced.choice
-    won = priced.prediction
+    won = priced.fused
     options = []
     for name, one in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
         flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None
         constant = f"efficiency_{name}_{priced.work.kernel_class}"
         override = Override(constant, round(flip, 2)) if flip is not None else None
         options.append(Option(name, one.device_us, one.host_us, override))
-    return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class, error=choice.error)
+    eager = Option(EAGER, priced.eager.device_us, priced.eager.host_us)
+    return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class, error=choice.error, eager=eager)

@@ -19,9 +19,7 @@ from torch.fx import Node
 from dynafuse.ir import Refusal, RefusalKind, Role
 from dynafuse.partition.axes import Axis, leaves
 from dynafuse.partition.iteration_space import Spaces
-
-DYNAMIC_AXIS = 1024
-"""Elements that a dynamic axis counts as where regions are priced."""
+from dynafuse.partition.kernel_class import estimate
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,18 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Hint of how many independent rows there are."""
+        """How many independent rows there are, for the choice of a class."""
         return product(a for a in self.axes if a not in self.reduced)
 
     @property
     def length(self) -> int:
-        """Hint of how many elements a row has."""
+        """How many elements a row has, for the choice of a class."""
         return product(self.reduced)
 
 
 def product(axes: Iterable[Axis]) -> int:
-    """The number of points of some axes; a dynamic axis counts as ``DYNAMIC_AXIS``."""
-    return math.prod(axis.size if isinstance(axis.size, int) else DYNAMIC_AXIS for axis in axes)
+    """The number of points of some axes, as schedules count them: of a dynamic axis by its stand-in."""
+    return math.prod(estimate(axis.size) for axis in axes)
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,8 @@ def _rowcol(
     first, second = sets
     if first & second or first | second != everything:
         return Refusal(RefusalKind.DIFFERENT_REDUCTIONS, found[0].node.name, found[-1].node.name)
-    row, column = (first, second) if _innermost(spaces, found, first) else (second, first)
-    if not _innermost(spaces, found, row):
+    row, column = (first, second) if innermost(spaces, found, first) else (second, first)
+    if not innermost(spaces, found, row):
         return Refusal(RefusalKind.NOT_CONTIGUOUS, found[0].node.name, found[-1].node.name)
     if not all(isinstance(axis.size, int) for axis in row):
         return Refusal(RefusalKind.UNKNOWN_LENGTH, found[0].node.name, found[-1].node.name)
@@ -140,7 +138,7 @@ def _rowcol(
     return Shape("rowcol", full, row, column)
 
 
-def _innermost(spaces: Spaces, found: Sequence[Member], axes: frozenset[Axis]) -> bool:
+def innermost(spaces: Spaces, found: Sequence[Member], axes: frozenset[Axis]) -> bool:
     """Whether the largest operand of the reductions has ``axes`` contiguous."""
     for member in found:
         if member.reduced:

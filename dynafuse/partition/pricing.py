@@ -13,24 +13,23 @@ over ``[8, 64]``, with nothing beside it, 6 µs and 11 µs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.library_calls import calls_prediction
+from dynafuse.cost.library_calls import call_prediction, calls_prediction, torch_prediction
 from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict
-from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind
-from dynafuse.ops import Kind
-from dynafuse.partition import legality
+from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind, Role
+from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.iteration_space import Read, Spaces, tensor_arguments
-from dynafuse.partition.legality import Shape, classify, members, product
+from dynafuse.partition.iteration_space import Read, Spaces
+from dynafuse.partition.legality import Shape, classify, members
 from dynafuse.partition.order import Dependencies
+from dynafuse.partition.work import Asked, bytes_held, torch_work, work_of
 
-COLUMN_PROGRAMS = 256  # columns that keep as much of a device busy as one row does
 NOTHING = Prediction()
-LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
 REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
 
 
@@ -38,7 +37,8 @@ REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a process
 class Priced:
     """A region's iteration space, its work, what it costs on each executor that can take it, and the cheapest of them.
 
-    ``us`` is what the cheapest adds to the time that the user waits for.
+    ``us`` is what the cheapest adds to the time that the user waits for. ``eager`` is what the region's ops cost one by
+    one, ``is_eager`` whether that is less even if both predictions are off: then they run so.
     """
 
     shape: Shape
@@ -46,11 +46,18 @@ class Priced:
     predictions: Mapping[str, Prediction]
     choice: Choice
     us: float
+    eager: Prediction
+    is_eager: bool = False
+
+    @property
+    def fused(self) -> Prediction:
+        """What the region costs on the executor that fuses it."""
+        return self.predictions[self.choice.executor]
 
     @property
     def prediction(self) -> Prediction:
-        """What the region costs on the executor that it is given to."""
-        return self.predictions[self.choice.executor]
+        """What the region costs."""
+        return self.eager if self.is_eager else self.fused
 
 
 class Pricing:
@@ -69,6 +76,7 @@ class Pricing:
         self.captured = captured
         self.outputs = outputs
         self.total = calls_prediction(spaces.facts, device)
+        self._calls: dict[Node, Prediction] = {}
 
     def replace(self, before: Prediction, after: Prediction) -> None:
         """Price from now on beside ``after`` instead of ``before``."""
@@ -93,7 +101,7 @@ class Pricing:
         shape = classify(self.spaces, found)
         if isinstance(shape, Refusal):
             return shape
-        if shape.kind == "rowcol" and (held := self._held(shape, found, sources)) > REGISTERS:
+        if shape.kind == "rowcol" and (held := bytes_held(self.spaces, shape, found, sources)) > REGISTERS:
             return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name,
                            f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")
         closure = self.dependencies.closure(nodes)
@@ -101,88 +109,39 @@ class Pricing:
         if not names:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
-        work = self._work(shape, found, sources, outputs, self._moved(reads, sources, outputs),
-                          self._flops(shape, found, closure))
-        work = replace(work, atomics=sum(self.spaces.point_count(node) for node in nodes if self.spaces.adds(node)))
+        work = work_of(self.spaces, Asked(shape, found, reads, sources, outputs, closure))
         predictions = {name: predict(work, self.device, name) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)
-        return Priced(shape, work, predictions, choice, self.adds(predictions[choice.executor], rest))
+        fused, eager = predictions[choice.executor], self._eager(closure)
+        us = self.adds(fused, rest)
+        is_eager = self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < us and self._may_be_eager(closure)
+        return Priced(shape, work, predictions, choice, us, eager, is_eager)
 
-    # ------------------------------------------------------------------ what a kernel does
+    # ------------------------------------------------------------------ the ops one by one
 
-    def _held(self, shape: Shape, found: Sequence[legality.Member], sources: set[Node]) -> int:
-        """Bytes that a row + column kernel holds: a row of what it reads, and a running state per column reduction."""
-        points = product(shape.axes)
-        read = sum(t.dtype.itemsize for t in map(self.spaces.tensor, sources) if t.hint >= points)
-        running = sum(max(4, self.spaces.tensor(m.node).dtype.itemsize) for m in found if m.reduced == shape.columns)
-        return (1 << (shape.length - 1).bit_length()) * (read + running)
+    def _eager(self, closure: Iterable[Node]) -> Prediction:
+        """What nodes cost as calls of torch's; views cost nothing."""
+        return sum((self._call(node) for node in closure if self.spaces.facts[node].role is Role.FUSED), NOTHING)
 
-    def _moved(self, reads: Sequence[Read], sources: set[Node], outputs: Iterable[Node]) -> int:
-        """Bytes: each source once, but of one that is only picked from no more than is loaded; the outputs."""
-        loaded = dict.fromkeys(sources, 0)
-        for read in reads:
-            if read.source in sources:
-                tensor = self.spaces.tensor(read.source)
-                picked = min(tensor.bytes, read.elements * tensor.dtype.itemsize)
-                loaded[read.source] = max(loaded[read.source], tensor.bytes if read.dims is not None else picked)
-        return sum(loaded.values()) + sum(self._written(n) for n in outputs)
+    def _call(self, node: Node) -> Prediction:
+        if node not in self._calls:
+            facts, work = self.spaces.facts, torch_work(self.spaces, node)
+            self._calls[node] = (call_prediction(node, work.bytes, self.device) if facts[node].scatters_into is not None
+                                 else torch_prediction(work, self.device))
+        return self._calls[node]
 
-    def _written(self, node: Node) -> int:
-        """Bytes of an output: of what is scattered into, no more than there are values."""
-        tensor = self.spaces.tensor(node)
-        return min(tensor.bytes, self.spaces.point_count(node) * tensor.dtype.itemsize) if self.spaces.is_scatter(node) \
-            else tensor.bytes
+    def _is_less(self, eager: Prediction, fused: Prediction, error: float) -> bool:
+        """Whether the device takes less time, even if both predictions are off. Host times alone are too close for that."""
+        return eager.device_us * (1 + error) < fused.device_us * (1 - error)
 
-    def _flops(self, shape: Shape, found: Sequence[legality.Member], closure: Sequence[Node]) -> float:
-        """Arithmetic: all is computed wherever it is read, but what is known once per row; and loads again from a cache."""
-        points = product(shape.axes)
-        per_row = {m.node for m in found if shape.reduced and not m.reduced and not m.out & shape.reduced}
-        total = 0.0
-        for node, times in self._evaluations(points, found, closure).items():
-            row = self.spaces.facts[node].row
-            times = shape.rows if node in per_row else times
-            total += self._times_reach(node) * (row.flops if row else 1.0) * times
-            loads = (self.spaces.reach(node, argument) for argument in tensor_arguments(node) if argument not in closure)
-            total += LOAD_FLOPS * sum(max(times * reach - points, 0.0) for reach in loads)
-        return total
+    def _may_be_eager(self, closure: Iterable[Node]) -> bool:
+        """Whether torch has a kernel for each node, not Python code over others, and nobody has asked for an executor."""
+        facts = self.spaces.facts
+        return all(facts[node].forced is None and (facts[node].role is not Role.FUSED or self._has_kernel(node))
+                   for node in closure)
 
-    def _times_reach(self, node: Node) -> int:
-        """How many elements a node takes in for one of its own, from the operand of which it takes the most."""
-        return max((self.spaces.reach(node, argument) for argument in tensor_arguments(node)), default=1)
-
-    def _evaluations(self, points: int, found: Sequence[legality.Member], closure: Sequence[Node]) -> Mapping[Node, float]:
-        """How often each node is computed: what runs along the axes at all points, any other node wherever it is read."""
-        evaluations = dict.fromkeys(closure, 0.0) | {member.node: float(points) for member in found}
-        for node in reversed(closure):
-            for argument in tensor_arguments(node):
-                if argument in evaluations:
-                    evaluations[argument] = max(evaluations[argument], self._reads(node, argument, evaluations[node]))
-        return evaluations
-
-    def _reads(self, reader: Node, argument: Node, times: float) -> float:
-        """How often an operand is read by a node that is computed so many times; one that is a part of it, in its share."""
-        row, reach = self.spaces.facts[reader].row, self.spaces.reach(reader, argument)
-        if row is None or row.kind is not Kind.INDEX or reach != 1:
-            return times * reach
-        return times * min(1.0, self.spaces.tensor(argument).hint / max(self.spaces.tensor(reader).hint, 1))
-
-    def _work(self, shape: Shape, found: Sequence[legality.Member], sources: set[Node], outputs: frozenset[Node], moved: int,
-              flops: float) -> Work:
-        largest = max((self.spaces.tensor(n) for n in (*sources, *outputs)), key=lambda t: t.bytes, default=None)
-        width, count = largest.dtype.itemsize if largest else 2, len(outputs)
-        if shape.kind == "pointwise":
-            return Work(moved, flops, max(product(shape.axes) // 256, 1), "pointwise", 1, width, 0, count)
-        if shape.kind == "rowcol":
-            return Work(moved, flops, shape.rows, "rowcol", 2, width, shape.length, count)
-        inner = legality._innermost(self.spaces, found, shape.reduced)
-        programs = shape.rows if inner else max(shape.rows // COLUMN_PROGRAMS, 1)
-        if programs < 2 * self.device.processors and shape.length > 1024 and self._splits(shape, found):
-            return Work(moved, flops, programs * max(shape.length // 1024, 1), "split", 2, width, shape.length, count)
-        return Work(moved, flops, programs, "row" if inner else "column", 1, width, shape.length, count)
-
-    def _splits(self, shape: Shape, found: Sequence[legality.Member]) -> bool:
-        """Whether rows can be split over programs: then nothing may need a complete row before the end."""
-        reductions = frozenset(m.node for m in found if m.reduced)
-        late = legality.after(self.spaces, found, reductions)
-        return not any(m.node in late and (m.reduced or m.out & shape.reduced) for m in found)
+    def _has_kernel(self, node: Node) -> bool:
+        target, row = node.target, self.spaces.facts[node].row
+        is_cast = row is not None and row.casts
+        return isinstance(target, OpOverload) and (target.namespace == "aten" or is_cast) and target is not COPIES_INTO

@@ -96,6 +96,8 @@ class ReportedStep:
     reused: bool = False
     reason: str = ""
     host_us: float | None = None
+    eager_us: float | None = None  # predicted device time of the step's ops one by one
+    eager_host_us: float | None = None
     prices: tuple[Price, ...] = ()  # of the executors that could run the step, best first
     margin: float | None = None  # how much longer the user would wait, host and device together, with the second
     unsure: tuple[str, ...] = ()  # executors whose predictions are closer than the model's error
@@ -212,6 +214,16 @@ class ReportedGraph:
         return sum(step.host_us or 0.0 for step in self.steps)
 
     @property
+    def eager_us(self) -> float:
+        """Predicted device time if every op ran eager, microseconds."""
+        return sum(step.eager_us or 0.0 for step in self.steps)
+
+    @property
+    def eager_host_us(self) -> float:
+        """Predicted host time if every op ran eager, microseconds."""
+        return sum(step.eager_host_us or 0.0 for step in self.steps)
+
+    @property
     def bound_by(self) -> str | None:
         """``device`` or ``host``, whichever takes longer; None where a step has no price."""
         if not self.steps or any(step.predicted_us is None for step in self.steps):
@@ -226,6 +238,8 @@ class ReportedGraph:
             "ops": self.ops,
             "device_us": self.device_us,
             "host_us": self.host_us,
+            "eager_us": self.eager_us,
+            "eager_host_us": self.eager_host_us,
             "bound_by": self.bound_by,
             "captured": self.captured,
             "kept": asdict(self.kept) if self.kept else None,

@@ -104,11 +104,13 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str
     forced, fallback = _forcing(nodes, annotated, region.executor)
     prices = _prices(region)
     price = next((price for price in prices if price.executor == region.executor), None)
-    margin = region.decision.margin
+    margin, eager = region.decision.margin, region.decision.eager
     return ReportedStep(
         region.name, region.executor, tuple(str(node.target) for node in nodes), key, region.bytes,
         price.device_us if price else region.predicted_us,
         host_us=price.host_us if price else None,
+        eager_us=eager.device_us if eager else None,
+        eager_host_us=eager.host_us if eager else None,
         prices=prices,
         margin=margin if margin != float("inf") else None,
         unsure=region.decision.unsure,
@@ -135,6 +137,8 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
         prices[0].device_us if prices else None,
         reason=annotated.facts[node].reason,
         host_us=prices[0].host_us if prices else None,
+        eager_us=prices[0].device_us if prices else None,
+        eager_host_us=prices[0].host_us if prices else None,
         prices=prices, notes=notes, forced=forced, fallback=fallback, reads=reads, nodes=(node.name,), lines=_lines([node]),
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.fx import Node
 
-from dynafuse.cost.device import describe
+from dynafuse.cost.device import Device, describe
 from dynafuse.cost.model import Prediction
 from dynafuse.ir import MAX_TENSORS, Plan, Region
 from dynafuse.partition.executors import Executors
@@ -76,7 +77,8 @@ def test_each_byte_is_moved_once(name: str) -> None:
 @pytest.mark.parametrize(("shape", "dims", "expected"), [
     ((8192, 512), [1], "row"),
     ((64, 1024), [1], "row"),
-    ((64, 1025), [1], "split"),  # few rows, and each long enough for several programs
+    ((64, 1025), [1], "row"),
+    ((64, 8192), [1], "split"),  # few rows, and each long enough for several programs
     ((4, 1 << 20), [1], "split"),
     ((1024, 2048), [1], "row"),  # as long, but enough of them
     ((64, 512), [0], "column"),
@@ -134,8 +136,8 @@ def test_a_decision_has_the_winner_first_and_says_what_would_change_it(shape: tu
     assert (region.decision.margin >= 0 and not region.decision.unsure) or region.executor in region.decision.unsure
 
 
-def pricing_of(write: Any, *inputs: torch.Tensor, captured: bool = False) -> Pricing:
-    annotated = graphs.annotated(graphs.built(write, *inputs))
+def pricing_of(write: Any, *inputs: torch.Tensor, captured: bool = False, dynamic: bool = False) -> Pricing:
+    annotated = graphs.annotated(graphs.built(write, *inputs, dynamic=dynamic))
     spaces = Spaces(annotated, recompute=True)
     return Pricing(spaces, Dependencies(spaces, {}), H200, Executors(annotated.facts, ("triton",)), captured,
                    lambda nodes: spaces.needed.intersection(nodes))
@@ -157,6 +159,68 @@ def test_prices_are_beside_what_else_there_is() -> None:
     assert pricing.adds(own, pricing.total) == pytest.approx(busy_cost)
     pricing.replace(busy, Prediction())
     assert pricing.adds(own, pricing.total) == pytest.approx(idle_cost)
+
+
+@pytest.mark.parametrize("rows", [2048, 4096, 8192, 16384])
+def test_sums_of_columns_take_the_time_of_their_bytes(rows: int) -> None:
+    """As many programs run as there are tiles of columns and parts of them, not as there are columns alone."""
+    region = region_of(lambda g, x: g.op("aten.sum.dim_IntList", x, [0]), torch.empty(rows, 1024, dtype=BF16))
+    memory = region.bytes / (H200.bandwidth_tbs * 1e6)
+    assert memory + H200.launch_us_triton < region.predicted_us < 1.2 * memory + 2 * H200.launch_us_triton
+
+
+def test_with_dynamic_sizes_work_is_that_of_the_example() -> None:
+    """What a kernel computes and how it spreads follows the example; only its class has to do without."""
+    static, dynamic = (pricing_of(softmax, torch.empty(64, 512), dynamic=dynamic) for dynamic in (False, True))
+    works = []
+    for pricing in (static, dynamic):
+        priced = pricing.price([unit := next(iter(pricing.spaces.dims))], pricing.spaces.reads(unit), frozenset())
+        assert isinstance(priced, Priced)
+        works.append(priced.work)
+    assert works[0] == works[1] and (works[0].programs, works[0].length) == (64, 512)
+
+
+# Eager ----------------------------------------------------------------------------------------------------------------
+
+SLOW = H200.overridden({"efficiency_triton_pointwise": 0.01})
+
+
+def planned_on(device: Device, write: Any, *inputs: torch.Tensor) -> Plan:
+    annotated = graphs.annotated(graphs.built(write, *inputs))
+    return partition(annotated, device, Executors(annotated.facts, ("triton",)))
+
+
+def test_what_is_cheaper_eager_is_not_fused() -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.sin.default", x)
+
+    wide = torch.empty(8192, 4096)
+    assert not planned_on(H200, write, wide).unplaced
+    plan = planned_on(SLOW, write, wide)
+    ((node, reason),) = plan.unplaced.items()
+    assert "sin" in node.name and reason.startswith("cheaper eager: ") and not plan.steps
+
+
+def test_ops_stay_fused_where_one_by_one_they_take_longer() -> None:
+    """Each of them by itself would be as fast eager."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.cos.default", g.op("aten.sin.default", x))
+
+    plan = planned_on(H200.overridden({"efficiency_triton_pointwise": 0.6}), write, torch.empty(8192, 4096))
+    assert [len(region.nodes) for region in plan.regions] == [2] and not plan.unplaced
+
+
+def test_what_is_forced_is_not_run_eager() -> None:
+    annotated = graphs.annotated(graphs.built(lambda g, x: g.op("aten.sin.default", x), torch.empty(8192, 4096)))
+    facts = {node: replace(found, forced="triton") if found.is_fused else found for node, found in annotated.facts.items()}
+    plan = partition(replace(annotated, facts=facts), SLOW, Executors(facts, ("triton",)))
+    assert len(plan.regions) == 1 and not plan.unplaced
+
+
+def test_a_decision_says_what_eager_would_take() -> None:
+    region = region_of(softmax, torch.empty(8192, 4096, dtype=BF16))
+    eager = region.decision.eager
+    assert eager is not None and eager.device_us > 2 * region.predicted_us and eager.host_us == 5 * H200.host_us_eager
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from tests.support.processes import ROOT
 from tests.support.report_samples import small
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
-GRAPH_NAMES = {"kind", "called", "ops", "device_us", "host_us", "bound_by", "captured", "kept", "reuse", "steps", "refusals"}
+GRAPH_NAMES = {"kind", "called", "ops", "device_us", "host_us", "eager_us", "eager_host_us", "bound_by", "captured", "kept",
+               "reuse", "steps", "refusals"}
 GOLDEN = Path(__file__).with_name("report.expected")
 
 
@@ -318,6 +319,16 @@ def test_a_merge_that_must_be_refused_is_listed() -> None:
     assert all(refusal.kind and refusal.first and refusal.second for refusal in report.refusals)
 
 
+def test_what_eager_would_take_is_said_and_why_an_op_runs_so() -> None:
+    x, slow = torch.zeros(8192, 1024), {"cost": {"efficiency_triton_pointwise": 0.01}}
+    softmax = on_h200(lambda x: x.softmax(1), x)
+    (fused,), (eager,) = softmax.graphs, on_h200(torch.sin, x, options=slow).graphs
+    assert len(fused.steps) == 1 and fused.eager_us > 2 * fused.device_us
+    assert f"eager: device {fused.eager_us:.1f} µs, host {fused.eager_host_us:.1f} µs" in str(softmax)
+    assert [step.executor for step in eager.steps] == ["eager"]
+    assert eager.steps[0].reason.startswith("cheaper eager: ") and eager.eager_us == eager.device_us
+
+
 def test_graph_break_gives_several_graphs() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x * 2)
@@ -422,7 +433,7 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_compiled")
 def test_without_a_gpu_inductor_fuses() -> None:
-    report = explain(lambda x: x + 1, torch.randn(8))
+    report = explain(lambda x: x.sin() + 1, torch.randn(1 << 16))
     (step,) = report.to_dict()["graphs"][0]["steps"]
     assert (report.device, report.kernels, step["executor"]) == ("cpu", 1, "inductor")
     assert step["predicted_us"] > 0

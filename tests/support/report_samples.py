@@ -16,16 +16,16 @@ def small() -> Report:
     prices = (Price("triton", 10.4, 5.0), Price("nvfuser", 12.0, 6.8, FLIP))
     softmax = ReportedStep(
         "r0", "triton", ("aten.amax.default", "aten.sub.Tensor", "aten.exp.default"), "5f0c" * 8, 33_554_432, 10.4,
-        host_us=5.0, prices=prices, margin=0.17, unsure=("triton", "nvfuser"), measured_us={"triton": 11.0, "nvfuser": 10.1},
+        host_us=5.0, eager_us=25.4, eager_host_us=16.1, prices=prices, margin=0.17, unsure=("triton", "nvfuser"), measured_us={"triton": 11.0, "nvfuser": 10.1},
         kernel_class="row", merges=("sub + exp",), nodes=("amax", "sub", "exp"), lines=("model.py:3, in f: x.softmax(-1)",),
     )
     product = ReportedStep(
         "mm", "eager", ("aten.mm.default",), None, 4_981_000, 10.0, reason="contraction: stays with the vendor's library",
-        host_us=5.0, prices=(Price("eager", 10.0, 5.0),), reads=("r0",), nodes=("mm",),
+        host_us=5.0, eager_us=10.0, eager_host_us=5.0, prices=(Price("eager", 10.0, 5.0),), reads=("r0",), nodes=("mm",),
     )
     moved = ReportedStep(
         "r1", "triton", ("aten.mul.Tensor", "aten.mul.Tensor", "prims.convert_element_type.default"), "77aa" * 8, 1_000, 2.0,
-        host_us=5.0, prices=(Price("triton", 2.0, 5.0),), notes=("not on nvFuser: an input overlaps itself",),
+        host_us=5.0, eager_us=6.1, eager_host_us=16.1, prices=(Price("triton", 2.0, 5.0),), notes=("not on nvFuser: an input overlaps itself",),
         fallback=("nvfuser: nvFuser has no complex64",), reads=("mm",), nodes=("mul", "mul_1", "cast"),
         relative=Relative("r0", 1, ("op 2: mul with other 2.0 against k0", "input 0: dtype float32 against bfloat16")),
         family=FoldFamily(3, 4, 0.1, 3.67),

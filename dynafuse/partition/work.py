@@ -1,0 +1,207 @@
+"""The work of a region's kernel, as the cost model sees it: bytes, arithmetic, programs, class.
+
+Worked example: ``x.sum(0)`` of ``bfloat16[8192, 1024]`` moves 16.8 MB, computes 8.4 million times, and is ``split``: a
+kernel of 2,048 programs of 4,096 points, and one that combines what they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from dynafuse.cost.model import Work
+from dynafuse.ops import Kind
+from dynafuse.partition import legality
+from dynafuse.partition.axes import Axis, AxisDims, leaves
+from dynafuse.partition.iteration_space import Read, Spaces, tensor_arguments
+from dynafuse.partition.kernel_class import reduction_class
+from dynafuse.partition.legality import Member, Shape, product
+
+POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
+LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
+SPLIT_POINTS = 4096  # points of a program of a split reduction
+MANY = 1 << 30  # programs of a kernel that fills any device
+TILE_COLUMNS = 64  # columns of a program that reduces columns
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A region whose work is asked for: its iteration space and members, what it reads and stores, all that it computes."""
+
+    shape: Shape
+    members: Sequence[Member]
+    reads: Sequence[Read]
+    sources: set[Node]
+    outputs: frozenset[Node]
+    closure: Sequence[Node]
+
+
+def work_of(spaces: Spaces, asked: Asked) -> Work:
+    """The work of one kernel."""
+    atomics = sum(spaces.point_count(member.node) for member in asked.members if spaces.adds(member.node))
+    return replace(_without_atomics(spaces, asked), atomics=atomics)
+
+
+def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
+    shape, count = asked.shape, len(asked.outputs)
+    points, rows = _points(spaces, asked), _rows(spaces, asked)
+    moved, flops = _moved(spaces, asked), _flops(spaces, asked, points, rows)
+    largest = max((spaces.tensor(n) for n in (*asked.sources, *asked.outputs)), key=lambda t: t.bytes, default=None)
+    width, length = largest.dtype.itemsize if largest else 2, max(points // rows, 1)
+    if shape.kind == "pointwise":
+        return Work(moved, flops, max(points // POINTWISE_POINTS, 1), "pointwise", 1, width, 0, count)
+    if shape.kind == "rowcol":
+        return Work(moved, flops, rows, "rowcol", 2, width, length, count)
+    found = reduction_class(shape.rows, shape.length, contiguous=_is_contiguous(spaces, asked),
+                            splittable=_splits(spaces, asked))
+    programs = _programs(found, rows, points)
+    return Work(moved, flops, programs, found, 2 if found == "split" else 1, width, length, count)
+
+
+def bytes_held(spaces: Spaces, shape: Shape, found: Sequence[Member], sources: set[Node]) -> int:
+    """Bytes that a row + column kernel holds: a row of what it reads, and a running state per column reduction."""
+    points = product(shape.axes)
+    read = sum(t.dtype.itemsize for t in map(spaces.tensor, sources) if t.hint >= points)
+    running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in found if m.reduced == shape.columns)
+    return (1 << (shape.length - 1).bit_length()) * (read + running)
+
+
+def torch_work(spaces: Spaces, node: Node) -> Work:
+    """The work of torch's kernel for a node that could be fused; of a reduction in the class that ours would have.
+
+    It takes two launches where it splits rows: the first clears the counters by which its programs wait for each other.
+    """
+    tensors = [spaces.tensor(n) for n in {node: None, **dict.fromkeys(node.all_input_nodes)} if spaces.facts[n].tensor]
+    moved, row = sum(t.bytes for t in tensors), spaces.facts[node].row
+    flops = (row.flops if row else 1.0) * max((t.hint for t in tensors), default=1)
+    if not spaces.is_reduction(node):
+        return Work(moved, flops, MANY, "pointwise")
+    axes, reduced = _leaves(spaces.dims[node]), _leaves(spaces.reduced_axes(node))
+    length = product(reduced)
+    rows = product(axes) // max(length, 1)
+    dims = zip(spaces.dims[node], spaces.tensor(node.all_input_nodes[0]).stride, strict=True)
+    contiguous = any(stride == 1 and dim and leaves(dim)[-1] in reduced for dim, stride in dims)
+    found = reduction_class(rows, length, contiguous=contiguous, splittable=True)
+    return Work(moved, flops, _programs(found, rows, rows * length), found, 2 if found == "split" else 1, length=length)
+
+
+# Sizes: by the example inputs, where some are dynamic -----------------------------------------------------------------
+
+
+def _points(spaces: Spaces, asked: Asked) -> int:
+    """Points of the iteration space."""
+    if _is_static(asked.shape.axes):
+        return product(asked.shape.axes)
+    operands = (m.node.all_input_nodes[0] if m.reduced else m.node for m in asked.members)
+    return max((spaces.tensor(operand).hint for operand in operands), default=1)
+
+
+def _rows(spaces: Spaces, asked: Asked) -> int:
+    """Rows that are reduced, each by itself; as many as points where nothing is."""
+    reduced = asked.shape.reduced
+    if _is_static(asked.shape.axes):
+        return max(asked.shape.rows, 1)
+    rows = (spaces.tensor(m.node).hint for m in asked.members if reduced and m.reduced == reduced)
+    return max(1, next(rows, _points(spaces, asked)))
+
+
+def _leaves(dims: AxisDims) -> list[Axis]:
+    return leaves(axis for dim in dims for axis in dim)
+
+
+def _is_static(axes: Sequence[Axis]) -> bool:
+    return all(isinstance(axis.size, int) for axis in axes)
+
+
+def _programs(kernel_class: str, rows: int, points: int) -> int:
+    """Programs of a kernel that reduces rows."""
+    return max({"row": rows, "column": rows // TILE_COLUMNS, "split": points // SPLIT_POINTS}[kernel_class], 1)
+
+
+# What is moved and computed -------------------------------------------------------------------------------------------
+
+
+def _moved(spaces: Spaces, asked: Asked) -> int:
+    """Bytes: each source once, but of one that is only picked from no more than is loaded; the outputs."""
+    loaded = dict.fromkeys(asked.sources, 0)
+    for read in asked.reads:
+        if read.source in asked.sources:
+            tensor = spaces.tensor(read.source)
+            picked = min(tensor.bytes, read.elements * tensor.dtype.itemsize)
+            loaded[read.source] = max(loaded[read.source], tensor.bytes if read.dims is not None else picked)
+    return sum(loaded.values()) + sum(_written(spaces, n) for n in asked.outputs)
+
+
+def _written(spaces: Spaces, node: Node) -> int:
+    """Bytes of an output: of what is scattered into, no more than there are values."""
+    tensor = spaces.tensor(node)
+    if not spaces.is_scatter(node):
+        return tensor.bytes
+    return min(tensor.bytes, spaces.point_count(node) * tensor.dtype.itemsize)
+
+
+def _flops(spaces: Spaces, asked: Asked, points: int, rows: int) -> float:
+    """Arithmetic: all is computed wherever it is read, but what is known once per row; and loads again from a cache."""
+    reduced = asked.shape.reduced
+    per_row = {m.node for m in asked.members if reduced and not m.reduced and not m.out & reduced}
+    total = 0.0
+    for node, times in _evaluations(spaces, asked, points).items():
+        row = spaces.facts[node].row
+        times = rows if node in per_row else times
+        total += _times_reach(spaces, node) * (row.flops if row else 1.0) * times
+        loads = (spaces.reach(node, argument) for argument in tensor_arguments(node) if argument not in asked.closure)
+        total += LOAD_FLOPS * sum(max(times * reach - points, 0.0) for reach in loads)
+    return total
+
+
+def _times_reach(spaces: Spaces, node: Node) -> int:
+    """How many elements a node takes in for one of its own, from the operand of which it takes the most."""
+    return max((spaces.reach(node, argument) for argument in tensor_arguments(node)), default=1)
+
+
+def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, float]:
+    """How often each node is computed: what runs along the axes at all points, any other node wherever it is read."""
+    evaluations = dict.fromkeys(asked.closure, 0.0) | {member.node: float(points) for member in asked.members}
+    for node in reversed(asked.closure):
+        for argument in tensor_arguments(node):
+            if argument in evaluations:
+                evaluations[argument] = max(evaluations[argument], _reads(spaces, node, argument, evaluations[node]))
+    return evaluations
+
+
+def _reads(spaces: Spaces, reader: Node, argument: Node, times: float) -> float:
+    """How often an operand is read by a node that is computed so many times; one that is a part of it, in its share."""
+    row, reach = spaces.facts[reader].row, spaces.reach(reader, argument)
+    if row is None or row.kind is not Kind.INDEX or reach != 1:
+        return times * reach
+    return times * min(1.0, spaces.tensor(argument).hint / max(spaces.tensor(reader).hint, 1))
+
+
+# How rows are reduced -------------------------------------------------------------------------------------------------
+
+
+def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
+    """Whether the largest tensor that is contiguous along an axis is so along a reduced one."""
+    axes, largest, found = set(asked.shape.axes), -1, True
+    for node, dims in _accesses(spaces, asked):
+        tensor = spaces.tensor(node)
+        if tensor.bytes > largest:
+            along = [leaves(dim)[-1] for dim, stride in zip(dims, tensor.stride, strict=True) if stride == 1 and dim]
+            if along and along[0] in axes:
+                largest, found = tensor.bytes, along[0] in asked.shape.reduced
+    return found
+
+
+def _accesses(spaces: Spaces, asked: Asked) -> Iterator[tuple[Node, AxisDims]]:
+    """The tensors that are written or read along whole axes, with these; of equal ones a store first, as in schedules."""
+    yield from ((node, spaces.out_dims(node)) for node in asked.outputs)
+    yield from ((read.source, read.dims) for read in asked.reads if read.source in asked.sources and read.dims is not None)
+
+
+def _splits(spaces: Spaces, asked: Asked) -> bool:
+    """Whether rows can be split over programs: then nothing may need a complete row before the end."""
+    reductions = frozenset(m.node for m in asked.members if m.reduced)
+    late = legality.after(spaces, asked.members, reductions)
+    return not any(m.node in late and (m.reduced or m.out & asked.shape.reduced) for m in asked.members)
