@@ -74,8 +74,8 @@ def torch_work(spaces: Spaces, node: Node) -> Work:
     It takes two launches where it splits rows: the first clears the counters by which its programs wait for each other.
     """
     tensors = [spaces.tensor(n) for n in {node: None, **dict.fromkeys(node.all_input_nodes)} if spaces.facts[n].tensor]
-    moved, row = sum(t.bytes for t in tensors), spaces.facts[node].row
-    flops = (row.flops if row else 1.0) * max((t.hint for t in tensors), default=1)
+    points = spaces.tensor(node.all_input_nodes[0] if spaces.is_reduction(node) else node).hint
+    moved, flops = sum(t.bytes for t in tensors), _flops_of(spaces, node, points, points)
     if not spaces.is_reduction(node):
         return Work(moved, flops, MANY, "pointwise")
     axes, reduced = _leaves(spaces.dims[node]), _leaves(spaces.reduced_axes(node))
@@ -148,12 +148,16 @@ def _flops(spaces: Spaces, asked: Asked, points: int, rows: int) -> float:
     per_row = {m.node for m in asked.members if reduced and not m.reduced and not m.out & reduced}
     total = 0.0
     for node, times in _evaluations(spaces, asked, points).items():
-        row = spaces.facts[node].row
-        times = rows if node in per_row else times
-        total += _times_reach(spaces, node) * (row.flops if row else 1.0) * times
-        loads = (spaces.reach(node, argument) for argument in tensor_arguments(node) if argument not in asked.closure)
-        total += LOAD_FLOPS * sum(max(times * reach - points, 0.0) for reach in loads)
+        total += _flops_of(spaces, node, rows if node in per_row else times, points, asked.closure)
     return total
+
+
+def _flops_of(spaces: Spaces, node: Node, times: float, points: int, inside: Sequence[Node] = ()) -> float:
+    """Arithmetic of a node that is computed so many times; elements that it loads more often than there are points count."""
+    row = spaces.facts[node].row
+    loads = (spaces.reach(node, argument) for argument in tensor_arguments(node) if argument not in inside)
+    again = sum(max(times * reach - points, 0.0) for reach in loads)
+    return _times_reach(spaces, node) * (row.flops if row else 1.0) * times + LOAD_FLOPS * again
 
 
 def _times_reach(spaces: Spaces, node: Node) -> int:
@@ -196,7 +200,7 @@ def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
 
 def _accesses(spaces: Spaces, asked: Asked) -> Iterator[tuple[Node, AxisDims]]:
     """The tensors that are written or read along whole axes, with these; of equal ones a store first, as in schedules."""
-    yield from ((node, spaces.out_dims(node)) for node in asked.outputs)
+    yield from ((node, spaces.out_dims(node)) for node in asked.outputs if not spaces.is_scatter(node))
     yield from ((read.source, read.dims) for read in asked.reads if read.source in asked.sources and read.dims is not None)
 
 

@@ -260,3 +260,22 @@ def test_units_that_do_not_fit_together_have_no_price() -> None:
     assert isinstance(alone, Priced) and alone.work.bytes == 2 * FULL
     together = pricing.price(units, [read for unit in units for read in pricing.spaces.reads(unit)], frozenset())
     assert str(together) == f"sin_default | sin_default_1: sizes differ ({64 * 512} against {64 * 512 * 512})"
+
+
+# Work -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_scatter_beside_a_sum_has_a_class() -> None:
+    """What is scattered into has other dimensions than the loop, and says nothing of how rows lie in memory."""
+    def write(g: graphs.Builder, base: Node, values: Node, places: Node) -> list[Node]:
+        wide = g.op("aten.sin.default", values)
+        return [g.op("aten.index_put.default", base, [places], wide, True), g.op("aten.sum.dim_IntList", wide, [1])]
+
+    plan = plan_of(write, torch.empty(1000, 512), X, torch.zeros(64, dtype=torch.int64))
+    assert {region.decision.kernel_class for region in plan.regions} <= {"pointwise", "row"}
+
+
+def test_a_pool_costs_torch_as_many_loads() -> None:
+    region = region_of(lambda g, x: g.op("aten.avg_pool2d.default", x, [3, 3], [1, 1], [1, 1]), torch.empty(64, 96, 32, 32))
+    eager = region.decision.eager
+    assert eager is not None and eager.device_us == pytest.approx(region.predicted_us, rel=0.1)
