@@ -15,8 +15,7 @@ from dynafuse.ops.symbols import with_symbols_at
 
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
 COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
-SPLIT_ROW = 8192  # elements of a contiguous row from which it is split: two parts of a tile of 4096 each
-SPLIT_COLUMN = 2048  # elements of a column from which it is split
+SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
 
 
 def estimate(size: Size) -> int:
@@ -34,7 +33,6 @@ def reduction_class(rows: int, length: int, *, contiguous: bool, splittable: boo
         splittable: Whether several programs may share a row: nothing needs a complete one before the end.
     """
     programs = rows if contiguous else rows // COLUMN_PROGRAMS
-    is_long = length >= (SPLIT_ROW if contiguous else SPLIT_COLUMN)
-    if is_long and splittable and programs < 2 * PROCESSORS:
+    if length >= SPLIT_ABOVE and splittable and programs < 2 * PROCESSORS:
         return "split"
     return "row" if contiguous else "column"

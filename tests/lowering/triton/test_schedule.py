@@ -19,12 +19,11 @@ from dynafuse.lowering.triton.schedule import (
     LONGEST_PERSISTENT,
     MOST_SPLITS,
     SHARED_BYTES,
-    SPLIT_ABOVE,
     choose_schedule,
     splittable,
 )
 from dynafuse.lowering.triton.tiles import Schedule, power_of_two, reduced_axes
-from dynafuse.partition.kernel_class import PROCESSORS, estimate
+from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_ABOVE, estimate
 from tests.support import graphs
 
 BF16 = torch.bfloat16
