@@ -36,7 +36,8 @@ MOST_ORDERS = 4  # accesses whose order is tried
 SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
 MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
-PREFERENCE = 1.05  # how much cheaper two tile dimensions must be than one
+PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
+PREFERENCE_UNKNOWN = 2.0  # the same where sizes are known at run time only: a short row may fill little of a tile
 
 
 def schedule_pointwise(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> Schedule:
@@ -64,7 +65,9 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
         return flat
     usual = cost.price(flat[0])  # of the sizes of one dimension the first is taken, whatever the price says of others
     priced = [(max(usual, cost.price(schedule)), schedule) for schedule in flat]
-    priced += [(PREFERENCE * cost.price(schedule), schedule)
+    is_known = all(isinstance(axis.size, int) for axis in spec.axes)
+    preference = PREFERENCE if is_known else PREFERENCE_UNKNOWN
+    priced += [(preference * cost.price(schedule), schedule)
                for order in _orders(cost, probed, accesses, base) for schedule in _tiles(cost, order)]
     return [schedule for _, schedule in sorted(priced, key=lambda entry: entry[0])]
 
@@ -80,7 +83,8 @@ def _orders(cost: TileCost, probed: Probe, accesses: Sequence[Access], base: tup
         for cut in cuts:
             columns = base[cut:]
             others = tuple(axis for axis in rows if axis not in columns)
-            if all(point_count(cost.spec, axes) > 1 for axes in (others, columns)):
+            # Lanes beside each other are to touch memory side by side, in every access: columns are one for all of them.
+            if len(cost.groups(columns)) == 1 and point_count(cost.spec, others) > 1:
                 orders.append({"y": others, "x": columns})
     return list({str(order): order for order in orders}.values())
 
@@ -91,7 +95,7 @@ def _row_orders(cost: TileCost, probed: Probe, accesses: Sequence[Access],
     yield base
     for strides in [strides_of(probed, access) for access in accesses[:MOST_ORDERS]]:
         if any(stride == 1 and size > 1 for stride, size in zip(strides, cost.sizes, strict=True)):
-            yield tuple(sorted(base, key=lambda k: (strides[k] is not None, -(strides[k] or 0), k)))
+            yield tuple(sorted(base, key=lambda k: (strides[k] is not None, strides[k] != 0, -(strides[k] or 0))))
 
 
 # ---------------------------------------------------------------------- tiles
@@ -100,8 +104,8 @@ def _row_orders(cost: TileCost, probed: Probe, accesses: Sequence[Access],
 def _flat_tiles(spec: Spec, order: tuple[int, ...]) -> Iterator[Schedule]:
     """Yield tiles of one dimension: enough programs for all processors, then fewer and more points in each."""
     total = point_count(spec, order)
-    usual = clamp(power_of_two(total // (PROCESSORS * 8)), 128, 1024)
-    sizes = [(usual, 4 if usual >= 512 else 2), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4)]
+    usual = clamp(power_of_two(total // (PROCESSORS * 2)), 128, 1024)
+    sizes = [(usual, 4 if usual >= 256 else 2), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4)]
     blocks = [(min(block, power_of_two(total)), warps) for block, warps in sizes]
     for block, warps in dict.fromkeys(blocks):
         yield Schedule("flat", {"x": order}, {"x": block}, warps)

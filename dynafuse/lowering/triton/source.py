@@ -1,7 +1,8 @@
 """Writes a kernel's text from an emitter's lines: merges axes, names tile variables, prints index expressions.
 
 Worked example: if every access reads axes ``i0`` (size 8) and ``i1`` (size 4) as ``4*i0 + i1``, both become the tile
-variable ``x`` and the text has no division; otherwise the kernel begins with ``x1 = x % 4`` and ``x0 = x // 4``.
+variable ``x`` and the text has no division; otherwise the kernel begins with ``x1 = x % 4`` and ``x0 = x // 4``, and the
+accesses that do read them so still are at ``x``.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, paramete
     for tile in tiles:
         lines = [*tile.define, *_axis_lines(tile, variables), *_axis_lines(tile, first_variables, "_first")]
         (in_loop if tile.in_loop else before_loop).extend(lines)
-    body = before_loop + list(_Body(in_loop, merged_axes, variables, first_variables).text(emitter.top, "")) or ["pass"]
+    writer = _Body(in_loop, merged_axes, tiles, variables, first_variables)
+    body = before_loop + list(writer.text(emitter.top, "")) or ["pass"]
     signature = ", ".join([*parameters, *(f"{constant}: tl.constexpr" for constant in constants)])
     text = "\n".join(f"    {line}" for line in _without_unused(body))
     return f'@triton.jit\ndef {name}({signature}):\n    """{docstring}"""\n{text}\n'
@@ -141,6 +143,24 @@ def _axis_lines(tile: TileDimension, variables: Variables, suffix: str = "") -> 
         if len(tile.axes) > 1:
             yield f"{name} = {_axis_text(tile, flat, inner, axis.size, is_outermost=k == 0)}"
         inner = inner * axis.size
+    variables[_whole(tile)] = sympy.Symbol(flat)
+
+
+def _whole(tile: TileDimension) -> sympy.Symbol:
+    """Return all axes of a tile dimension as one."""
+    return symbol(f"{tile.name}_whole", sympy.prod([axis.size for axis in tile.axes]))
+
+
+def _over_whole_tile(expr: sympy.Expr, tile: TileDimension) -> sympy.Expr:
+    """Return an index expression over a tile dimension itself, if it treats all of its axes as one: nothing is divided."""
+    factor = expr.coeff(tile.axes[-1])
+    rest, expected = expr, factor
+    for axis in reversed(tile.axes):
+        if factor == 0 or sympy.expand(expr.coeff(axis) - expected) != 0:
+            return expr
+        rest, expected = rest - expr.coeff(axis) * axis, expected * axis.size
+    rest = sympy.expand(rest)
+    return expr if rest.free_symbols & set(tile.axes) else rest + factor * _whole(tile)
 
 
 def _axis_text(tile: TileDimension, flat: str, inner: Size, size: Size, is_outermost: bool) -> str:
@@ -163,6 +183,7 @@ class _Body:
 
     in_loop: list[str]  # the lines that begin a loop
     merged_axes: Mapping[sympy.Symbol, sympy.Expr]
+    tiles: Sequence[TileDimension]
     variables: Variables
     first_variables: Variables  # of the first element of a program's tile
 
@@ -178,8 +199,16 @@ class _Body:
                 yield indent + self._line(item, self.variables)
 
     def _line(self, line: Line, variables: Variables) -> str:
-        exprs = [e if e.is_Integer else size_text(e.xreplace(self.merged_axes), variables) for e in line.exprs]
+        exprs = [e if e.is_Integer else size_text(self._merged(e), variables) for e in line.exprs]
         return line.text.format(*exprs) + (f"  # {line.comment}" if line.comment else "")
+
+    def _merged(self, expr: sympy.Expr) -> sympy.Expr:
+        """Return an index expression over merged axes, and over whole tile dimensions where it can be."""
+        expr = expr.xreplace(self.merged_axes)
+        for tile in self.tiles:
+            if len(tile.axes) > 1 and expr.free_symbols & set(tile.axes):
+                expr = _over_whole_tile(expr, tile)
+        return expr
 
 
 def _without_unused(body: Sequence[str]) -> list[str]:

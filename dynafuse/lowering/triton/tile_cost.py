@@ -8,16 +8,16 @@ What varies along one tile dimension alone is computed once for all points along
 over ``[128, 384, 14, 14]``, whose square roots vary along the channels alone, is cheaper in tiles of several positions by
 many channels than in runs of positions and channels as one.
 
-Worked example: copying ``float32[4096, 4096]`` to its transpose in runs of 1024 elements touches a line of memory for
-every element that is read, 132 processors a line a cycle each: 73 µs. In tiles of 64 by 64 it is the 134 MB that take
-longest: 32 µs.
+Worked example: copying ``float32[4096, 4096]`` to its transpose moves 134 MB, which takes 32 µs. In runs of 1024 elements it
+also touches a line of memory for every element that is read, which 132 processors do once a cycle each: 73 µs more. In
+tiles of 64 by 64 every line is touched once.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,15 +33,19 @@ from dynafuse.ops.symbols import with_symbols_at
 from dynafuse.partition.kernel_class import PROCESSORS, estimate
 
 LINE = 128  # bytes of a line of the cache: what one instruction touches of one is served in a cycle
+SECTOR = 32  # bytes that memory is read and written by
+SCATTERED = 4.0  # lines that could be touched while a part of a sector is written
+PARTIAL_SECTORS = 3.0  # the same while parts of the sectors at both ends of a run are written
 CYCLES = 1755.0  # per microsecond
 BYTES = 4.2e6  # from or to memory per microsecond
+LINES = PROCESSORS * CYCLES  # that all processors touch per microsecond
 INSTRUCTIONS = 0.7 * 4 * LANES * PROCESSORS * CYCLES  # of one lane, per microsecond, as far as kernels come near the peak
 LATENCY = 0.8  # microseconds from the start of a program to its end, but for its work
 REGISTERS = 1 << 16  # of a processor
 MOST_LANES = 2048  # of a processor
 ACCESS = 3.0  # instructions of a load or store with its address and mask
 EXCHANGE = 6.0  # instructions by which an element goes through shared memory to another lane
-OVERLAP = 0.1  # share of what does not bound a kernel that adds to its time
+OVERLAP = 0.15  # share of what does not bound a kernel that adds to its time
 PROBED = 16  # points over which the stride of an index that is not linear is averaged
 VECTOR = 16  # bytes that a lane moves at once
 
@@ -162,7 +166,8 @@ class TileCost:
     def price(self, schedule: Schedule) -> float:
         """Return about how many microseconds a kernel takes."""
         tiling = _Tiling(self, schedule)
-        times = [self._bytes_moved / BYTES, tiling.lines() / (PROCESSORS * CYCLES), tiling.instructions() / INSTRUCTIONS,
+        partial = max(0.0, tiling.distinct_lines() - self._bytes_moved / LINE)  # lines that are moved for a part of them
+        times = [self._bytes_moved / BYTES + partial / LINES, tiling.lines() / LINES, tiling.instructions() / INSTRUCTIONS,
                  tiling.latency()]
         return (1 - OVERLAP) * max(times) + OVERLAP * sum(times)
 
@@ -244,7 +249,32 @@ class _Tiling:
             covered *= count
             if covered >= most:
                 break
-        return runs * max(1.0, extent / LINE) / covered
+        is_scattered = access.is_store and extent < SECTOR
+        return runs * max(SCATTERED if is_scattered else 1.0, extent / LINE) / covered
+
+    def _distinct_lines(self, access: _Access) -> float:
+        """Return how many different lines of memory an access touches per point of a tile."""
+        steps = sorted((step for tile in self.block for step in self._steps(access, tile)), key=lambda step: step[0])
+        runs, extent = 1.0, float(access.itemsize)
+        for stride, count in steps:
+            if stride <= max(extent, LINE / 2):
+                extent += stride * (count - 1)
+            else:
+                runs *= count
+        apart = [stride for stride, _ in steps if stride > extent]
+        lines = extent / LINE + (1.0 if any(stride % LINE for stride in apart) else max(0.0, 1.0 - extent / LINE))
+        if access.is_store and any(stride % SECTOR for stride in apart):
+            lines += PARTIAL_SECTORS
+        return runs * lines / math.prod(self.block.values())
+
+    def _steps(self, access: _Access, tile: str) -> Iterator[tuple[float, int]]:
+        """Yield how far apart, in bytes, and how many the values of each axis are in a tile."""
+        covered = 1
+        for group in reversed(self.groups[tile]):
+            count = min(group.size, -(-self.block[tile] // covered))
+            stride = access.strides[group.axis]
+            yield (access.itemsize if stride is None else abs(stride) * access.itemsize), count
+            covered *= count
 
     def _best_tile(self, access: _Access) -> tuple[str, float]:
         """Return along which tile dimension the lanes of an access lie side by side, and the lines that it touches."""
@@ -260,16 +290,26 @@ class _Tiling:
         innermost = self.groups[tile][-1]
         if access.strides[innermost.axis] != 1:
             return 1
-        width = math.gcd(access.vector, self.walked[tile], innermost.size if len(self.groups[tile]) > 1 else 0)
-        for group, _ in groups:
+        is_whole = self._is_whole(access, tile)
+        width = math.gcd(access.vector, self.walked[tile] if is_whole else innermost.size)
+        for group, t in groups:
             stride = access.strides[group.axis]
-            if group is not innermost:
+            if group is not innermost and not (is_whole and t == tile):
                 width = math.gcd(width, int(stride)) if stride is not None and stride == int(stride) else 1
         bounds = [self.cost.conditions.get(mask, (frozenset(), 1)) for mask in access.masks]
         for axes, bound in bounds:
             if innermost.axis in axes:
                 width = math.gcd(width, bound or 1)
         return width
+
+    def _is_whole(self, access: _Access, tile: str) -> bool:
+        """Return whether an access walks all axes of a tile dimension as one: it is at the tile's own variable."""
+        expected = access.strides[self.groups[tile][-1].axis] if self.groups[tile] else 0
+        for group in reversed(self.groups[tile]):
+            if expected is None or access.strides[group.axis] != expected:
+                return False
+            expected *= group.size
+        return True
 
     def _index_instructions(self, tile: str) -> float:
         """Return the instructions that take a point of a tile dimension apart into its axes."""
@@ -285,11 +325,18 @@ class _Tiling:
             exchange = EXCHANGE if tile != "x" else 0.0
             per_point += repeats * (ACCESS / width + exchange + (access.itemsize < 4))
             for t in self._tiles(access.axes):
+                if self._is_whole(access, t):
+                    continue
                 along = frozenset(axis for axis in access.axes if self.tile_of[axis] == t)
                 indices[t] = max(indices.get(t, 0.0), self._index_instructions(t) * self._repeats(along) / width)
         padded = math.prod(-(-self.walked[tile] // block) * block for tile, block in self.block.items())
         rounds = -(-self.programs // PROCESSORS) * PROCESSORS / self.programs
         return padded * rounds * (per_point + sum(indices.values()) + 1)
+
+    def distinct_lines(self) -> float:
+        """Return how many lines of memory all programs touch, each counted once a program."""
+        points = math.prod(self.block.values()) * self.programs
+        return points * sum(self._distinct_lines(access) * access.share for access in self.cost.accesses)
 
     def lines(self) -> float:
         """Return how many lines of memory all accesses touch."""
