@@ -165,7 +165,9 @@ class Spaces:
         """How often a node is computed for a point of a kernel if it is computed again wherever it is read, at most."""
         found: dict[Node, int] = {}
         for node in reversed(list(self.graph.nodes)):
-            found[node] = max((self._read_by(user, node, found) for user in node.users), default=1)
+            reads = {user: self._read_by(user, node, found) for user in node.users}
+            picked = sum(times for user, times in reads.items() if self.picks(user, node))
+            found[node] = max(picked, *reads.values(), 0) if reads else 1
         return found
 
     def _read_by(self, user: Node, node: Node, evaluations: Mapping[Node, int]) -> int:
@@ -333,6 +335,11 @@ class Spaces:
         if moved is None:
             return 1
         return len(moved[argument].indices) if argument in moved else 0
+
+    def picks(self, node: Node, argument: Node) -> bool:
+        """Whether loaded indices say which elements of an operand a node reads: nobody else can be known to read the same."""
+        reading = (self._moves(node) or {}).get(argument)
+        return reading is not None and not reading.told
 
     def _moves(self, node: Node) -> Mapping[Node, Reading] | None:
         """Where a fused node that moves data reads its operands; None for any other node."""

@@ -146,18 +146,28 @@ def _flops(spaces: Spaces, asked: Asked, points: int, rows: int) -> float:
     """Arithmetic: all is computed wherever it is read, but what is known once per row; and loads again from a cache."""
     reduced = asked.shape.reduced
     per_row = {m.node for m in asked.members if reduced and not m.reduced and not m.out & reduced}
-    total = 0.0
-    for node, times in _evaluations(spaces, asked, points).items():
-        total += _flops_of(spaces, node, rows if node in per_row else times, points, asked.closure)
-    return total
+    computed = 0.0
+    loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
+    for node, count in _evaluations(spaces, asked, points).items():
+        times = rows if node in per_row else count
+        computed += _computed(spaces, node, times)
+        for argument in tensor_arguments(node):
+            if argument not in asked.closure:
+                reader = None if spaces.picks(node, argument) else node
+                loads[reader, argument] = loads.get((reader, argument), 0.0) + times * spaces.reach(node, argument)
+    return computed + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads.values())
 
 
-def _flops_of(spaces: Spaces, node: Node, times: float, points: int, inside: Sequence[Node] = ()) -> float:
+def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
     """Arithmetic of a node that is computed so many times; elements that it loads more often than there are points count."""
+    loads = (times * spaces.reach(node, argument) for argument in tensor_arguments(node))
+    return _computed(spaces, node, times) + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
+
+
+def _computed(spaces: Spaces, node: Node, times: float) -> float:
+    """Arithmetic of a node that is computed so many times, without its loads."""
     row = spaces.facts[node].row
-    loads = (spaces.reach(node, argument) for argument in tensor_arguments(node) if argument not in inside)
-    again = sum(max(times * reach - points, 0.0) for reach in loads)
-    return _times_reach(spaces, node) * (row.flops if row else 1.0) * times + LOAD_FLOPS * again
+    return _times_reach(spaces, node) * (row.flops if row else 1.0) * times
 
 
 def _times_reach(spaces: Spaces, node: Node) -> int:
@@ -168,10 +178,14 @@ def _times_reach(spaces: Spaces, node: Node) -> int:
 def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, float]:
     """How often each node is computed: what runs along the axes at all points, any other node wherever it is read."""
     evaluations = dict.fromkeys(asked.closure, 0.0) | {member.node: float(points) for member in asked.members}
+    picked = dict.fromkeys(asked.closure, 0.0)
     for node in reversed(asked.closure):
         for argument in tensor_arguments(node):
             if argument in evaluations:
-                evaluations[argument] = max(evaluations[argument], _reads(spaces, node, argument, evaluations[node]))
+                reads = _reads(spaces, node, argument, evaluations[node])
+                if spaces.picks(node, argument):  # elsewhere than any other reader
+                    reads = picked[argument] = picked[argument] + reads
+                evaluations[argument] = max(evaluations[argument], reads)
     return evaluations
 
 
