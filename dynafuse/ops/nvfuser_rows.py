@@ -274,7 +274,7 @@ def _one_row_scatter(f: Fusion, call: Call) -> FusionTensor:
     index = f.cast(f.operand(call["index"]), torch.int64)
     is_target = _positions(f, call.shape, dim_of(call["dim"], len(call.shape))) == index
     if call.target is torch.ops.aten.scatter_add.default:
-        new = old + new
+        new = old | new if old.dtype is torch.bool else old + new
     return f.cast(f.pointwise("where", is_target, new, old), old.dtype)
 
 
