@@ -146,7 +146,7 @@ MOST_UNSORTED = 3072
 """Indices up to which eager's gradient of an embedding does not sort them: a program walks all rows of some columns."""
 
 WALKED_ROW_US = 0.04
-"""Microseconds per row that is walked, estimated: 32 rows at a time are loaded and added, 0.6 microseconds each."""
+"""Microseconds per row that is walked, estimated: 32 rows at a time are loaded, then added, 0.6 microseconds either."""
 
 
 SEGMENTED_GOPS = 90.0
