@@ -31,7 +31,7 @@ so that it pays unless the first call on it ends later than one that waits for t
 Worked example, on an H200: adding two ``bfloat16[8192, 4096]`` moves 201 MB; at 0.994 × 4.28 TB/s that is 47 µs, and 2 µs
 for the launch. nvFuser's host time of 7.5 µs hardly shows beside that; for ``[8, 4096]`` it is what decides.
 
-What a kernel does (``Work``) is not known here: ``partition/pricing.py`` says it for regions, ``library_calls.py`` for ops
+What a kernel does (``Work``) is not known here: ``partition/work.py`` says it for regions, ``library_calls.py`` for ops
 that run eager.
 """
 

@@ -337,7 +337,7 @@ class Spaces:
         return len(moved[argument].indices) if argument in moved else 0
 
     def picks(self, node: Node, argument: Node) -> bool:
-        """Whether loaded indices say which elements of an operand a node reads: nobody else can be known to read the same."""
+        """Whether loaded indices say which elements of an operand a node reads: no other is known to read the same."""
         reading = (self._moves(node) or {}).get(argument)
         return reading is not None and not reading.told
 
