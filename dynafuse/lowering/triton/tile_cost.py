@@ -112,7 +112,10 @@ class TileCost:
         if not (offset - factor * variable).has(variable):
             return float(with_symbols_at(factor, UNKNOWN_SIZE))
         steps = min(PROBED, self.sizes[axis] - 1)
-        ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
+        try:
+            ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
+        except ZeroDivisionError:  # a divisor of the user's is 0 at the size that is assumed
+            return None
         return float(ends[1] - ends[0]) / steps if steps and all(end.is_number for end in ends) else None
 
     def _valued(self, offset: sympy.Expr, known: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
