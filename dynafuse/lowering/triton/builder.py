@@ -123,6 +123,7 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
     schedule = builder.schedule
     emitter = Emitter(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
     emitter.hoist_invariants = schedule.hoist_invariants
+    emitter.tile_dims = {"y": 0, "x": 1} if "y" in schedule.order else {tile: builder.tile_dim(tile) for tile in "xr"}
     if tile_of is None:
         exact_tiles = (tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))
         emitter.exact_tiles = PER_STEP.union(exact_tiles)

@@ -9,7 +9,7 @@ at ``(j, i)``; the lines are ``v0 = tl.load(in0 + (8*i + j))``, ``v1 = tl.load(i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,7 @@ class Emitter(ControlFlow):
         self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
         self.unit_tiles = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: a single point
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
+        self.tile_dims: Mapping[str, int] = {}  # which dimension of a tile that has two each tile dimension is
         self.accesses: list[Access] = []
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
         self.reduced: dict[int, Value] = {}  # the results of reductions, by op
@@ -390,7 +391,7 @@ class Emitter(ControlFlow):
 
     def _summed_tiles(self, offset: sympy.Expr, along: frozenset[str]) -> frozenset[str]:
         """Return the tile dimensions of ``along`` on which neither the address nor whether it is written to depends."""
-        deciding = self.tiles(offset).union(self.unit_tiles, *(mask.tiles for mask in self.masks))
+        deciding = self.tiles(offset).union(self.unit_tiles, PER_STEP, *(mask.tiles for mask in self.masks))
         return along - deciding
 
     def _sum_in_tile(self, text: str, dtype: torch.dtype, tiles: frozenset[str], along: frozenset[str],
@@ -401,16 +402,15 @@ class Emitter(ControlFlow):
         """
         masks = [f"{tile}_mask" for tile in sorted(along - self.exact_tiles)]
         # A mask spreads the value along tile dimensions that it does not vary along: each point adds it.
-        masks += [f"({tile}_zero == 0)" for tile in sorted((along & self.exact_tiles) - tiles)]
+        masks += [f"({tile}_zero == 0)" for tile in sorted((along & self.exact_tiles) - tiles - PER_STEP)]
         if masks:
             nothing = literal(-0.0 if dtype.is_floating_point else 0, dtype)  # 0.0 would change the sign of a zero
             text = f"tl.where({' & '.join(masks)}, {text}, {nothing})"
         value = self.define(text, dtype, along)
-        rest = along - summed
-        if not rest:
+        if not along - summed - PER_STEP:
             return self.define(f"tl.sum({value})", dtype, along).name
-        axis = 0 if summed == {"y"} or rest == {"r"} else 1
-        return self.define(f"tl.sum({value}, {axis}){'[:, None]' if axis == 1 else '[None, :]'}", dtype, along).name
+        dim = self.tile_dims.get(min(summed), 0)  # without a schedule (to see what is accessed) nobody runs the text
+        return self.define(f"tl.sum({value}, {dim}){'[:, None]' if dim == 1 else '[None, :]'}", dtype, along).name
 
     def store(self, tensor: str, layout: Layout, index: Index, value: Value, barrier: bool = False) -> None:
         """Store a value, converted to the tensor's dtype, at an index.
