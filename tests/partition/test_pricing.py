@@ -43,6 +43,29 @@ def between_products(g: graphs.Builder, x: Node) -> Node:
     return g.op("aten.mm.default", softmax(g, g.op("aten.mm.default", x, x)), x)
 
 
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+IMAGE, AT = torch.empty(8, 64, 64, 64), torch.zeros(128, dtype=torch.int64)
+
+
+def corners(g: graphs.Builder, x: Node, rows: Node, columns: Node, *, count: int) -> Node:
+    """Read what is costly to compute at ``count`` places for each element."""
+    costly = g.op("aten.sigmoid.default", g.op("aten.exp.default", x))
+    below, right = (g.op("aten.add.Tensor", at, 1) for at in (rows, columns))
+    places = [(rows, columns), (rows, right), (below, columns), (below, right)][:count]
+    values = [g.op("aten.index.Tensor", costly, [None, None, g.op("aten.unsqueeze.default", r, -1), c]) for r, c in places]
+    total, *others = values
+    for value in others:
+        total = g.op("aten.add.Tensor", total, value)
+    return total
+
+
+def test_what_several_gathers_read_is_computed_once() -> None:
+    """One gather may compute what it reads; four would each compute it again, at every element of a larger result."""
+    plans = [plan_of(lambda g, *inputs, n=count: corners(g, *inputs, count=n), IMAGE, AT, AT) for count in (1, 4)]
+    assert [len(plan.regions) for plan in plans] == [1, 2]
+
+
 # Bytes ----------------------------------------------------------------------------------------------------------------
 
 TABLE, PLACES = torch.empty(50000, 64), torch.zeros(10, dtype=torch.int64)
