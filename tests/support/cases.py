@@ -572,9 +572,14 @@ def rotary_interleaved(q, angles):
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(q.dtype)
 
 
-@each(lambda *shape: lambda make: (make(*shape), make(shape[-1]), make(shape[-1]), make(*shape)), (7, 130), (2, 3, 64), (65, 8), (3, 1030), (4, 1))
+@each(lambda *shape: lambda make: (make(*shape), make(shape[-1]), make(shape[-1]), make(*shape)), (7, 130), (2, 3, 64), (65, 8), (3, 1030))
 def layer_norm(*shape: int) -> Function:
     return lambda x, w, b, r: F.layer_norm(x + r, (shape[-1],), w, b)
+
+
+@case(lambda make: (make(4, 1), make(1), make(1)), precise=False)  # eager's gradient cancels to 0; a fused product leaves its rounding
+def layer_norm_of_one_element(x, w, b):
+    return F.layer_norm(x, (1,), w, b)
 
 
 @each(lambda *shape: lambda make: (make(*shape), make(shape[-1]), make(*shape)), (7, 130), (2, 3, 64), (3, 1030))

@@ -293,7 +293,9 @@ def _split_rows(facts: _Rows) -> Iterator[Schedule]:
             (size, lanes, RESIDENT), (size, 512, RESIDENT), (512, 512, 2 * RESIDENT), (4096, 1024, RESIDENT),
             (1024, 1024, 2 * RESIDENT), (4096, 512, RESIDENT), (size, lanes, RESIDENT // 2), (2048, 512, RESIDENT)):
         r = min(tile, largest, power_of_two(facts.length))
-        warps = clamp(r // elements, 1, 16)
+        # Rows of which there cannot be enough programs have more warps in each.
+        fewest = 4 * RESIDENT // (facts.rows * MOST_SPLITS) if facts.length >= r * MOST_SPLITS else 1
+        warps = clamp(max(r // elements, fewest), 1, min(16, r // 32))
         yield _split(facts, 1, r, warps, max(min(4 * programs // warps, 4 * RESIDENT), programs))
 
 
