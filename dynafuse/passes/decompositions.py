@@ -83,7 +83,7 @@ def _max_pool2d(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence
     given = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
     if maxima_and_offsets(given, self.dtype) is None:
         return NotImplemented
-    window = (list(kernel_size), list(stride or kernel_size), list(padding), list(dilation))
+    window = [list(sizes) * (2 // len(sizes)) for sizes in (kernel_size, stride or kernel_size, padding, dilation)]
     maxima, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(self, *window, ceil_mode)
     size, *places = window
     indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(offsets, size, self.shape[-2:], *places)

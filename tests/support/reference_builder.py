@@ -22,7 +22,8 @@ Env = dict[sympy.Symbol, int]
 Number = bool | int | float
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _TL = SimpleNamespace(where=lambda c, x, y: x if c else y, minimum=min, maximum=max)
-_LM = SimpleNamespace(div=operator.truediv, maximum=max, sigmoid=lambda x: float(torch.tensor(float(x)).sigmoid()))
+_LM = SimpleNamespace(div=operator.truediv, div_by=lambda x, high, low: x * (high + low), maximum=max,
+                       sigmoid=lambda x: float(torch.tensor(float(x)).sigmoid()))
 
 
 class ReferenceBuilder:

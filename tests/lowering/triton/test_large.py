@@ -47,7 +47,7 @@ def total(x: torch.Tensor, dim: list[int]) -> torch.Tensor:
 CASES: dict[str, tuple[str, Callable[..., Any], Callable[[], Sequence[torch.Tensor]]]] = {
     "elements": ("flat", lambda x: x + 1, lambda: [apart((4096,), 0)]),
     "rows": ("flat", lambda x: x + 1, lambda: [apart((64, 32), 0)]),
-    "transposed": ("tiled", lambda x, y: x.t() + y, lambda: [apart((128, 64), 0), near((64, 128))]),
+    "transposed": ("tiled", lambda x, y: x.t() + y, lambda: [apart((512, 256), 0), near((256, 512))]),
     "columns of few rows": ("looped", lambda x: total(x, [0]), lambda: [apart((1024, 64), 0)]),
     "rows read along and across": ("persistent", lambda x, y: total(x * y, [1]), lambda: [near((400, 256)), apart((400, 256), 1)]),
     "long columns": ("split", lambda x: total(x, [0]), lambda: [apart((4096, 4), 0)]),
