@@ -114,7 +114,7 @@ class TileCost:
         steps = min(PROBED, self.sizes[axis] - 1)
         try:
             ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
-        except ZeroDivisionError:  # a divisor of the user's is 0 at the size that is assumed
+        except (ZeroDivisionError, AssertionError):  # a divisor is 0, or torch's Mod negative, at what is assumed
             return None
         return float(ends[1] - ends[0]) / steps if steps and all(end.is_number for end in ends) else None
 
