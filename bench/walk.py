@@ -73,20 +73,20 @@ Its role (input, view, fused, eager, output), dtype and sizes, why it runs eager
 any. Fused nodes have a row in the op table.""",
           (("arg0_1", "arg0_1"), ("_scaled", "getitem_7"), ("mm_1 ", "mm_2 "))),
     Stage("plan", "what `partition` made of it", """\
-The steps in order: six regions, and what is between them. Each region names its executor, its nodes in graph order,
-the bytes that it reads and writes, and the predicted time. `r3` is ours: the add, the norm and the views that they
-read through. The two rotations `r1` and `r2` and the gate `r4` read slices of a product where it lies. A view by
-itself launches nothing."""),
+The steps in order: five regions, and what is between them. Each region names its executor, its nodes in graph order,
+the bytes that it reads and writes, and the predicted time. `r2` is ours: the add, the norm and the views that they
+read through. The two rotations, which share a launch as `r1`, and the gate `r3` read slices of a product where it
+lies. A view by itself launches nothing."""),
     Stage("regions", "every region in canonical form", """\
 After the plan, the same regions as specs without names: inputs with dtype, sizes and strides, ops in the order in
 which the outputs need them, stores. The key (shortened here) is a hash of that; equal regions of all layers and
 graphs have one kernel. `k0` is a hoisted scalar, the norm's epsilon: the kernel takes it as an argument. `place` has
 asked the executor whether it takes the region as a whole.""",
-          (("r3 on", "store %9"),)),
+          (("r2 on", "store %9"),)),
     Stage("decided", "after fold families and measurements", """\
 The plan again. Nothing has changed here: there is no fold of several lengths, and only one executor. With
 `executors="triton,nvfuser"` on a GPU, regions that the cost model cannot decide are measured at this point.""",
-          (("r3 [", "r3 ["),)),
+          (("r2 [", "r2 ["),)),
     Stage("kernels", "what the executors generated", """\
 One source per key. The class is `persistent`: a program holds whole rows in registers, so that the row is read once.
 The add is stored and rounded to bfloat16 before the norm goes on, as its value is there in eager.""",
