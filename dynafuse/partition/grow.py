@@ -13,7 +13,7 @@ region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
@@ -143,7 +143,7 @@ class _Growth:
     def _equal_loops(self) -> Iterable[list[Node]]:
         """Return the units that run over equally many points in equal dimensions, in order: one launch does for several."""
         units: dict[tuple[Size, ...], list[Node]] = {}
-        for unit in sorted(self.reads, key=self.dependencies.position):
+        for unit in self.reads:
             shape = self.spaces.iterated_shape(unit)
             units.setdefault(tuple(size for size in shape if size != 1), []).append(unit)
         return units.values()
@@ -151,8 +151,8 @@ class _Growth:
     def _readers_of_views(self) -> dict[Node, list[Node]]:
         """Per view that shows a part of a tensor: the units that read it along whole axes of it, in order."""
         readers: dict[Node, dict[Node, None]] = {}
-        for unit in sorted(self.reads, key=self.dependencies.position):
-            for read in self.reads[unit]:
+        for unit, reads in self.reads.items():
+            for read in reads:
                 if read.view is not None:
                     readers.setdefault(read.view, {})[unit] = None
         return {view: list(units) for view, units in readers.items()}
@@ -310,7 +310,7 @@ class _Growth:
         for node in nodes:
             if node in inlined:  # its readers' reads go on to what it reads
                 continue
-            reads = list(self._reads_through(node, inlined))
+            reads = self._reads_through(node, inlined)
             for source, place in reads:
                 if source in fixed and not self._is_known(source, place, row):
                     return source
@@ -319,14 +319,20 @@ class _Growth:
                 fixed.add(node)
         return None
 
-    def _reads_through(self, node: Node, inlined: frozenset[Node]) -> Iterator[tuple[Node, Place]]:
-        """Yield what a unit reads, and where; of what is computed where it is read, also what that reads."""
-        for read in self.reads[node]:
-            yield read.source, read.place
-            if read.source in inlined:
-                own = [leaves(dim) for dim in self.spaces.dims[read.source]]
-                for source, place in self._reads_through(read.source, inlined):
-                    yield source, tuple(_moved(axes, own, read.place) for axes in place)
+    def _reads_through(self, node: Node, inlined: frozenset[Node]) -> Iterable[tuple[Node, Place]]:
+        """Return what a unit reads, and where, each once; of what is computed where it is read, also what that reads."""
+        found: dict[tuple[Node, Place], None] = {}
+        stack = [(read.source, read.place) for read in self.reads[node]]
+        while stack:
+            source, there = stack.pop()
+            if (source, there) in found:  # by another way, of which there may be exponentially many
+                continue
+            found[source, there] = None
+            if source in inlined:
+                own = [leaves(dim) for dim in self.spaces.dims[source]]
+                stack += [(read.source, tuple(_moved(axes, own, there) for axes in read.place))
+                          for read in self.reads[source]]
+        return found
 
     def _is_known(self, source: Node, place: Place, row: frozenset[object]) -> bool:
         """Whether a unit is read along the very axes that it is computed along, but for those of ``row``."""

@@ -148,11 +148,12 @@ def _flops(spaces: Spaces, asked: Asked, points: int, rows: int) -> float:
     per_row = {m.node for m in asked.members if reduced and not m.reduced and not m.out & reduced}
     computed = 0.0
     loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
-    for node, count in _evaluations(spaces, asked, points).items():
+    evaluations = _evaluations(spaces, asked, points)  # of all that the region computes
+    for node, count in evaluations.items():
         times = rows if node in per_row else count
         computed += _computed(spaces, node, times)
         for argument in tensor_arguments(node):
-            if argument not in asked.closure:
+            if argument not in evaluations:
                 reader = None if spaces.picks(node, argument) else node
                 loads[reader, argument] = loads.get((reader, argument), 0.0) + times * spaces.reach(node, argument)
     return computed + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -318,3 +319,15 @@ def test_regions_store_what_others_read(seed: int) -> None:
 def test_plans_are_the_same_every_time(seed: int) -> None:
     first, second = (planned(random_graph(seed)) for _ in range(2))
     assert str(first) == str(second) and refusals(first) == refusals(second)
+
+
+def test_planning_takes_no_longer_where_a_value_is_read_by_many_ways() -> None:
+    """Each of 24 flips doubles the ways from the softmax back to ``x``."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        for _ in range(24):
+            x = g.op("aten.sin.default", g.op("aten.add.Tensor", x, g.op("aten.flip.default", x, [1])))
+        return g.op("aten._softmax.default", g.op("aten.flip.default", x, [1]), 1, False)
+
+    start = time.perf_counter()
+    plan_of(write, X)
+    assert time.perf_counter() - start < 10
