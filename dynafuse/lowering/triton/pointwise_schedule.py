@@ -23,7 +23,6 @@ from dynafuse.lowering.triton.tiles import (
     clamp,
     point_count,
     power_of_two,
-    probe,
     strides_of,
     weight,
 )
@@ -31,7 +30,6 @@ from dynafuse.partition.kernel_class import PROCESSORS
 
 Order = dict[str, tuple[int, ...]]
 
-MOST_CANDIDATES = 8
 MOST_ORDERS = 4  # accesses whose order is tried
 SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
@@ -40,20 +38,13 @@ PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
 PREFERENCE_UNKNOWN = 2.0  # the same where sizes are known at run time only: a short row may fill little of a tile
 
 
-def schedule_pointwise(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> Schedule:
-    """Return the schedule of a spec without reductions; ``accesses`` are sorted, the largest first."""
-    return _by_price(spec, probed, accesses)[0]
-
-
-def candidates(spec: Spec) -> tuple[Schedule, ...]:
-    """Return plausible schedules of a spec without reductions, the one that is taken first."""
-    spec = spec.typical
-    probed = probe(spec)
+def pointwise_schedules(spec: Spec, probed: Probe) -> list[Schedule]:
+    """Return schedules of a spec without reductions: the cheapest, the best of each other order of axes, the others."""
     schedules = _by_price(spec, probed, sorted(probed.accesses, key=lambda access: -weight(access)))
-    firsts = {str(schedule.order): schedule for schedule in reversed(schedules)}.values()  # the best of each order
-    distinct = list(dict.fromkeys(map(str, (schedules[0], *reversed(firsts), *schedules))))
-    by_text = {str(schedule): schedule for schedule in schedules}
-    return tuple(by_text[text] for text in distinct[:MOST_CANDIDATES])
+    best: dict[str, Schedule] = {}  # of each order
+    for schedule in schedules:
+        best.setdefault(str(schedule.order), schedule)
+    return [*best.values(), *schedules]
 
 
 def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Schedule]:

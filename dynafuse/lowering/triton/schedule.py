@@ -18,7 +18,7 @@ from dynafuse.ir import Spec, references
 from dynafuse.lowering.triton.builder import recurrence_of
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find_online_sums
-from dynafuse.lowering.triton.pointwise_schedule import schedule_pointwise
+from dynafuse.lowering.triton.pointwise_schedule import pointwise_schedules
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.tiles import (
     Schedule,
@@ -30,7 +30,6 @@ from dynafuse.lowering.triton.tiles import (
     reduced_axes,
     strides_of,
     traffic,
-    weight,
 )
 from dynafuse.partition.kernel_class import PROCESSORS, estimate, reduction_class
 
@@ -51,20 +50,24 @@ MOST_CANDIDATES = 8
 
 def choose_schedule(spec: Spec) -> Schedule:
     """Return the schedule of a spec; for a class of sizes that of its typical size."""
-    return candidates(spec)[0]
+    return next(iter(_schedules(spec.typical)))
 
 
 def candidates(spec: Spec) -> tuple[Schedule, ...]:
     """Return schedules of a spec that differ in speed by what no formula knows, the one to choose without timings first."""
-    spec = spec.typical
+    return tuple(itertools.islice(_distinct(_schedules(spec.typical)), MOST_CANDIDATES))
+
+
+def _schedules(spec: Spec) -> Iterable[Schedule]:
+    """Return schedules of a spec, the best first, some more than once."""
     probed = probe(spec)
     reduced_sets = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.reductions))
     if not reduced_sets:
-        return (schedule_pointwise(spec, probed, sorted(probed.accesses, key=lambda access: -weight(access))),)
+        return pointwise_schedules(spec, probed)
     accesses = sorted(probed.accesses, key=lambda access: -traffic(spec, probed, access))
-    schedules = _rows(spec, probed, accesses, reduced_sets[0]) if len(reduced_sets) == 1 else (
-        _rowcol(spec, probed, accesses, reduced_sets))
-    return tuple(_distinct(schedules))[:MOST_CANDIDATES]
+    if len(reduced_sets) == 1:
+        return _rows(spec, probed, accesses, reduced_sets[0])
+    return _rowcol(spec, probed, accesses, reduced_sets)
 
 
 def _distinct(schedules: Iterable[Schedule]) -> Iterator[Schedule]:

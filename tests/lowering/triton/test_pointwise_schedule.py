@@ -16,8 +16,7 @@ from dynafuse.lowering.interpret import eager
 from dynafuse.lowering.triton.compiler import load
 from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.launch import Kernel
-from dynafuse.lowering.triton.pointwise_schedule import MOST_CANDIDATES, candidates
-from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.schedule import MOST_CANDIDATES, candidates, choose_schedule
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import LANES, Schedule, point_count, probe
 from dynafuse.passes.decompositions import decompositions
