@@ -34,13 +34,14 @@ def cast(check_model: Check, dtype: torch.dtype, compared: Compared) -> Check:
         inputs = [_cast(value, dtype) for value in example_inputs]
         if all(a is b for a, b in zip(inputs, example_inputs, strict=True)):
             return
-        model = copy.deepcopy(model).to(dtype) if isinstance(model, torch.nn.Module) else model
+        model, inputs = _placed(self, model, inputs, options)
+        model = model.to(dtype) if isinstance(model, torch.nn.Module) else model
         if not _runs(model, inputs, kwargs or {}):
             return
         if options.get("rtol") is not None:
             options["rtol"] = max(2e-3, options["rtol"])  # as the suite's own low precision pass
         try:
-            check_model(self, model, inputs, kwargs, **options)
+            check_model(self, model, inputs, kwargs, **{**options, "check_lowp": False})
         except AssertionError as error:
             arguments = (tuple(inputs), kwargs or {})
             if not _agree(model, arguments, _outcome(_called(model), arguments, grad=False), options.get("nopython", True), grad=False):
@@ -48,6 +49,13 @@ def cast(check_model: Check, dtype: torch.dtype, compared: Compared) -> Check:
         compared.count += 1
 
     return check
+
+
+def _placed(test: Any, model: Any, inputs: Sequence[Any], options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """A copy of a model, and inputs, on the device of a test, as the suite's own check places them."""
+    if isinstance(model, torch.nn.Module):
+        model = copy.deepcopy(model).to(test.device)
+    return model, list(differential.copies(tuple(inputs), device=test.device if options.get("copy_to_gpu", True) else None))
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -68,9 +76,10 @@ def _runs(model: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, An
 def deep(_: Check, compared: Compared) -> Check:
     """The project's own check: strides, aliases, what is written to arguments, and gradients of every float."""
     def check(self: Any, model: Any, example_inputs: Sequence[Any], kwargs: Any = None, *, nopython: bool = True,
-              **_: Any) -> None:
+              **options: Any) -> None:
         compared.asked += 1
-        arguments = (tuple(example_inputs), kwargs or {})
+        model, inputs = _placed(self, model, example_inputs, options)
+        arguments = (tuple(inputs), kwargs or {})
         for candidate in (tree_map(_differentiable, arguments), arguments):
             eager = _outcome(_called(model), candidate)
             if eager is not None:
