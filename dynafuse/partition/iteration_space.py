@@ -23,6 +23,7 @@ from dynafuse.partition.places import Reading, readings
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
+LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 
 
@@ -32,9 +33,10 @@ Place = tuple[Axes | None, ...]
 
 @dataclass(frozen=True)
 class Read:
-    """A unit that is read, and where.
+    """A unit that is read, where, and by which unit.
 
-    ``elements`` is a hint of how many of its elements are loaded, at most. Who reads a slice along whole axes of the slice
+    ``elements`` is a hint of how many of its elements are loaded, at most, by a reader that is computed at all of its points,
+    ``points``. Who reads a slice along whole axes of the slice
     reads the same elements as others that do: then ``view`` is the slice, and ``view_dims`` are the axes along it. Units
     that run along the same axes read the same elements where ``elements_at`` are the same, if not None.
 
@@ -48,6 +50,8 @@ class Read:
     view: Node | None = None
     view_dims: AxisDims | None = None
     elements_at: Hashable = None
+    reader: Node | None = None
+    points: int = 0
 
     @property
     def dims(self) -> AxisDims | None:
@@ -191,7 +195,7 @@ class Spaces:
             return False
         if self.overwritten.intersection(map(self.annotated.memory, sources)):
             return False  # computed again, it had to be before the overwriting
-        return flops <= CHEAP_FLOPS and sum(self.tensor(s).bytes for s in sources) <= facts.tensor.bytes
+        return flops <= CHEAP_FLOPS and sum(self.tensor(s).bytes for s in sources) <= LITTLE_MORE * facts.tensor.bytes
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:
@@ -312,7 +316,7 @@ class Spaces:
             points = self.point_count(node)
         else:
             points = self.tensor(node.all_input_nodes[0] if self._kind(node) is Kind.REDUCTION else node).hint
-        return [replace(read, elements_at=self._elements_at(node, argument)) for argument in tensor_arguments(node)
+        return [replace(read, elements_at=self._elements_at(node, argument), reader=node, points=points) for argument in tensor_arguments(node)
                 for read in self._operand(node, argument, self.dims[node], points)]
 
     def _elements_at(self, node: Node, argument: Node) -> Hashable:

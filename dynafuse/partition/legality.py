@@ -154,10 +154,10 @@ def _used_early(
     spaces: Spaces, found: Sequence[Member], column: frozenset[Axis], row: frozenset[Axis]
 ) -> tuple[Node, Node] | None:
     """A column reduction whose result feeds a node that runs along rows or another reduction, with that node."""
-    late = frozenset(m.node for m in found if m.reduced == column)
-    after_it = after(spaces, found, late)
+    late = [m.node for m in found if m.reduced == column]
+    after_it = after(spaces, found, frozenset(late))
     early = next((m.node for m in found if m.node in after_it and (m.reduced or not m.out <= row)), None)
-    return None if early is None else (next(iter(late)), early)
+    return None if early is None else (late[0], early)
 
 
 def after(spaces: Spaces, found: Sequence[Member], reductions: frozenset[Node]) -> set[Node]:

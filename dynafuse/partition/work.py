@@ -6,6 +6,7 @@ kernel of 2,048 programs of 4,096 points, and one that combines what they leave.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,8 +48,9 @@ def work_of(spaces: Spaces, asked: Asked) -> Work:
 def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     shape, count = asked.shape, len(asked.outputs)
     points, rows = _points(spaces, asked), _rows(spaces, asked)
-    moved, flops = _moved(spaces, asked), _flops(spaces, asked, points, rows)
-    largest = max((spaces.tensor(n) for n in (*asked.sources, *asked.outputs)), key=lambda t: t.bytes, default=None)
+    evaluations = _evaluations(spaces, asked, points)
+    moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points, rows)
+    largest = max((spaces.tensor(n) for n in (*asked.sources, *asked.outputs)), key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
     width, length = largest.dtype.itemsize if largest else 2, max(points // rows, 1)
     if shape.kind == "pointwise":
         return Work(moved, flops, max(points // POINTWISE_POINTS, 1), "pointwise", 1, width, 0, count)
@@ -123,14 +125,20 @@ def _programs(kernel_class: str, rows: int, points: int) -> int:
 # What is moved and computed -------------------------------------------------------------------------------------------
 
 
-def _moved(spaces: Spaces, asked: Asked) -> int:
-    """Bytes: each source once, but of one that is only picked from no more than is loaded; the outputs."""
+def _moved(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float]) -> int:
+    """Bytes: each source once, but of one that is only picked from no more than is loaded; the outputs.
+
+    What is computed where it is read, and picked from, loads no more of its own sources: ``log_softmax(x)[label]`` an element
+    of ``x`` per row.
+    """
     loaded = dict.fromkeys(asked.sources, 0)
     for read in asked.reads:
         if read.source in asked.sources:
             tensor = spaces.tensor(read.source)
-            picked = min(tensor.bytes, read.elements * tensor.dtype.itemsize)
-            loaded[read.source] = max(loaded[read.source], tensor.bytes if read.dims is not None else picked)
+            share = min(1.0, evaluations.get(read.reader, read.points) / max(read.points, 1)) if read.reader else 1.0
+            picked = min(tensor.bytes, math.ceil(share * read.elements) * tensor.dtype.itemsize)
+            is_whole = read.dims is not None and share == 1.0
+            loaded[read.source] = max(loaded[read.source], tensor.bytes if is_whole else picked)
     return sum(loaded.values()) + sum(_written(spaces, n) for n in asked.outputs)
 
 
@@ -142,13 +150,12 @@ def _written(spaces: Spaces, node: Node) -> int:
     return min(tensor.bytes, spaces.point_count(node) * tensor.dtype.itemsize)
 
 
-def _flops(spaces: Spaces, asked: Asked, points: int, rows: int) -> float:
+def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], points: int, rows: int) -> float:
     """Arithmetic: all is computed wherever it is read, but what is known once per row; and loads again from a cache."""
     reduced = asked.shape.reduced
     per_row = {m.node for m in asked.members if reduced and not m.reduced and not m.out & reduced}
     computed = 0.0
     loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
-    evaluations = _evaluations(spaces, asked, points)  # of all that the region computes
     for node, count in evaluations.items():
         times = rows if node in per_row else count
         computed += _computed(spaces, node, times)
@@ -202,19 +209,20 @@ def _reads(spaces: Spaces, reader: Node, argument: Node, times: float) -> float:
 
 
 def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
-    """Whether the largest tensor that is contiguous along an axis is so along a reduced one."""
-    axes, largest, found = set(asked.shape.axes), -1, True
+    """Whether no more bytes are contiguous across rows than along them, as in schedules."""
+    along = across = 0
     for node, dims in _accesses(spaces, asked):
         tensor = spaces.tensor(node)
-        if tensor.bytes > largest:
-            along = [leaves(dim)[-1] for dim, stride in zip(dims, tensor.stride, strict=True) if stride == 1 and dim]
-            if along and along[0] in axes:
-                largest, found = tensor.bytes, along[0] in asked.shape.reduced
-    return found
+        fastest = [leaves(dim)[-1] for dim, stride in zip(dims, tensor.stride, strict=True) if stride == 1 and dim]
+        if fastest and fastest[0] in asked.shape.reduced:
+            along += tensor.bytes
+        elif fastest and fastest[0] in asked.shape.axes:
+            across += tensor.bytes
+    return along >= across
 
 
 def _accesses(spaces: Spaces, asked: Asked) -> Iterator[tuple[Node, AxisDims]]:
-    """The tensors that are written or read along whole axes, with these; of equal ones a store first, as in schedules."""
+    """The tensors that are written or read along whole axes, with these."""
     yield from ((node, spaces.out_dims(node)) for node in asked.outputs if not spaces.is_scatter(node))
     yield from ((read.source, read.dims) for read in asked.reads if read.source in asked.sources and read.dims is not None)
 

@@ -204,7 +204,7 @@ APART: dict[str, tuple[Any, torch.Tensor, str]] = {
     "stored": (stored_and_flipped, X, "sin_default | flip_default: stored, and read at another index (sin_default)"),
     "reduced": (lambda g, x: g.op("aten.flip.default", g.op("aten.amax.default", x, [1], True), [0]), X,
                 "amax_default | flip_default: cannot be computed at another index (amax_default)"),
-    "elsewhere": (symmetric, SQUARE, "amax_default | sub_tensor: known at one place, read at another (sin_default)"),
+    "elsewhere": (symmetric, SQUARE, "amax_default | sin_default: known at one place, read at another (sin_default)"),
     "overwritten": (overwritten_by_its_mirror, X, "flip_default | copy__default: reads what the other overwrites (arg0)"),
     "path": (around_a_product, SQUARE, "sin_default | add_tensor: a path outside runs from one to the other"),
     "held": (sums, torch.empty(64, 1 << 15),

@@ -88,6 +88,31 @@ MOVED: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
 }
 
 
+def test_what_is_picked_from_is_loaded_where_it_is_picked() -> None:
+    """The elements of ``log_softmax(x)`` at one label a row are computed there: nothing of the size of ``x`` is stored or loaded."""
+    def write(g: graphs.Builder, x: Node, labels: Node) -> Node:
+        shifted = g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True))
+        total = g.op("aten.sum.dim_IntList", g.op("aten.exp.default", shifted), [1], True)
+        return g.op("aten.gather.default", g.op("aten.sub.Tensor", shifted, g.op("aten.log.default", total)), 1, labels)
+
+    x, labels = torch.empty(8192, 32000), torch.zeros(8192, 1, dtype=torch.int64)
+    plan = plan_of(write, x, labels)
+    moved = sum(region.bytes for region in plan.regions)
+    assert x.nbytes < moved < 1.01 * x.nbytes
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_class_is_that_of_most_bytes(swapped: bool) -> None:
+    """Of equally many along rows and across them it is a reduction of rows, in whatever order the tensors are stored."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        row = g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
+        turned = g.op("aten.clone.default", g.op("aten.permute.default", row, [1, 0]), memory_format=torch.contiguous_format)
+        return [turned, row] if swapped else [row, turned]
+
+    (region,) = plan_of(write, torch.empty(8192, 512)).regions
+    assert region.decision.kernel_class == "row"
+
+
 @pytest.mark.parametrize("name", MOVED)
 def test_each_byte_is_moved_once(name: str) -> None:
     write, inputs, expected = MOVED[name]
