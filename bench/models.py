@@ -222,23 +222,29 @@ def make_vit(size: Vision, how: Build) -> nn.Module:
 
 
 def make_resnet50(size: Vision, how: Build) -> nn.Module:
-    """resnet50 with the batch statistics of random images; tiny differs in batch and image alone.
+    """resnet50 with the batch statistics of random images; tiny differs in batch and image alone."""
+    _need("torchvision")
+    from torchvision.models import resnet50
+
+    return _cast(calibrated(resnet50(), size.image), how)
+
+
+def calibrated(model: nn.Module, image: int) -> nn.Module:
+    """`model` with the batch statistics of random images, where it has any.
 
     With a fresh model's statistics (mean 0, variance 1) batch norm multiplies by 0.999995. Eager rounds that away; a fused
     residual add does not, and lands below the tie that two bfloat16 numbers' sum often is, always on the same side.
     """
-    _need("torchvision")
-    from torchvision.models import resnet50
-
-    model = resnet50()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 1.0
-    with torch.no_grad():
-        model.train()(torch.randn(16, 3, size.image, size.image))
-    for norm in norms:
-        norm.momentum = 0.1
-    return _cast(model, how)
+    if norms:
+        with torch.no_grad():
+            model.train()(torch.randn(16, 3, image, image))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return model
 
 
 _TINY = Language(hidden=64, intermediate=128, heads=4, kv_heads=2, vocab=256, batch=2, tokens=32, layers=2)
