@@ -15,8 +15,8 @@ import gc
 import importlib
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ from bench import measure, systems
 from bench.host import HostSubject
 from bench.measure import Metrics, Outcome
 from bench.models import CASES, Build, Workload
+
+
+class Buildable(Protocol):
+    """A row of a table of models."""
+
+    def build(self, how: Build) -> Workload:
+        """Return the model and its inputs; raises Skip when something is not installed."""
 
 
 class ModelSubject:
@@ -41,13 +48,22 @@ class ModelSubject:
         if self.device == "cuda":
             torch.backends.cudnn.allow_tf32 = False
         how = Build(self.device, request["scale"], request.get("layers"), self.train, dtype)
-        self.work: Workload = CASES[request["case"]].build(how)
+        self.work: Workload = catalog(request)[request["case"]].build(how)
         self.runner: Callable[..., Tensor] = self.work.module
+        self.expected: tuple[Outcome, Outcome | None, Metrics] | None = None
+
+    def expect(self) -> Metrics:
+        """Run what the system will be compared with, apart from `prepare`: several processes may do that at once."""
+        eager = self._eager_outcome()
+        self.expected = (eager, *self._reference_outcome())
+        return {}
 
     def prepare(self) -> Metrics:
         """Cold compile seconds (`torch.compile` and a step), the first three steps, and the numerics of a warm step."""
-        eager = self._eager_outcome()
-        reference, note = self._reference_outcome()
+        if self.expected is None:
+            self.expect()
+        assert self.expected is not None
+        (eager, reference, note), self.expected = self.expected, None
         importlib.import_module("torch._dynamo")  # which all backends share
         start = time.perf_counter()
         self.runner = self.system.compile(self.work.module)
@@ -138,10 +154,19 @@ def wider_outcome(work: Workload, train: bool) -> Outcome:
     return Outcome(output, module, keep=False)
 
 
+def catalog(request: Mapping[str, Any]) -> Mapping[str, Buildable]:
+    """Return the table of cases that a request is about."""
+    if request.get("catalog") != "zoo":
+        return CASES
+    from bench import zoo_models
+
+    return zoo_models.CASES
+
+
 def hello(request: dict[str, Any]) -> Metrics:
     """Import whatever a model imports, by building its tiny version, so that no measurement waits for imports."""
-    if request.get("case") in CASES:
-        CASES[request["case"]].build(Build(device="cpu", scale="tiny"))
+    if case := catalog(request).get(request.get("case") or ""):
+        case.build(Build(device="cpu", scale="tiny"))
     return {}
 
 
@@ -173,12 +198,19 @@ class Dispatch:
 
             reset()
             return region_subject.measure_region(request)
+        if do == "build":
+            self.subject = None
+            reset()
+            self.subject = ModelSubject(request)
+            return self.subject.expect()
         if do == "prepare":
             self.subject = None
             reset()
             self.subject = HostSubject(request) if "suite" in request else ModelSubject(request)
             return self.subject.prepare()
         assert self.subject is not None, "prepare comes first"
+        if do == "compile":
+            return self.subject.prepare()
         if do == "round":
             return self.subject.round(request["steps"], request["warmup"])
         assert do == "profile", do

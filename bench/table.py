@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.region_summary import BASE, NEAR, SLOWER, summary_of
+from bench.zoo_summary import summary_of as zoo_summary_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
@@ -199,8 +200,27 @@ def regions(rows: Rows) -> str:
     return markdown(head, (line(system) for system in dict.fromkeys(system for _, system in rows) if system != BASE))
 
 
+def zoo(rows: Rows) -> str:
+    """One line per case and system: step, device time, cold start and peak, each with its ratio, and how it was judged."""
+    head = ["case", "system", "step ms", f"× {BASE}", "× eager", "device ms", f"× {BASE}", "cold s", f"× {BASE}", "peak GB",
+            f"× {BASE}", "error / eager's", "right"]
+
+    def line(case: str, system: str, m: Metrics) -> list[str]:
+        if "skipped" in m or ("error" in m and "step_ms" not in m):
+            text = failure(m) if "error" in m else f"skipped: {m['skipped']}"[:60].replace("|", "/")
+            return [case, system, text, *["–"] * 10]
+        base, eager = rows.get((case, BASE), {}), rows.get((case, "eager"), {})
+        return [case, system, number(m, "step_ms"), ratio(m, base, "step_ms"), ratio(m, eager, "step_ms"),
+                number(m, "device_ms"), ratio(m, base, "device_ms"), number(m, "cold_s"), ratio(m, base, "cold_s"),
+                number(m, "peak_gb"), ratio(m, base, "peak_gb"), number(m, "distance"), verdict(m)]
+
+    systems = dict.fromkeys(system for _, system in rows)
+    said = "\n".join(f"- {system}: {zoo_summary_of(system, rows)}" for system in systems)
+    return markdown(head, (line(case, system, m) for (case, system), m in rows.items())) + f"\n\n{said}"
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro, "regret": regret,
-                                              "host": host, "residual": residual, "regions": regions}
+                                              "host": host, "residual": residual, "regions": regions, "zoo": zoo}
 TITLES = {
     "models": "Whole models (a step is loss and gradients in training, the output in inference)",
     "layers": "The same model with more layers",
@@ -208,6 +228,7 @@ TITLES = {
     "host": "Small graphs, host time a call",
     "residual": "Layers of tanh, matrix product and residual add, forward and backward; the k-th of `growing` adds k",
     "regions": "Fusible regions of models: speed beside Inductor's (above 1 is faster) by geometric mean, and those slower",
+    "zoo": "A zoo of architectures, few layers each, at their own widths and vocabularies",
     "regret": "Regret: device time of the plan that dynafuse chose over the best that was measured",
 }
 

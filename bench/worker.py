@@ -71,8 +71,8 @@ class Inside:
 class Process:
     """Answers in a child process with its own environment and empty caches."""
 
-    def __init__(self, system: systems.System, case: str | None = None) -> None:
-        self.system, self.case = system, case
+    def __init__(self, system: systems.System, case: str | None = None, catalog: str | None = None) -> None:
+        self.system, self.case, self.catalog = system, case, catalog
         self.caches = systems.fresh_cache_env()
         self.log = tempfile.NamedTemporaryFile(prefix="bench-worker-", suffix=".log")  # noqa: SIM115
         self._start()
@@ -88,7 +88,7 @@ class Process:
         )
         its.close()
         self.channel, self.pending, self.greeted = mine, b"", False
-        self._send({"do": "hello", "case": self.case})
+        self._send({"do": "hello", "case": self.case, "catalog": self.catalog})
 
     def again(self, timeout: float) -> None:
         """A new child process in the place of this one, which finds its caches."""

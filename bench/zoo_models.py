@@ -90,7 +90,7 @@ class Decode(nn.Module):
         return logits
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Decode:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for layer in self.cache.layers:
             layer.keys, layer.values = fn(layer.keys), fn(layer.values)
         return self
@@ -112,7 +112,8 @@ class Text:
     def model(self, how: Build) -> Any:
         """Return the model with its own initialization."""
         transformers = _package("transformers")
-        config = _attribute(transformers, self.config)(**{**self.full, **self.fixed, **(self.tiny if how.scale == "tiny" else {})})
+        sizes = {**self.full, **self.fixed, **(self.tiny if how.scale == "tiny" else {})}
+        config = _attribute(transformers, self.config)(**sizes)
         for name, value in config.to_dict().items():
             if "drop" in name and isinstance(value, float):
                 setattr(config, name, 0.0)
@@ -225,7 +226,8 @@ DECODERS: Mapping[str, Text] = {
                     {"vocab_size": 256, "hidden_size": 64, "n_head": 4}, batch=2, attention="eager"),
     "opt": causal("OPTConfig", {"hidden_size": 2048, "word_embed_proj_dim": 2048, "ffn_dim": 8192, "num_attention_heads": 32,
                                 "num_hidden_layers": 2},
-                  {"vocab_size": 256, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128, "num_attention_heads": 4}),
+                  {"vocab_size": 256, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128,
+                   "num_attention_heads": 4}),
     "phi3": causal("Phi3Config", widths(3072, 8192, 32, 32064), {**NARROW, "num_key_value_heads": 4, "pad_token_id": None}),
     "mistral": causal("MistralConfig", widths(4096, 14336, 32, 32000, num_key_value_heads=8, sliding_window=512)),
     "qwen2": causal("Qwen2Config", widths(1536, 8960, 12, 151936, num_key_value_heads=2)),
@@ -240,14 +242,16 @@ ENCODERS: Mapping[str, Text] = {
     "deberta_v2": masked("DebertaV2Config", widths(
         768, 3072, 12, 128100, relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True,
         pos_att_type=["p2c", "c2p"], position_biased_input=False), attention="eager"),
-    "modernbert": masked("ModernBertConfig", widths(768, 1152, 12, 50368), {**NARROW, "pad_token_id": 1, "local_attention": 16}),
+    "modernbert": masked("ModernBertConfig", widths(768, 1152, 12, 50368),
+                         {**NARROW, "pad_token_id": 1, "local_attention": 16}),
     "roberta": masked("RobertaConfig", widths(768, 3072, 12, 50265, max_position_embeddings=514)),
     "albert": masked("AlbertConfig", widths(768, 3072, 12, 30000)),
 }
 T5 = Text("T5Config", SEQ2SEQ,
           {"d_model": 768, "d_ff": 3072, "num_heads": 12, "num_layers": 2, "vocab_size": 32128,
            "decoder_start_token_id": 0, **NO_CACHE},
-          {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 256}, batch=8, tokens=512, attention="eager")
+          {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 256}, batch=8, tokens=512,
+          attention="eager")
 BART = Text("BartConfig", SEQ2SEQ,
             {"d_model": 768, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "encoder_attention_heads": 12,
              "decoder_attention_heads": 12, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 50265, **NO_CACHE},

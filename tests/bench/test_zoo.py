@@ -1,0 +1,143 @@
+"""The zoo in small, on a CPU: rows, verdicts, what is skipped, its table; with transformers where it is installed."""
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench import table, zoo, zoo_models
+from bench.models import Build, Skip, Workload
+from bench.zoo_models import Architecture, mixed, without_dropout
+from bench.zoo_summary import Rows, summary_of
+
+FAST = ("--scale", "tiny", "--device", "cpu", "--steps", "2", "--rounds", "1", "--warmup", "0", "--in-process")
+
+
+class Squares(nn.Module):
+    """A net that needs no package but torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.drop = nn.Linear(16, 16), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.drop(torch.tanh(self.inner(x))).square().mean()
+        return loss
+
+
+def make_squares(how: Build) -> Workload:
+    return Workload(Squares().to(how.dtype), (torch.randn(8, 16, dtype=how.dtype),))
+
+
+def make_missing(how: Build) -> Workload:
+    raise Skip("needs nothing that there is")
+
+
+@pytest.fixture
+def small_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (Architecture("squares", make_squares), Architecture("missing", make_missing, modes=("infer",)))
+    cases = {row.name: row for row in rows}
+    monkeypatch.setattr(zoo_models, "CASES", cases)
+    monkeypatch.setattr(zoo, "CASES", cases)
+
+
+def rows_of(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["suite"] for row in rows} == {"zoo"}
+    return {(row["case"], row["system"]): row["metrics"] for row in rows}
+
+
+@pytest.mark.usefixtures("small_zoo")
+def test_every_case_has_a_row_under_every_system(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert zoo.main([*FAST, "--systems", "eager,dynafuse", "--out", str(out)]) == 0
+    found = rows_of(out)
+    assert set(found) == {(case, system) for case in ("squares/train", "squares/infer", "missing/infer")
+                          for system in ("eager", "dynafuse")}
+    assert found["missing/infer", "eager"] == {"skipped": "needs nothing that there is"}
+    for system in ("eager", "dynafuse"):
+        row = found["squares/train", system]
+        assert row["right"] == 1 and 0 < row["distance"] <= 2 and row["step_ms"] > 0 and row["cold_s"] > 0
+        assert row["samples"] == 2
+    text = table.render([out])
+    assert "| squares/train | dynafuse | " in text and "| missing/infer | eager | skipped: needs nothing" in text
+    assert "- dynafuse: 2 of 2 right, 0 failed, 1 skipped" in text
+
+
+@pytest.mark.usefixtures("small_zoo")
+def test_a_system_that_fails_leaves_its_error(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    systems = "eager,eager@PYTHONHOME=/nowhere"
+    arguments = [*FAST[:-1], "--cases", "squares/tr*", "--systems", systems, "--limit", "60", "--out", str(out)]
+    assert zoo.main(arguments) == 1
+    errors = {system: row["error"] for (_, system), row in rows_of(out).items()}
+    assert errors["eager"] == "KeyError: 'squares'", "the child has the real zoo, and no such case"
+    assert "the process ended" in errors["eager@PYTHONHOME=/nowhere"]
+
+
+def test_no_case_begins_without_time(tmp_path: Path, small_zoo: None, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert zoo.main([*FAST, "--systems", "eager", "--seconds", "0", "--out", str(out)]) == 0
+    assert "3 cases were not measured" in capsys.readouterr().out
+
+
+def test_cases_are_chosen_by_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    assert zoo.main(["--cases", "llama*,bert/train", "--list"]) == 0
+    listed = capsys.readouterr().out.split()
+    assert sorted(listed) == ["bert/train", "llama/infer", "llama/train", "llama_decode/infer"]
+    with pytest.raises(SystemExit, match="no case is called nope"):
+        zoo.main(["--cases", "nope", "--list"])
+
+
+def test_the_zoo_is_broad_and_mixed() -> None:
+    kinds = [tuple(Architecture(f"{kind}{i}", make_squares) for i in range(count)) for kind, count in (("a", 2), ("b", 4))]
+    assert list(mixed(*kinds)) == ["a0", "b0", "b1", "a1", "b2", "b3"]
+    assert len(zoo_models.CASES) >= 26
+
+
+def test_what_drops_at_random_is_switched_off() -> None:
+    class Labels(nn.Module):
+        dropout_prob: float
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout_prob, self.eps = 0.1, 0.1
+
+    dropout, norm, labels = nn.Dropout(0.5), nn.BatchNorm1d(4), Labels()
+    without_dropout(nn.Sequential(dropout, norm, labels))
+    assert (dropout.p, norm.momentum, labels.dropout_prob, labels.eps) == (0.0, 0.1, 0.0, 0.1)
+
+
+@pytest.mark.parametrize(("metrics", "expected"), [
+    ({"step_ms": 1.0}, {}),
+    ({"right": True, "output_rmse": 0.03, "eager_output_rmse": 0.02}, {"right": 1, "distance": 1.5}),
+    ({"right": False, "output_rmse": 0.06, "eager_output_rmse": 0.02}, {"right": 0, "distance": 3.0}),
+    ({"right": True, "grad_rmse": 0.02, "eager_grad_rmse": 0.02, "grad_rmse_median": 0.3, "eager_grad_rmse_median": 0.1},
+     {"right": 0, "distance": 3.0}),
+    ({"right": False, "gradients_missing": ["weight"]}, {"right": 0}),
+])
+def test_the_verdict(metrics: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert zoo.judged(metrics) == pytest.approx(expected)
+
+
+def test_the_summary_compares_what_is_right_on_both() -> None:
+    rows: Rows = {("fast/train", "inductor"): {"step_ms": 2.0, "right": 1}, ("fast/train", "dynafuse"): {"step_ms": 1.0, "right": 1},
+            ("slow/train", "inductor"): {"step_ms": 1.0, "right": 1}, ("slow/train", "dynafuse"): {"step_ms": 2.0, "right": 1},
+            ("wrong/train", "inductor"): {"step_ms": 9.0, "right": 1}, ("wrong/train", "dynafuse"): {"step_ms": 1.0, "right": 0},
+            ("broken/train", "dynafuse"): {"error": "no"}}
+    found = summary_of("dynafuse", rows)
+    assert (found.cases, found.right, found.failed) == (3, 2, 1)
+    assert found.means == {"step_ms": pytest.approx(1.0)} and found.slowest[0] == (2.0, "slow/train")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+def test_a_real_model_agrees_with_eager(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert zoo.main([*FAST, "--cases", "bert/infer,llama_decode", "--systems", "eager,dynafuse", "--out", str(out)]) == 0
+    found = rows_of(out)
+    assert len(found) == 4 and all(row["right"] == 1 for row in found.values())
