@@ -142,6 +142,15 @@ TORCHVISION: Mapping[str, Callable[[Any], nn.Module]] = {
 
 
 # ------ diffusers
+def _diffusion(name: str) -> Any:
+    package = _module("diffusers")
+    # It loads its parts when they are asked for, and some want other versions of what is installed.
+    try:
+        return getattr(package, name)
+    except (AttributeError, ImportError, RuntimeError) as error:
+        raise Skip(f"diffusers {package.__version__} cannot give {name}: {error}") from None
+
+
 class Denoise(nn.Module):
     """A diffusion model's prediction of noise, or the mean square of what is left of it."""
 
@@ -158,7 +167,7 @@ def make_unet(how: Build) -> Workload:
     """Return Stable Diffusion's U-Net with one block a stage, conditioned on text."""
     tiny = how.scale == "tiny"
     channels, size, context = ((32, 64, 64, 64), 16, 32) if tiny else ((320, 640, 1280, 1280), 64, 768)
-    model = _module("diffusers").UNet2DConditionModel(
+    model = _diffusion("UNet2DConditionModel")(
         sample_size=size, block_out_channels=channels, layers_per_block=1, cross_attention_dim=context).to(how.dtype)
     batch = 2 if tiny else 4
     sample, noise = (torch.randn(batch, 4, size, size, dtype=how.dtype) for _ in range(2))
@@ -171,7 +180,7 @@ def make_dit(how: Build) -> Workload:
     """Return two layers of DiT-XL/2, conditioned on classes."""
     tiny = how.scale == "tiny"
     heads, width, size, batch = (4, 16, 8, 2) if tiny else (16, 72, 32, 16)
-    model = _module("diffusers").DiTTransformer2DModel(
+    model = _diffusion("DiTTransformer2DModel")(
         num_attention_heads=heads, attention_head_dim=width, in_channels=4, out_channels=4, num_layers=2, sample_size=size,
     ).to(how.dtype)
     sample, noise = (torch.randn(batch, 4, size, size, dtype=how.dtype) for _ in range(2))

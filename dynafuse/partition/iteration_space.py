@@ -35,10 +35,10 @@ Place = tuple[Axes | None, ...]
 class Read:
     """A unit that is read, where, and by which unit.
 
-    ``elements`` is a hint of how many of its elements are loaded, at most, by a reader that is computed at all of its points,
-    ``points``. Who reads a slice along whole axes of the slice
-    reads the same elements as others that do: then ``view`` is the slice, and ``view_dims`` are the axes along it. Units
-    that run along the same axes read the same elements where ``elements_at`` are the same, if not None.
+    ``elements`` is a hint of how many of its elements are loaded, at most, by a reader that is computed at all of its
+    ``points``. Who reads a slice along whole axes of the slice reads the same elements as others that do: then ``view`` is
+    the slice, and ``view_dims`` are the axes along it. Units that run along the same axes read the same elements where
+    ``elements_at`` are the same, if not None.
 
     Worked example: in ``x[:, 1:].amax(1)`` the maximum reads ``x`` at ``place`` ``(i, None)``, so that its ``dims`` are
     None, and the slice along ``(i, j)``.
@@ -316,8 +316,8 @@ class Spaces:
             points = self.point_count(node)
         else:
             points = self.tensor(node.all_input_nodes[0] if self._kind(node) is Kind.REDUCTION else node).hint
-        return [replace(read, elements_at=self._elements_at(node, argument), reader=node, points=points) for argument in tensor_arguments(node)
-                for read in self._operand(node, argument, self.dims[node], points)]
+        return [replace(read, elements_at=self._elements_at(node, argument), reader=node, points=points)
+                for argument in tensor_arguments(node) for read in self._operand(node, argument, self.dims[node], points)]
 
     def _elements_at(self, node: Node, argument: Node) -> Hashable:
         """What two units have in common that read the same elements of an operand if they run along the same axes."""

@@ -50,7 +50,8 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     points, rows = _points(spaces, asked), _rows(spaces, asked)
     evaluations = _evaluations(spaces, asked, points)
     moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points, rows)
-    largest = max((spaces.tensor(n) for n in (*asked.sources, *asked.outputs)), key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
+    tensors = (spaces.tensor(n) for n in (*asked.sources, *asked.outputs))
+    largest = max(tensors, key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
     width, length = largest.dtype.itemsize if largest else 2, max(points // rows, 1)
     if shape.kind == "pointwise":
         return Work(moved, flops, max(points // POINTWISE_POINTS, 1), "pointwise", 1, width, 0, count)
@@ -128,8 +129,8 @@ def _programs(kernel_class: str, rows: int, points: int) -> int:
 def _moved(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float]) -> int:
     """Bytes: each source once, but of one that is only picked from no more than is loaded; the outputs.
 
-    What is computed where it is read, and picked from, loads no more of its own sources: ``log_softmax(x)[label]`` an element
-    of ``x`` per row.
+    What is computed where it is read, and picked from, loads no more of its own sources: ``log_softmax(x)[label]`` an
+    element of ``x`` per row.
     """
     loaded = dict.fromkeys(asked.sources, 0)
     for read in asked.reads:
