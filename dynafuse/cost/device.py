@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -111,13 +111,11 @@ class Device:
     sources: Mapping[str, str] = field(default_factory=dict)
     kind: str = "shipped"
 
-    def __getattr__(self, name: str) -> float:
-        if name.startswith("_") or name == "constants":  # asked for while a copy is still empty
-            raise AttributeError(name)
-        try:
-            return self.constants[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    def __post_init__(self) -> None:
+        self.__dict__.update(self.constants)  # prices are made of them by the thousand
+
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> float: ...
 
     def overridden(self, costs: Mapping[str, float]) -> Device:
         """This device with some constants replaced."""

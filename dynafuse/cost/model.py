@@ -37,7 +37,7 @@ that run eager.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dynafuse.cost.device import EXECUTORS, LENGTHS, REFERENCE_WIDTH, Device
@@ -91,6 +91,17 @@ class Prediction:
         """What is left of a sum without one of its parts."""
         return Prediction(self.device_us - other.device_us, self.host_us - other.host_us,
                           self.compile_s - other.compile_s, self.captured_us - other.captured_us)
+
+
+def total(predictions: Iterable[Prediction]) -> Prediction:
+    """Return what several predictions cost together."""
+    device_us = host_us = compile_s = captured_us = 0.0
+    for prediction in predictions:
+        device_us += prediction.device_us
+        host_us += prediction.host_us
+        compile_s += prediction.compile_s
+        captured_us += prediction.captured_us
+    return Prediction(device_us, host_us, compile_s, captured_us)
 
 
 @dataclass(frozen=True)

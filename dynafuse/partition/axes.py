@@ -56,15 +56,15 @@ def fresh(shape: Sequence[Size]) -> AxisDims:
 
 def leaves(axes: Iterable[Axis]) -> list[Axis]:
     """The axes that a list of axes stands for now."""
-    found: list[Axis] = []
-    stack = list(axes)[::-1]
-    while stack:
-        axis = stack.pop()
-        if axis.parts is None:
-            found.append(axis)
-        else:
-            stack.extend(reversed(axis.parts))
-    return found
+    loops: list[Axis] = []
+    for axis in axes:
+        while (parts := axis.parts) is not None and len(parts) == 1:
+            (axis,) = parts
+        if parts is None:
+            loops.append(axis)
+        else:  # no deeper than an axis can be split
+            loops.extend(leaves(parts))
+    return loops
 
 
 class Unifier:

@@ -81,6 +81,7 @@ class _Growth:
         self.device = device
         self.max_ops = max_ops
         self.refusals: dict[Candidate, Refusal] = {}
+        self._refused: dict[Candidate, tuple[Group, Group]] = {}  # the groups that a refusal is of
         self.reads = {unit: spaces.reads(unit) for unit in spaces.dims}
         self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
         self.dependencies = Dependencies(spaces, self.group)
@@ -164,11 +165,14 @@ class _Growth:
         first, second = self.group[candidate.first], self.group[candidate.second]
         if first is second:
             return True
+        if self._refused.get(candidate) == (first, second) and self.refusals[candidate].kind is not RefusalKind.DOES_NOT_PAY:
+            return False  # all else is a matter of these two, and a path from one to the other stays
         mark = self.spaces.unifier.mark()
         merged = self._merged(candidate, first, second)
         if isinstance(merged, Refusal):
             self.spaces.unifier.undo(mark)
             self.refusals[candidate] = merged
+            self._refused[candidate] = (first, second)
             return False
         self.dependencies.merged(first, second, merged)
         self.pricing.replace(first.prediction + second.prediction, merged.prediction)
@@ -185,10 +189,10 @@ class _Growth:
         forced = {executor for n in (*first.nodes, *second.nodes) if (executor := self.spaces.facts[n].forced)}
         if len(forced) > 1:
             return Refusal(RefusalKind.FORCED_APART, a, b, ", ".join(sorted(forced)))
-        nodes = sorted(first.nodes + second.nodes, key=self.dependencies.position)
         inlined = self._aligned(candidate, first, second)
         if isinstance(inlined, Refusal):
             return inlined
+        nodes = sorted(first.nodes + second.nodes, key=self.dependencies.position)
         reads = first.reads + second.reads
         conflict = self._write_conflict(nodes, reads)
         if conflict:
@@ -284,6 +288,8 @@ class _Growth:
 
         Scatters that add one after the other to the same base are one kernel's: the order of sums does not matter.
         """
+        if not any(map(self.spaces.is_scatter, nodes)):
+            return None
         inside = set(nodes)
         for node in nodes:
             base = self.spaces.facts[node].scatters_into
@@ -315,14 +321,16 @@ class _Growth:
                 if source in fixed and not self._is_known(source, place, row):
                     return source
             sources = {source for source, _ in reads}
-            if self.spaces.is_reduction(node) or sources & fixed or written.intersection(map(memory, sources)):
+            if self.spaces.is_reduction(node) or sources & fixed or (written and written.intersection(map(memory, sources))):
                 fixed.add(node)
         return None
 
     def _reads_through(self, node: Node, inlined: frozenset[Node]) -> Iterable[tuple[Node, Place]]:
         """Return what a unit reads, and where, each once; of what is computed where it is read, also what that reads."""
-        found: dict[tuple[Node, Place], None] = {}
         stack = [(read.source, read.place) for read in self.reads[node]]
+        if not any(source in inlined for source, _ in stack):
+            return stack
+        found: dict[tuple[Node, Place], None] = {}
         while stack:
             source, there = stack.pop()
             if (source, there) in found:  # by another way, of which there may be exponentially many
@@ -363,7 +371,7 @@ class _Growth:
 
     def _outputs(self, nodes: Sequence[Node]) -> frozenset[Node]:
         inside = set(nodes)
-        return frozenset(n for n in nodes if not self.readers.get(n, set()) <= inside or n.target is COPIES_INTO
+        return frozenset(n for n in nodes if not inside.issuperset(self.readers.get(n, ())) or n.target is COPIES_INTO
                          or self.spaces.is_scatter(n))
 
     # ------------------------------------------------------------------ the result

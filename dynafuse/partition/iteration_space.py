@@ -53,7 +53,7 @@ class Read:
     reader: Node | None = None
     points: int = 0
 
-    @property
+    @cached_property
     def dims(self) -> AxisDims | None:
         """The axes along which it is read; None if a dimension is not read along whole axes (a slice, a gather)."""
         return whole(self.place)
@@ -63,6 +63,23 @@ class Read:
         if tensor is self.source:
             return self.dims
         return self.view_dims if tensor is self.view else None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a node reads of an operand for one element of its own.
+
+    ``reach`` is how many elements: several for a window, 0 if only sizes matter. ``share`` is how many have to be computed,
+    which is less than one where the operand is a part of the result. ``is_picked`` says that loaded indices tell which ones,
+    so that no other node is known to read the same.
+    """
+
+    reach: int = 1
+    share: float = 1.0
+    is_picked: bool = False
+
+
+ELEMENTWISE = Operand()
 
 
 def count(shape: tuple[Size, ...]) -> Size:
@@ -75,8 +92,7 @@ def count(shape: tuple[Size, ...]) -> Size:
 
 def whole(place: Place) -> AxisDims | None:
     """Return a place at which every dimension is read along whole axes; None for others."""
-    dims = tuple(axes for axes in place if axes is not None)
-    return dims if len(dims) == len(place) else None
+    return None if None in place else place  # type: ignore[return-value]
 
 
 def tensor_arguments(node: Node) -> tuple[Node, ...]:
@@ -85,7 +101,11 @@ def tensor_arguments(node: Node) -> tuple[Node, ...]:
 
 
 class Spaces:
-    """The axes of every unit of a graph."""
+    """The axes of every unit of a graph.
+
+    ``dims`` are those of each unit. ``operands`` are the nodes whose values a node needs, with what it reads of each for one
+    element of its own, and ``flops`` is the arithmetic of that element.
+    """
 
     copies_into = COPIES_INTO
 
@@ -97,7 +117,11 @@ class Spaces:
         self._recompute = recompute
         self.dims: dict[Node, AxisDims] = {}
         self._readings: dict[Node, Mapping[Node, Reading] | None] = {}
-        self._reductions: dict[Node, bool] = {}  # asked for again whenever a region is priced
+        self._scatters = frozenset(node for node, facts in self.facts.items() if facts.scatters_into is not None)
+        self._reductions = frozenset(node for node, facts in self.facts.items()
+                                     if facts.is_fused and self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node))
+        self.operands = {node: self._operands_of(node) for node in self.graph.nodes}
+        self.flops = {node: self._flops_of(node) for node in self.graph.nodes}
         for node in self.graph.nodes:
             if self.is_unit(node):
                 self.dims[node] = fresh(self.iterated_shape(node))
@@ -169,19 +193,23 @@ class Spaces:
         """How often a node is computed for a point of a kernel if it is computed again wherever it is read, at most."""
         found: dict[Node, int] = {}
         for node in reversed(list(self.graph.nodes)):
-            reads = {user: self._read_by(user, node, found) for user in node.users}
-            picked = sum(times for user, times in reads.items() if self.picks(user, node))
-            found[node] = max(picked, *reads.values(), 0) if reads else 1
+            most = picked = 0 if node.users else 1
+            for user in node.users:
+                operand = self.operands[user].get(node, ELEMENTWISE)  # a copy does not read what it overwrites
+                times = self._read_by(user, operand, found)
+                most = max(most, times)
+                picked += times if operand.is_picked else 0
+            found[node] = max(most, picked)
         return found
 
-    def _read_by(self, user: Node, node: Node, evaluations: Mapping[Node, int]) -> int:
-        """How often a reader needs an element of a node: often itself if it may be computed again, too."""
+    def _read_by(self, user: Node, operand: Operand, evaluations: Mapping[Node, int]) -> int:
+        """How often a reader needs an element of an operand: often itself if it may be computed again, too."""
         facts = self.facts[user]
         if facts.role not in (Role.VIEW, Role.FUSED) or facts.row is None:
             return 1
         again = facts.role is Role.VIEW or (facts.row.kind is Kind.POINTWISE and user not in self.needed and (
             facts.row.flops * evaluations[user] <= CHEAP_FLOPS))
-        return self.reach(user, node) * (evaluations[user] if again else 1)
+        return operand.reach * (evaluations[user] if again else 1)
 
     def _follows_readers(self, node: Node, forced: str | None) -> bool:
         """Whether readers may compute a node again for themselves: a forced one only where they are forced alike."""
@@ -233,13 +261,11 @@ class Spaces:
 
     def is_reduction(self, node: Node) -> bool:
         """Whether ``node`` is a reduction that its kernel must loop or combine for."""
-        if node not in self._reductions:
-            self._reductions[node] = self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node)
-        return self._reductions[node]
+        return node in self._reductions
 
     def is_scatter(self, node: Node) -> bool:
         """Whether ``node`` writes at computed places, so that nothing of it is known before its kernel has ended."""
-        return self.facts[node].scatters_into is not None
+        return node in self._scatters
 
     def adds(self, node: Node) -> bool:
         """Whether ``node`` is a scatter that combines values with what its base holds, in any order."""
@@ -316,34 +342,50 @@ class Spaces:
             points = self.point_count(node)
         else:
             points = self.tensor(node.all_input_nodes[0] if self._kind(node) is Kind.REDUCTION else node).hint
-        return [replace(read, elements_at=self._elements_at(node, argument), reader=node, points=points)
-                for argument in tensor_arguments(node) for read in self._operand(node, argument, self.dims[node], points)]
+        reads: list[Read] = []
+        for argument in tensor_arguments(node):
+            same = self._elements_at(node, argument)
+            reads += (replace(read, elements_at=same, reader=node, points=points)
+                      for read in self._operand(node, argument, self.dims[node], points))
+        return reads
 
     def _elements_at(self, node: Node, argument: Node) -> Hashable:
         """What two units have in common that read the same elements of an operand if they run along the same axes."""
         reading = (self._moves(node) or {}).get(argument)
         return (argument, reading.indices) if reading is not None and reading.told else None
 
-    def _operands(self, node: Node, place: Place, elements: int) -> Iterator[Read]:
+    def _reads_of(self, node: Node, place: Place, elements: int) -> Iterator[Read]:
         for argument in tensor_arguments(node):
             yield from self._operand(node, argument, place, elements)
 
     def _operand(self, node: Node, argument: Node, place: Place, elements: int) -> Iterator[Read]:
         if self.facts[argument].tensor is not None:
-            elements = elements * self.reach(node, argument)
+            elements = elements * self.operands[node][argument].reach
             yield from self._resolve(argument, self._operand_place(node, argument, place), elements)
 
-    def reach(self, node: Node, argument: Node) -> int:
-        """How many elements of an operand a node reads for one of its own: several for a window, 0 if only sizes matter."""
-        moved = self._moves(node)
-        if moved is None:
-            return 1
-        return len(moved[argument].indices) if argument in moved else 0
+    def _operands_of(self, node: Node) -> Mapping[Node, Operand]:
+        """Return the nodes whose values a node needs, with what it reads of each for one element of its own."""
+        row, arguments = self.facts[node].row, tensor_arguments(node)
+        if row is None or row.kind not in (Kind.INDEX, Kind.GATHER):
+            return dict.fromkeys(arguments, ELEMENTWISE)
+        return {argument: self._moved(node, argument) for argument in arguments}
 
-    def picks(self, node: Node, argument: Node) -> bool:
-        """Whether loaded indices say which elements of an operand a node reads: no other is known to read the same."""
-        reading = (self._moves(node) or {}).get(argument)
-        return reading is not None and not reading.told
+    def _moved(self, node: Node, argument: Node) -> Operand:
+        """Return what a node that moves data reads of an operand for one element of its own."""
+        moved, reading = self._moves(node), None
+        if moved is not None:
+            reading = moved.get(argument)
+            if reading is None:
+                return Operand(0, 0.0)
+        reach, share, tensor = 1 if reading is None else len(reading.indices), 1.0, self.facts[argument].tensor
+        if reach == 1 and tensor is not None and self._kind(node) is Kind.INDEX:
+            share = min(1.0, tensor.hint / max(self.tensor(node).hint, 1))
+        return Operand(reach, reach * share, reading is not None and not reading.told)
+
+    def _flops_of(self, node: Node) -> float:
+        """Return the arithmetic of one element of a node, once for each that it takes from its widest operand."""
+        row = self.facts[node].row
+        return max((operand.reach for operand in self.operands[node].values()), default=1) * (row.flops if row else 1.0)
 
     def _moves(self, node: Node) -> Mapping[Node, Reading] | None:
         """Where a fused node that moves data reads its operands; None for any other node."""
@@ -401,7 +443,7 @@ class Spaces:
             else:
                 yield from (replace(read, view=node, view_dims=dims) for read in self._resolve(base, base_place, elements))
         elif role is Role.FUSED and node in self.cheap:
-            yield from self._operands(node, place, elements)
+            yield from self._reads_of(node, place, elements)
         else:
             yield Read(node, place, elements)
 

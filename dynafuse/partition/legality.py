@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from torch.fx import Node
 
@@ -67,7 +68,7 @@ def members(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], out
     found = []
     for node in nodes:
         if node not in inlined:
-            axes = tuple(leaves(axis for dim in spaces.dims[node] for axis in dim))
+            axes = tuple(leaves(chain.from_iterable(spaces.dims[node])))
             reduced: Iterable[Axis] = ()
             if spaces.is_reduction(node):
                 reduced = leaves(axis for dim in spaces.reduced_axes(node) for axis in dim)

@@ -76,6 +76,8 @@ class Dependencies:
         self._group = group
         self._place = {node: i for i, node in enumerate(spaces.graph.nodes)}
         self._after = self._solid_successors()
+        self._looked_through = {node: [argument for argument in node.all_input_nodes if self._transparent(argument)]
+                                for node in spaces.graph.nodes}
         self._order: list[Unit | None] = [self._unit(n) for n in spaces.graph.nodes if not self._transparent(n)]
         self._rank: dict[Unit, int] = {unit: i for i, unit in enumerate(self._order) if unit is not None}
 
@@ -116,7 +118,8 @@ class Dependencies:
 
     def _successors(self, unit: Unit) -> set[Unit]:
         nodes = [unit] if isinstance(unit, Node) else unit.nodes
-        return {self._unit(s) for n in nodes for s in self._after[n]} - {unit}
+        unit_of = self._group.get
+        return {unit_of(later, later) for node in nodes for later in self._after[node]} - {unit}
 
     def _unit(self, node: Node) -> Unit:
         return self._group.get(node, node)
@@ -137,14 +140,14 @@ class Dependencies:
 
     def closure(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
         """``nodes`` with the views and cheap nodes between them and what they read, in graph order."""
-        found = set(nodes)
+        computed = set(nodes)
         stack = list(nodes)
         while stack:
-            for argument in stack.pop().all_input_nodes:
-                if self._transparent(argument) and argument not in found:
-                    found.add(argument)
+            for argument in self._looked_through[stack.pop()]:
+                if argument not in computed:
+                    computed.add(argument)
                     stack.append(argument)
-        return tuple(sorted(found, key=self.position))
+        return tuple(sorted(computed, key=self._place.__getitem__))
 
 
 def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, ...]:
@@ -154,7 +157,7 @@ def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, 
         unit.update((node, region) for node in region.nodes if spaces.is_unit(node))
     alive = [n for n in spaces.graph.nodes if n not in unit and _is_step(spaces, n)]
     unit.update((node, node) for node in alive)
-    needs = {id(step): _needs(spaces, step, unit) for step in unit.values()}
+    needs = {id(step): _needs(spaces, step, unit) for step in (*regions, *alive)}
     _add_extra(spaces, unit, needs)
     return _topological(unit, needs, {n: i for i, n in enumerate(spaces.graph.nodes)})
 

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import call_prediction, calls_prediction, torch_prediction
-from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict
+from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict, total
 from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind, Role
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition.executors import Executors
@@ -76,6 +76,8 @@ class Pricing:
         self.outputs = outputs
         self.total = calls_prediction(spaces.facts, device)
         self._calls: dict[Node, Prediction] = {}
+        self._predictions: dict[tuple[str, Work], Prediction] = {}  # of layers that repeat themselves: equal work
+        self._torchs: dict[Work, Prediction] = {}
 
     def replace(self, before: Prediction, after: Prediction) -> None:
         """Price from now on beside ``after`` instead of ``before``."""
@@ -109,7 +111,7 @@ class Pricing:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
         work = work_of(self.spaces, Asked(shape, found, reads, sources, outputs, closure))
-        predictions = {name: predict(work, self.device, name) for name in names}
+        predictions = {name: self._predict(name, work) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)
         fused, eager = predictions[choice.executor], self._eager(closure)
@@ -117,17 +119,25 @@ class Pricing:
         is_eager = self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < us and self._may_be_eager(closure)
         return Priced(shape, work, predictions, choice, us, eager, is_eager)
 
+    def _predict(self, name: str, work: Work) -> Prediction:
+        if (name, work) not in self._predictions:
+            self._predictions[name, work] = predict(work, self.device, name)
+        return self._predictions[name, work]
+
     # ------------------------------------------------------------------ the ops one by one
 
     def _eager(self, closure: Iterable[Node]) -> Prediction:
         """What nodes cost as calls of torch's; views cost nothing."""
-        return sum((self._call(node) for node in closure if self.spaces.facts[node].role is Role.FUSED), NOTHING)
+        return total(self._call(node) for node in closure if self.spaces.facts[node].role is Role.FUSED)
 
     def _call(self, node: Node) -> Prediction:
         if node not in self._calls:
-            facts, work = self.spaces.facts, torch_work(self.spaces, node)
-            self._calls[node] = (call_prediction(node, work.bytes, self.device) if facts[node].scatters_into is not None
-                                 else torch_prediction(work, self.device))
+            work = torch_work(self.spaces, node)
+            if self.spaces.is_scatter(node):
+                self._calls[node] = call_prediction(node, work.bytes, self.device)
+            else:
+                self._calls[node] = self._torchs.get(work) or torch_prediction(work, self.device)
+                self._torchs[work] = self._calls[node]
         return self._calls[node]
 
     def _is_less(self, eager: Prediction, fused: Prediction, error: float) -> bool:

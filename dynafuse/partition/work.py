@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from dynafuse.cost.model import Work
-from dynafuse.ops import Kind
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
-from dynafuse.partition.iteration_space import Read, Spaces, tensor_arguments
+from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.kernel_class import reduction_class
 from dynafuse.partition.legality import Member, Shape, product
 
@@ -42,12 +41,14 @@ class Asked:
 def work_of(spaces: Spaces, asked: Asked) -> Work:
     """The work of one kernel."""
     atomics = sum(spaces.point_count(member.node) for member in asked.members if spaces.adds(member.node))
-    return replace(_without_atomics(spaces, asked), atomics=atomics)
+    work = _without_atomics(spaces, asked)
+    return replace(work, atomics=atomics) if atomics else work
 
 
 def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     shape, count = asked.shape, len(asked.outputs)
-    points, rows = _points(spaces, asked), _rows(spaces, asked)
+    points = _points(spaces, asked)
+    rows = _rows(spaces, asked, points)
     evaluations = _evaluations(spaces, asked, points)
     moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points, rows)
     tensors = (spaces.tensor(n) for n in (*asked.sources, *asked.outputs))
@@ -101,13 +102,13 @@ def _points(spaces: Spaces, asked: Asked) -> int:
     return max((spaces.tensor(operand).hint for operand in operands), default=1)
 
 
-def _rows(spaces: Spaces, asked: Asked) -> int:
+def _rows(spaces: Spaces, asked: Asked, points: int) -> int:
     """Rows that are reduced, each by itself; as many as points where nothing is."""
     reduced = asked.shape.reduced
     if _is_static(asked.shape.axes):
-        return max(asked.shape.rows, 1)
+        return max(asked.shape.rows if reduced else points, 1)
     rows = (spaces.tensor(m.node).hint for m in asked.members if reduced and m.reduced == reduced)
-    return max(1, next(rows, _points(spaces, asked)))
+    return max(1, next(rows, points))
 
 
 def _leaves(dims: AxisDims) -> list[Axis]:
@@ -159,51 +160,33 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], poin
     loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
     for node, count in evaluations.items():
         times = rows if node in per_row else count
-        computed += _computed(spaces, node, times)
-        for argument in tensor_arguments(node):
+        computed += spaces.flops[node] * times
+        for argument, operand in spaces.operands[node].items():
             if argument not in evaluations:
-                reader = None if spaces.picks(node, argument) else node
-                loads[reader, argument] = loads.get((reader, argument), 0.0) + times * spaces.reach(node, argument)
+                reader = None if operand.is_picked else node
+                loads[reader, argument] = loads.get((reader, argument), 0.0) + times * operand.reach
     return computed + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads.values())
 
 
 def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
     """Arithmetic of a node that is computed so many times; elements that it loads more often than there are points count."""
-    loads = (times * spaces.reach(node, argument) for argument in tensor_arguments(node))
-    return _computed(spaces, node, times) + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
-
-
-def _computed(spaces: Spaces, node: Node, times: float) -> float:
-    """Arithmetic of a node that is computed so many times, without its loads."""
-    row = spaces.facts[node].row
-    return _times_reach(spaces, node) * (row.flops if row else 1.0) * times
-
-
-def _times_reach(spaces: Spaces, node: Node) -> int:
-    """How many elements a node takes in for one of its own, from the operand of which it takes the most."""
-    return max((spaces.reach(node, argument) for argument in tensor_arguments(node)), default=1)
+    loads = (times * operand.reach for operand in spaces.operands[node].values())
+    return spaces.flops[node] * times + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
 
 
 def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, float]:
     """How often each node is computed: what runs along the axes at all points, any other node wherever it is read."""
     evaluations = dict.fromkeys(asked.closure, 0.0) | {member.node: float(points) for member in asked.members}
-    picked = dict.fromkeys(asked.closure, 0.0)
+    picked: dict[Node, float] = {}
     for node in reversed(asked.closure):
-        for argument in tensor_arguments(node):
+        times = evaluations[node]
+        for argument, operand in spaces.operands[node].items():
             if argument in evaluations:
-                reads = _reads(spaces, node, argument, evaluations[node])
-                if spaces.picks(node, argument):  # elsewhere than any other reader
-                    reads = picked[argument] = picked[argument] + reads
+                reads = times * operand.share
+                if operand.is_picked:  # elsewhere than any other reader
+                    reads = picked[argument] = picked.get(argument, 0.0) + reads
                 evaluations[argument] = max(evaluations[argument], reads)
     return evaluations
-
-
-def _reads(spaces: Spaces, reader: Node, argument: Node, times: float) -> float:
-    """How often an operand is read by a node that is computed so many times; one that is a part of it, in its share."""
-    row, reach = spaces.facts[reader].row, spaces.reach(reader, argument)
-    if row is None or row.kind is not Kind.INDEX or reach != 1:
-        return times * reach
-    return times * min(1.0, spaces.tensor(argument).hint / max(spaces.tensor(reader).hint, 1))
 
 
 # How rows are reduced -------------------------------------------------------------------------------------------------

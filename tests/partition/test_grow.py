@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 import time
 from dataclasses import replace
@@ -331,3 +332,30 @@ def test_planning_takes_no_longer_where_a_value_is_read_by_many_ways() -> None:
     start = time.perf_counter()
     plan_of(write, X)
     assert time.perf_counter() - start < 10
+
+
+def layers(count: int) -> Any:
+    """Norms, products, slices and sums on a residual stream, and a gradient that reads all of it."""
+    def write(g: graphs.Builder, x: Node, w: Node) -> Node:
+        start = x
+        for _ in range(count):
+            scale = g.op("aten.rsqrt.default", g.op("aten.mean.dim", g.op("aten.mul.Tensor", x, x), [1], True))
+            y = g.op("aten.mm.default", g.op("aten.mul.Tensor", x, scale), w)
+            halves = [g.op("aten.slice.Tensor", y, 1, at, at + 256) for at in (0, 256)]
+            y = g.op("aten.cat.default", [g.op("aten.neg.default", halves[1]), halves[0]], 1)
+            x = g.op("aten.add.Tensor", x, g.op("aten.add.Tensor", g.op("aten.relu.default", y), start))
+        return x
+
+    return write
+
+
+def test_planning_takes_time_in_proportion_to_the_layers() -> None:
+    """Counted in calls of Python functions, which are the same on every machine."""
+    def calls(count: int) -> int:
+        annotated = graphs.annotated(graphs.built(layers(count), X, SQUARE))
+        profile = cProfile.Profile()
+        profile.runcall(partition, annotated, H200)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    calls(4)  # what is computed once in a process
+    assert calls(64) < 2.2 * calls(32)
