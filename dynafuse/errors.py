@@ -36,7 +36,9 @@ class OptionError(DynafuseError):
 
     @classmethod
     def unknown(cls, what: str, name: object, valid: Iterable[str]) -> OptionError:
-        """`what` says which namespace was searched ("option", "mode", ...); `valid` are all names in it."""
+        """Make the error of a name that does not exist.
+
+        `what` says which namespace was searched ("option", "mode", ...); `valid` are all names in it."""
         names = sorted(valid)
         close = difflib.get_close_matches(str(name), names, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -44,7 +46,9 @@ class OptionError(DynafuseError):
 
     @classmethod
     def ill_typed(cls, where: str, value: object, expected: str) -> OptionError:
-        """`where` names the setting as the user wrote it; `expected` says which values are valid."""
+        """Make the error of a value of a wrong type.
+
+        `where` names the setting as the user wrote it; `expected` says which values are valid."""
         return cls(f"{where} is {value!r} ({type(value).__name__}): expected {expected}")
 
 
@@ -157,7 +161,7 @@ class ForceError(DynafuseError):
 
 
 def told(error: BaseException) -> str:
-    """An error's class and its words: the first line, and the last ones where there are more, as of a compiler's."""
+    """Return an error's class and its words: the first line, and the last ones where there are more, as of a compiler's."""
     lines = [line.strip()[:_COLUMNS_SHOWN] for line in str(error).splitlines() if line.strip()]
     head = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     rest = lines[1:]
@@ -170,6 +174,6 @@ def _count(ops: Sequence[object]) -> str:
 
 
 def _shorten(ops: Sequence[str]) -> str:
-    """The first ops of a long region; the repro file has them all."""
+    """Return the first ops of a long region; the repro file has them all."""
     rest = len(ops) - _OPS_SHOWN
     return ", ".join(ops[:_OPS_SHOWN]) + (f", … {rest} more" if rest > 0 else "")

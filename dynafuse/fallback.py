@@ -68,7 +68,7 @@ MISTAKES = (OptionError, ForceError, ExecutorError, DynafuseWarning)
 
 
 def attempted(run: Callable[[], T], instead: Callable[[Exception], U]) -> T | U:
-    """What ``run`` returns, or what ``instead`` makes of its failure: for what may fail, strict or not."""
+    """Return what ``run`` returns, or what ``instead`` makes of its failure: for what may fail, strict or not."""
     try:
         return run()
     except Exception as error:  # whatever it is: a damaged entry, a candidate's compiler, an assertion of others' code
@@ -76,12 +76,12 @@ def attempted(run: Callable[[], T], instead: Callable[[Exception], U]) -> T | U:
 
 
 def answered(ask: Callable[[], T]) -> T | None:
-    """What is answered to a question that only informs a decision; None, an unknown, where that fails."""
+    """Return what is answered to a question that only informs a decision; None, an unknown, where that fails."""
     return attempted(ask, lambda error: log.debug("not known: %s: %s", type(error).__name__, error, exc_info=error))
 
 
 def nothing(error: Exception) -> Sequence[str]:
-    """No more to tell about a failure."""
+    """Tell no more about a failure."""
     return ()
 
 
@@ -97,7 +97,7 @@ class Guard:
     more: Callable[[Exception], Sequence[str]] = nothing
 
     def stage(self, name: str, run: Callable[[], T], instead: Callable[[], T]) -> T:
-        """What ``run`` returns; where it fails, a warning and what ``instead`` returns. ``name`` is one of STAGES."""
+        """Return what ``run`` returns; where it fails, a warning and what ``instead`` returns. ``name`` is one of STAGES."""
         try:
             return run()
         except MISTAKES:

@@ -62,18 +62,18 @@ class force_backend:
 
     def __call__(self, target: T) -> T:
         """Decorate ``target``."""
-        found: Any = target
-        if isinstance(found, torch.nn.Module):
-            _force_instance(getattr(found, "_orig_mod", found), self._mark)
-        elif inspect.isclass(found) and issubclass(found, torch.nn.Module):
-            found.forward = _wrapped(found.forward, self._mark(_name(found)))
-        elif isinstance(found, (staticmethod, classmethod)):
-            found = type(found)(_wrapped(found.__func__, self._mark()))
-        elif inspect.isclass(found) or not callable(found) or _runs_later(found):
-            raise OptionError.ill_typed("what force_backend decorates", found, _DECORATES)
+        forced: Any = target
+        if isinstance(forced, torch.nn.Module):
+            _force_instance(getattr(forced, "_orig_mod", forced), self._mark)
+        elif inspect.isclass(forced) and issubclass(forced, torch.nn.Module):
+            forced.forward = _wrapped(forced.forward, self._mark(_name(forced)))
+        elif isinstance(forced, (staticmethod, classmethod)):
+            forced = type(forced)(_wrapped(forced.__func__, self._mark()))
+        elif inspect.isclass(forced) or not callable(forced) or _runs_later(forced):
+            raise OptionError.ill_typed("what force_backend decorates", forced, _DECORATES)
         else:
-            found = _wrapped(found, self._mark())
-        return found  # type: ignore[no-any-return]
+            forced = _wrapped(forced, self._mark())
+        return forced  # type: ignore[no-any-return]
 
     def __enter__(self) -> force_backend:
         entered = _marked(self._mark())
@@ -90,7 +90,7 @@ _DECORATES = "an nn.Module class or instance, a function or a method (no corouti
 
 @contextlib.contextmanager
 def _marked(mark: Mark) -> Iterator[None]:
-    """Dynamo follows a generator into ``annotate``, but not an ``annotate`` that is entered by hand."""
+    """Mark the ops inside: Dynamo follows a generator into ``annotate``, but not an ``annotate`` that is entered by hand."""
     with annotate(mark):
         yield
 
@@ -105,7 +105,7 @@ def _wrapped(function: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
 
 
 def _runs_later(function: Any) -> bool:
-    """Whether calling it runs none of its ops yet."""
+    """Return whether calling it runs none of its ops yet."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     return any(kind(function) for kind in kinds)
 

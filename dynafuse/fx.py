@@ -37,7 +37,7 @@ PARTS = re.compile(r"\[['\"](.*?)['\"]\]|\[(\d+)\]|\.([^.\[]+)|^([^.\[]+)")
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """A call's arguments by schema name, defaults filled in."""
+    """Return a call's arguments by schema name, defaults filled in."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     defaults = _defaults(target)
@@ -47,7 +47,7 @@ def arguments(node: Node) -> dict[str, Any]:
 
 @cache
 def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
-    """An overload's parameters with their defaults; None where there is none."""
+    """Return an overload's parameters with their defaults; None where there is none."""
     return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
 
 
@@ -55,12 +55,12 @@ def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether an op returns a view, by its schema."""
+    """Return whether an op returns a view, by its schema."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def shares_memory(node: Node) -> bool:
-    """Whether a call returns a view of its first operand, or a piece of what may be views."""
+    """Return whether a call returns a view of its first operand, or a piece of what may be views."""
     return is_view(node) or node.target is operator.getitem
 
 
@@ -80,13 +80,13 @@ def looked_at(node: Node, looks_through: Callable[[Node], bool]) -> Node:
 
 
 def makes_memory(node: Node) -> bool:
-    """Whether an op returns memory of its own, by its schema."""
+    """Return whether an op returns memory of its own, by its schema."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and not target.is_view and not target._schema.is_mutable
 
 
 def owns_base(node: Node) -> bool:
-    """Whether nothing but a scatter reads its base, so that it may write into that (as ``passes/scatters.py`` has noted)."""
+    """Return whether a scatter may write into its base, as nothing else reads that (``passes/scatters.py`` has noted it)."""
     return bool(node.meta.get(OWNS_BASE))
 
 
@@ -94,7 +94,7 @@ def owns_base(node: Node) -> bool:
 
 
 def size_of(size: int | torch.SymInt) -> Size:
-    """A size as an int or a sympy expression; an expression that tracing guarded to be 1, as where it broadcasts, is 1."""
+    """Return a size as an int or a sympy expression; 1 for an expression that tracing guarded to be 1, as to broadcast."""
     if isinstance(size, int):
         return size
     expr = size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr
@@ -104,7 +104,7 @@ def size_of(size: int | torch.SymInt) -> Size:
 
 
 def hint(size: int | torch.SymInt) -> int:
-    """The value of a size in the example inputs, for costs."""
+    """Return the value of a size in the example inputs, for costs."""
     if isinstance(size, int):
         return size
     if size.node._hint is not None:
@@ -157,18 +157,18 @@ class Line:
 
 
 def user_line(node: Node) -> str:
-    """The last line of the user's code on a node's stack trace, as ``model.py:12, in f: y = x.sort()``; else its module."""
+    """Return the user's last line on a node's stack trace, as ``model.py:12, in f: y = x.sort()``; else its module."""
     return _told(node, _line_of(node.meta.get("stack_trace") or ""))
 
 
 def user_place(node: Node) -> str:
-    """The place of :func:`user_line`, as ``model.py:12``; else the node's module."""
+    """Return the place of :func:`user_line`, as ``model.py:12``; else the node's module."""
     line = _line_of(node.meta.get("stack_trace") or "")
     return _told(node, line and line.place)
 
 
 def _told(node: Node, line: Line | str | None) -> str:
-    """A line of a node's, or its module where there is none; with a word of it if the node is of the backward."""
+    """Return a line of a node's, or its module where there is none; with a word of it if the node is of the backward."""
     backward = "backward of " if node.meta.get("partitioner_tag") == "is_backward" else ""
     if line:
         return f"{backward}{line}"
@@ -178,7 +178,7 @@ def _told(node: Node, line: Line | str | None) -> str:
 
 @cache
 def _line_of(trace: str) -> Line | None:
-    """The last line of the user's code on a stack trace; equal layers share theirs."""
+    """Return the last line of the user's code on a stack trace; equal layers share theirs."""
     frames = re.findall(r'File "(.*?)", line (\d+), in (.*?)\n\s*(.*)', trace)
     own = [frame for frame in frames if not frame[0].startswith(PACKAGES)] or frames
     if not own:
@@ -188,13 +188,13 @@ def _line_of(trace: str) -> Line | None:
 
 
 def module_stack(node: Node) -> Mapping[str, Any]:
-    """The modules that a node was called in, or that the op was whose backward it belongs to."""
-    found: Mapping[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return found
+    """Return the modules that a node was called in, or that the op was whose backward it belongs to."""
+    modules: Mapping[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return modules
 
 
 def module_path(source: str) -> list[str]:
-    """``L['self'].layers[0].mlp`` as ``self layers 0 mlp``: first the variable's name, then the path."""
+    """Return ``L['self'].layers[0].mlp`` as ``self layers 0 mlp``: first the variable's name, then the path."""
     text = OWN_STEPS.sub("", source.split("@")[0])
-    found = ["".join(groups) for groups in PARTS.findall(text)]
-    return [part for part in (found[1:] if found[0] in ("L", "G") else found) if part != "_modules"]
+    parts = ["".join(groups) for groups in PARTS.findall(text)]
+    return [part for part in (parts[1:] if parts[0] in ("L", "G") else parts) if part != "_modules"]

@@ -72,46 +72,46 @@ class CanonicalRegion:
 
     @property
     def family(self) -> Member | None:
-        """The region as a member of the fold family whose kernel it runs on; None if it runs on its own kernel."""
+        """Return the region as a member of the fold family whose kernel it runs on; None if it runs on its own kernel."""
         return self.member if executor(self.region.executor).takes_arguments else None
 
     @property
     def name(self) -> str:
-        """Its name in its plan."""
+        """Return its name in its plan."""
         return self.region.name
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
+        """Return the device of its tensors."""
         device: torch.device = self.region.outputs[0].meta["val"].device
         return device
 
     @property
     def hints(self) -> dict[str, int]:
-        """The spec's symbols with their values in the example inputs; made-up ones where only data tell."""
+        """Return the spec's symbols with their values in the example inputs; made-up ones where only data tell."""
         environment = self._environment
         return {name: _hint(expr, environment) for name, expr in zip(self.spec.symbols, self.symbols, strict=True)}
 
     @property
     def has_unknown_sizes(self) -> bool:
-        """Whether hints are made up, which need not fit one another."""
+        """Return whether hints are made up, which need not fit one another."""
         environment = self._environment
         return any(_example(expr, environment) is None for expr in self.symbols)
 
     @property
     def _environment(self) -> Any:
-        """What knows the symbols of its graph, if any does."""
+        """Return what knows the symbols of its graph, if any does."""
         nodes = dict.fromkeys((*self.inputs, *(n for node in self.region.nodes for n in (node, *node.all_input_nodes))))
         return next((e for node in nodes for e in _environments(node.meta.get("val"))), None)
 
     @property
     def arguments(self) -> tuple[Node, ...]:
-        """What the inputs of its kernel are, in order."""
+        """Return what the inputs of its kernel are, in order."""
         return self.inputs if self.family is None else tuple(self.inputs[i] for i in self.family.inputs)
 
     @property
     def count(self) -> int | None:
-        """How many terms the kernel's fold has here, if the kernel asks."""
+        """Return how many terms the kernel's fold has here, if the kernel asks."""
         return None if self.family is None else self.family.terms
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class CanonicalRegion:
 
 
 def _hint(expr: Any, environment: Any) -> int:
-    """The value of a size in the example inputs, or one that it may have."""
+    """Return the value of a size in the example inputs, or one that it may have."""
     known = _example(expr, environment)
     if known is None:
         return UNKNOWN_SIZE if environment is None else _possible(environment.bound_sympy(expr))
@@ -128,7 +128,7 @@ def _hint(expr: Any, environment: Any) -> int:
 
 
 def _example(expr: Any, environment: Any) -> int | None:
-    """The value of a size in the example inputs, as the environment of the graph's symbols knows it."""
+    """Return the value of a size in the example inputs, as the environment of the graph's symbols knows it."""
     if environment is None:
         return None
     size = environment.create_symintnode(environment.replace(expr), hint=None)
@@ -137,7 +137,7 @@ def _example(expr: Any, environment: Any) -> int | None:
 
 
 def _possible(values: Any) -> int:
-    """A value in a range, which may have no ends."""
+    """Return a value in a range, which may have no ends."""
     return int(min(max(UNKNOWN_SIZE, values.lower), values.upper))
 
 
@@ -157,17 +157,17 @@ class CanonicalPlan:
 
     @property
     def regions(self) -> tuple[CanonicalRegion, ...]:
-        """The steps that are regions."""
+        """Return the steps that are regions."""
         return tuple(step for step in self.steps if isinstance(step, CanonicalRegion))
 
     @property
     def by_name(self) -> dict[str, CanonicalRegion]:
-        """The regions by their names in the plan."""
+        """Return the regions by their names in the plan."""
         return {region.name: region for region in self.regions}
 
     @property
     def plan(self) -> Plan:
-        """The plan as the planner made it, with what has been decided since."""
+        """Return the plan as the planner made it, with what has been decided since."""
         steps = tuple(step.region if isinstance(step, CanonicalRegion) else step for step in self.steps)
         return Plan(self.annotated, steps, self.refusals, self.unplaced)
 
@@ -182,7 +182,7 @@ class CanonicalPlan:
 
 @cache
 def versions() -> tuple[str, ...]:
-    """Versions that change what a kernel's source or binary is."""
+    """Return the versions that change what a kernel's source or binary is."""
     import dynafuse
 
     return dynafuse.__version__, torch.__version__, version("triton")
@@ -190,7 +190,7 @@ def versions() -> tuple[str, ...]:
 
 def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str,
               classes: bool = False) -> CanonicalRegion:
-    """The spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter).
+    """Return the spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter).
 
     With ``classes`` a kernel of Triton is one for a class of sizes, where the region has one.
     """
@@ -198,17 +198,17 @@ def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, An
 
 
 def rekeyed(bound: CanonicalRegion, region: Region, target: str) -> CanonicalRegion:
-    """The same spec for ``region``, which differs in its executor and what is said of it, on another target."""
+    """Return the same spec for ``region``, which differs in its executor and what is said of it, on another target."""
     code = _code(bound.spec, region.executor, bound.classes, bound.member)
     return replace(bound, region=region, code=code.spec, sizes=code.sizes, hoisted=code.hoisted,
                    key=key_of(code.spec, target), target=target)
 
 
 def family(bound: CanonicalRegion, least: int) -> CanonicalRegion | None:
-    """A region with its family's kernel, if it is on Triton and has a fold of at least ``least`` terms."""
+    """Return a region with its family's kernel, if it is on Triton and has a fold of at least ``least`` terms."""
     takes_arguments = executor(bound.region.executor).takes_arguments
-    found = member(bound.code, bound.hoisted, least) if takes_arguments else None
-    return None if found is None else rekeyed(replace(bound, member=found), bound.region, bound.target)
+    family_member = member(bound.code, bound.hoisted, least) if takes_arguments else None
+    return None if family_member is None else rekeyed(replace(bound, member=family_member), bound.region, bound.target)
 
 
 @dataclass(frozen=True)
@@ -220,15 +220,15 @@ class Code:
     hoisted: tuple[float, ...] = ()
 
 
-def code_of(spec: Spec, classes: bool, found: Member | None = None) -> Code:
-    """What Triton's kernel of a spec is made from, or that of the family which it was ``found`` to be in."""
-    made, sizes = classed(spec) if classes else (spec, ())
-    code, hoisted = (found.code, found.hoisted) if found else hoist_scalars(made)
+def code_of(spec: Spec, classes: bool, family_member: Member | None = None) -> Code:
+    """Return what Triton's kernel of a spec is made from, or that of the family which it was ``found`` to be in."""
+    form, sizes = classed(spec) if classes else (spec, ())
+    code, hoisted = (family_member.code, family_member.hoisted) if family_member else hoist_scalars(form)
     return Code(code, sizes, hoisted)
 
 
-def _code(spec: Spec, name: str, classes: bool, found: Member | None = None) -> Code:
-    return code_of(spec, classes, found) if executor(name).takes_arguments else Code(spec)
+def _code(spec: Spec, name: str, classes: bool, family_member: Member | None = None) -> Code:
+    return code_of(spec, classes, family_member) if executor(name).takes_arguments else Code(spec)
 
 
 class _Canonical:
@@ -272,7 +272,7 @@ class _Canonical:
     # ------------------------------------------------------------------ one form of a call
 
     def _call(self, node: Node) -> dict[str, Any]:
-        """A call's arguments; the dimensions of reductions and concatenations counted from the front."""
+        """Return a call's arguments; the dimensions of reductions and concatenations counted from the front."""
         call, row = self.facts[node].call, self.facts[node].row
         assert call is not None and row is not None
         args = {name: value for name, value in call.args.items() if name not in IGNORED}
@@ -282,7 +282,7 @@ class _Canonical:
         return {name: counted_from_front(value, rank) if name in DIMENSIONS else value for name, value in args.items()}
 
     def _ordered(self, node: Node, args: dict[str, Any]) -> dict[str, Any]:
-        """Operands that may change places in the order of what they compute; of inputs, in the order of their layouts."""
+        """Order operands that may change places by what they compute; inputs by their layouts."""
         names = list(args)[:2]
         operands = [args[name] for name in names]
         if not commutes(node.target, args) or not all(isinstance(a, Node) for a in operands):
@@ -293,11 +293,11 @@ class _Canonical:
         return self.digests[node] if node in self.digests else tuple(f"~{tensor}" for tensor in self._tensors(node))
 
     def _is_exact(self, node: Node) -> bool:
-        """Whether no float that does not change code takes part in a node."""
+        """Return whether no float that does not change code takes part in a node."""
         return len(set(self._digest_of(node))) == 1
 
     def _digest(self, node: Node) -> tuple[str, ...]:
-        """What a node computes, whatever its inputs are called: without floats that do not change code, and with them.
+        """Digest what a node computes, whatever its inputs are called: without floats that do not change code, and with.
 
         Where sizes may have classes, before that without what has one.
         """
@@ -311,7 +311,7 @@ class _Canonical:
         return tuple(self._hashed(node, form, tensor, which) for which, (form, tensor) in enumerate(pairs))
 
     def _tensors(self, node: Node) -> tuple[str, ...]:
-        """A node's tensor as text, for each of its digests."""
+        """Return a node's tensor as text, for each of its digests."""
         tensor = self.facts[node].tensor
         exact = str(tensor)
         return (exact if tensor is None else any_size(tensor), exact, exact) if self.classes else (exact, exact)
@@ -329,7 +329,7 @@ class _Canonical:
     def _named(self, value: Any, which: int) -> Any:
         if isinstance(value, Node):
             return self._digest_of(value)[which]
-        return [self._named(one, which) for one in value] if isinstance(value, (list, tuple)) else str(value)
+        return [self._named(item, which) for item in value] if isinstance(value, (list, tuple)) else str(value)
 
     # ------------------------------------------------------------------ numbering
 
@@ -395,26 +395,26 @@ def _expr(value: Any) -> Any:
 
 
 def key_of(spec: Spec, target: str) -> str:
-    """The key of a spec: a digest of its text, the versions and the target."""
+    """Return the key of a spec: a digest of its text, the versions and the target."""
     return hashlib.sha256("\n".join([repr(spec), *versions(), target]).encode()).hexdigest()[:32]
 
 
 def diff(a: CanonicalRegion | Spec, b: CanonicalRegion | Spec) -> list[str]:
-    """Why two regions missed each other, a plain sentence per difference; nothing for equal keys."""
+    """Return why two regions missed each other, a plain sentence per difference; nothing for equal keys."""
     if isinstance(a, Spec) or isinstance(b, Spec):
-        return differences(*(one.spec if isinstance(one, CanonicalRegion) else one for one in (a, b)))
+        return differences(*(region.spec if isinstance(region, CanonicalRegion) else region for region in (a, b)))
     if a.key == b.key:
         return []
     if a.region.executor != b.region.executor:
         return [*differences(a.spec, b.spec), f"executor {a.region.executor} against {b.region.executor}"]
-    found = differences(a.code, b.code)
+    reasons = differences(a.code, b.code)
     if a.target != b.target:
-        found.append(f"target {a.target} against {b.target}")
-    return found or ["versions of dynafuse, torch or Triton"]
+        reasons.append(f"target {a.target} against {b.target}")
+    return reasons or ["versions of dynafuse, torch or Triton"]
 
 
 def reuse(bounds: Sequence[CanonicalRegion]) -> Mapping[str, int]:
-    """How many regions each key serves."""
+    """Return how many regions each key serves."""
     counts: dict[str, int] = {}
     for bound in bounds:
         counts[bound.key] = counts.get(bound.key, 0) + 1

@@ -125,7 +125,7 @@ def _layout(where: str, a: Layout, b: Layout) -> Iterator[str]:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether two values give different keys: 1, 1.0 and True are three values."""
+    """Return whether two values give different keys: 1, 1.0 and True are three values."""
     return repr(a) != repr(b)
 
 

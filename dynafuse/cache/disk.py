@@ -95,7 +95,7 @@ class Disk:
         return entry
 
     def has(self, key: str) -> bool:
-        """Whether a key has an entry; only :meth:`read` checks that it is undamaged."""
+        """Return whether a key has an entry; only :meth:`read` checks that it is undamaged."""
         return os.path.isfile(self.path(key))
 
     def write(self, entry: Entry) -> bool:
@@ -154,7 +154,7 @@ class Disk:
         return count
 
     def trim(self) -> int:
-        """If the limit is exceeded, remove the least recently used entries; return how many."""
+        """Remove the least recently used entries, if the limit is exceeded; return how many."""
         files = self.files()
         size, count = sum(file.bytes for file in files), 0
         goal = self.limit if size <= self.limit else int(self.limit * TRIMMED_SHARE)
@@ -174,7 +174,7 @@ class Disk:
     # ------------------------------------------------------------------ the folder
 
     def _is_ours(self) -> bool:
-        """Whether the folder belongs to this user. Raises OSError if it does not exist."""
+        """Return whether the folder belongs to this user. Raises OSError if it does not exist."""
         owner = os.stat(self.folder).st_uid
         if owner == os.getuid():
             return True

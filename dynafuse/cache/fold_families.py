@@ -167,7 +167,7 @@ class _Folds:
         return op.target, self._form(op.args, leaves), op.shape, op.dtype
 
     def _inside(self, ref: Ref) -> bool:
-        """Whether a value is computed for the one term that reads it, and is a part of that term."""
+        """Return whether a value is computed for the one term that reads it, and is a part of that term."""
         if ref.kind == "in" or self.uses[ref.position] > 1:
             return False
         row = lookup(overload(self.code.ops[ref.position].target))
@@ -175,7 +175,7 @@ class _Folds:
 
 
 def _is_link(op: OpSpec) -> bool:
-    """Whether an op could be a step of a fold: its arguments are two tensors, followed by numbers if any."""
+    """Return whether an op could be a step of a fold: its arguments are two tensors, followed by numbers if any."""
     row = lookup(overload(op.target))
     return (row is not None and row.kind is Kind.POINTWISE and row.cast is Cast.OUTPUT and not row.raw and len(op.args) > 1
             and all(isinstance(value, Ref) == (k < 2) for k, (_, value) in enumerate(op.args)) and not op.guard)

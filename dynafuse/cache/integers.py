@@ -78,7 +78,7 @@ class Integers:
             yield from self._arguments(part)
 
     def _is_computed(self, size: sympy.Expr) -> bool:
-        """Whether kernels can compute an expression from its parts."""
+        """Return whether kernels can compute an expression from its parts."""
         if isinstance(size, sympy.Pow):
             return bool(size.exp.is_Integer and size.exp > 0)
         if isinstance(size, _DIVISIONS):

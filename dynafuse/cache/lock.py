@@ -80,7 +80,7 @@ in_child(_let_go)
 
 
 def _names(path: Path, descriptor: int) -> bool:
-    """Whether a path still names an open file."""
+    """Return whether a path still names an open file."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

@@ -39,7 +39,7 @@ class Store(Generic[K]):
         return sum(f.done() and f.exception() is None for f in self._held.values())
 
     def request(self, key: str, start: Callable[[], Future[K]]) -> Future[K]:
-        """The kernel under ``key``; ``start`` begins to make it if nobody has."""
+        """Return the kernel under ``key``; ``start`` begins to make it if nobody has."""
         with self._lock:
             if key in self._held:
                 self.counters.hits += 1
@@ -53,7 +53,7 @@ class Store(Generic[K]):
         return future
 
     def asked(self, key: str) -> Future[K] | None:
-        """The kernel under ``key`` if it has been asked for; nobody is counted as asking for it now."""
+        """Return the kernel under ``key`` if it has been asked for; nobody is counted as asking for it now."""
         with self._lock:
             return self._held.get(key)
 

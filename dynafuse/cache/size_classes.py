@@ -62,7 +62,7 @@ def any_size(tensor: Tensor) -> str:
 
 
 def _is_outermost_in_memory(layout: Layout) -> bool:
-    """Whether the slices of a tensor's outermost dimension do not overlap in memory: its stride exceeds their extent."""
+    """Return whether slices of a tensor's outermost dimension do not overlap in memory: its stride exceeds their extent."""
     lead = leading(layout.shape)
     assert lead is not None
     reach = [(size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True)]
@@ -98,7 +98,7 @@ class _Class:
         return not runs or self._begins(self.spec.tensor(ref))
 
     def _begins(self, tensor: Layout | OpSpec) -> bool:
-        """Whether the axis can be the outermost part of a tensor's outermost dimension, and of its memory."""
+        """Return whether the axis can be the outermost part of a tensor's outermost dimension, and of its memory."""
         lead = leading(tensor.shape)
         if lead is None or tensor.shape[lead] % self.extent:
             return False
@@ -118,7 +118,7 @@ class _Class:
                 yield from ((ref, False) for ref in references(op.args))
 
     def _along(self, dims: Dims) -> bool | None:
-        """Whether a tensor over ``dims`` runs along the axis."""
+        """Return whether a tensor over ``dims`` runs along the axis."""
         axes = _flat(dims)
         if self.axis not in axes:
             return False
@@ -178,7 +178,7 @@ def _repeated(value: Any, sizes: Sequence[tuple[Size, Size]]) -> Any:
 
 
 def aligned(shape: Sequence[Size], operand: Sequence[Size]) -> bool | None:
-    """Whether an operand runs along the outermost dimension of the ``shape`` it is broadcast to; None if unknown."""
+    """Return whether an operand runs along the outermost dimension of the ``shape`` it is broadcast to; None if unknown."""
     lead = leading(shape)
     assert lead is not None
     at = lead - (len(shape) - len(operand))
@@ -196,17 +196,17 @@ class ReadingOp:
 
     @property
     def args(self) -> dict[str, Any]:
-        """The arguments by name."""
+        """Return the arguments by name."""
         return dict(self.op.args)
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        """The operands that are tensors."""
+        """Return the operands that are tensors."""
         return tuple(references(self.op.args))
 
     @property
     def lead(self) -> int:
-        """The dimension of the result that runs along the axis."""
+        """Return the dimension of the result that runs along the axis."""
         lead = leading(self.op.shape)
         assert lead is not None
         return lead

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 
 import platformdirs
@@ -43,22 +44,22 @@ class Calibration:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder of dynafuse; it need not exist."""
+    """Return the user's cache folder of dynafuse; it need not exist."""
     return Path(os.environ.get("DYNAFUSE_CACHE_DIR") or platformdirs.user_cache_dir("dynafuse")).expanduser()
 
 
 def folder() -> Path:
-    """Where calibrations are."""
+    """Return where calibrations are."""
     return cache_folder() / "calibration"
 
 
 @cache
 def _versions() -> tuple[tuple[str, str], ...]:
     distributions = {}
-    for found in metadata.distributions():
-        name = (found.metadata["Name"] or "").lower().replace("_", "-")
+    for distribution in metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
         if name in ("torch", "triton", "pytorch-triton") or name.startswith("nvfuser"):
-            distributions[name] = f"{name} {found.version}" if name.startswith("nvfuser") else found.version
+            distributions[name] = f"{name} {distribution.version}" if name.startswith("nvfuser") else distribution.version
     fusers = sorted(version for name, version in distributions.items() if name.startswith("nvfuser"))
     return (
         ("dynafuse", __version__),
@@ -70,21 +71,21 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that measured times depend on; what is not there is ``none``."""
+    """Return the versions of everything that measured times depend on; of what is missing, ``none``."""
     return dict(_versions())
 
 
 def driver() -> str:
-    """The version of NVIDIA's kernel driver."""
+    """Return the version of NVIDIA's kernel driver."""
     try:
-        found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", DRIVER.read_text(encoding="utf-8", errors="replace"))
+        version = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", DRIVER.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return "none"
-    return found[0] if found else "none"
+    return version[0] if version else "none"
 
 
 def path_of(device: str, of_versions: Mapping[str, str]) -> Path:
-    """The file for a device name and versions."""
+    """Return the file for a device name and versions."""
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "device"
     digest = hashlib.sha256(json.dumps([device, sorted(of_versions.items())]).encode()).hexdigest()[:8]
     return folder() / f"{slug}-{digest}.json"
@@ -102,31 +103,32 @@ def save(calibration: Calibration) -> Path:
 
 
 def load(device: str, names: Iterable[str], of_versions: Mapping[str, str] | None = None) -> Calibration | None:
-    """The calibration of a device name with these versions (default: those at hand), or None.
+    """Return the calibration of a device name with these versions (default: those at hand), or None.
 
     ``names`` are the constants there are; a file with others is none of ours.
     """
     if not os.path.isdir(folder()):  # unlike Path.is_dir never an error
         return None
     wanted = versions() if of_versions is None else dict(of_versions)
-    found = read(path_of(device, wanted), frozenset(names))
-    if found is not None and (found.device != device or dict(found.versions) != wanted):
-        log.warning("ignored %s: it is for %s with %s", path_of(device, wanted), found.device, dict(found.versions))
+    calibration = read(path_of(device, wanted), frozenset(names))
+    if calibration is not None and (calibration.device != device or dict(calibration.versions) != wanted):
+        log.warning("ignored %s: it is for %s with %s", path_of(device, wanted), calibration.device,
+                    dict(calibration.versions))
         return None
-    return found
+    return calibration
 
 
 def stored(names: Iterable[str]) -> list[Calibration]:
-    """All readable calibrations, whatever the device and the versions, newest last."""
+    """Return all readable calibrations, whatever the device and the versions, newest last."""
     if not os.path.isdir(folder()):
         return []
     known = frozenset(names)
-    found = [read(path, known) for path in sorted(folder().glob("*.json"))]
-    return sorted((one for one in found if one is not None), key=lambda one: one.date)
+    calibrations = [read(path, known) for path in sorted(folder().glob("*.json"))]
+    return sorted(filter(None, calibrations), key=attrgetter("date"))
 
 
 def read(path: Path, names: frozenset[str]) -> Calibration | None:
-    """The calibration in a file, None (and a line of log, if there is something) when it cannot be used."""
+    """Return the calibration in a file, None (and a line of log, if there is something) when it cannot be used."""
     try:
         if path.stat().st_uid != os.getuid():
             raise ValueError("another user owns it")
@@ -139,18 +141,18 @@ def read(path: Path, names: frozenset[str]) -> Calibration | None:
 
 
 def _checked(data: object, names: frozenset[str]) -> Calibration:
-    """The calibration that parsed JSON stands for; ValueError or TypeError if it stands for none."""
+    """Return the calibration that parsed JSON stands for; ValueError or TypeError if it stands for none."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("not a calibration of this format")
     if not all(isinstance(data.get(name), dict) for name in ("versions", "constants")):
         raise ValueError("versions and constants have to be objects")
-    found = Calibration(**data)
-    texts = [found.device, found.date, *found.versions.values()]
+    calibration = Calibration(**data)
+    texts = [calibration.device, calibration.date, *calibration.versions.values()]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("device, date and versions have to be texts")
-    if unknown := found.constants.keys() - names:
+    if unknown := calibration.constants.keys() - names:
         raise ValueError(f"unknown constants {', '.join(sorted(unknown))}")
-    for name, value in found.constants.items():
+    for name, value in calibration.constants.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} is {value!r}")
-    return found
+    return calibration

@@ -118,25 +118,25 @@ class Device:
         def __getattr__(self, name: str) -> float: ...
 
     def overridden(self, costs: Mapping[str, float]) -> Device:
-        """This device with some constants replaced."""
+        """Return this device with some constants replaced."""
         return self.updated(costs, "override") if costs else self
 
     def updated(self, constants: Mapping[str, float], origin: str, **changes: Any) -> Device:
-        """This device with constants that come from ``origin``, and other fields changed."""
+        """Return this device with constants that come from ``origin``, and other fields changed."""
         sources = {**self.sources, **dict.fromkeys(constants, origin)}
         return replace(self, constants={**self.constants, **constants}, sources=sources, **changes)
 
     def efficiency(self, executor: str, kernel_class: str, length: int = 0, width: int = REFERENCE_WIDTH) -> float:
         """Share of the bandwidth that a kernel reaches; a length of 0 is not known and counts as the reference."""
-        found = self.constants[f"efficiency_{executor}_{kernel_class}"]
+        share = self.constants[f"efficiency_{executor}_{kernel_class}"]
         if kernel_class in BY_LENGTH and length > 0:
-            found *= self._length_factor(f"length_{executor}_{kernel_class}", length)
+            share *= self._length_factor(f"length_{executor}_{kernel_class}", length)
         if width != REFERENCE_WIDTH:
-            found *= self.constants[f"width_{executor}_{_nearest_width(width)}"]
-        return found
+            share *= self.constants[f"width_{executor}_{_nearest_width(width)}"]
+        return share
 
     def _length_factor(self, prefix: str, length: int) -> float:
-        """The factor of a row length: linear in its logarithm between the known ones, constant beyond the outer ones."""
+        """Return the factor of a row length: linear in its logarithm between the known ones, constant beyond them."""
         knots = [(math.log2(at), self.constants[f"{prefix}_{at}"]) for at in LENGTHS] + [(math.log2(REFERENCE_LENGTH), 1.0)]
         knots.sort()
         x = min(max(math.log2(length), knots[0][0]), knots[-1][0])
@@ -152,14 +152,14 @@ def _nearest_width(width: int) -> int:
 
 @cache
 def known() -> tuple[str, ...]:
-    """Names of the shipped descriptions."""
+    """Return the names of the shipped descriptions."""
     folder = resources.files("dynafuse.cost") / "devices"
     return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json")))
 
 
 @cache
 def describe(name: str) -> Device:
-    """The shipped description ``name``. Raises OptionError, listing the shipped ones, if there is none."""
+    """Return the shipped description ``name``. Raises OptionError, listing the shipped ones, if there is none."""
     if name not in known():
         raise OptionError(f"unknown device {name!r}; known: {', '.join(known())}")
     text = (resources.files("dynafuse.cost") / "devices" / f"{name}.json").read_text(encoding="utf-8")
@@ -167,7 +167,7 @@ def describe(name: str) -> Device:
 
 
 def parse(data: Mapping[str, Any]) -> Device:
-    """A description from its JSON form. With a ``base``, what it does not say is carried over from that description."""
+    """Parse a description from its JSON form; what it does not say comes from the ``base`` that it names."""
     constants: dict[str, float] = {}
     sources: dict[str, str] = {}
     if "base" in data:
@@ -182,13 +182,13 @@ def parse(data: Mapping[str, Any]) -> Device:
 
 @cache
 def at_hand(index: int) -> Device:
-    """The description of CUDA device ``index``: calibrated if it was with these versions, else shipped, else scaled."""
+    """Describe CUDA device ``index``: calibrated if it was with these versions, else shipped, else scaled."""
     return calibrated(not_calibrated(index), torch.cuda.get_device_properties(index).name)
 
 
 @cache
 def of_host() -> Device:
-    """The description of this machine's CPU: the shipped one, scaled to as many cores."""
+    """Return the description of this machine's CPU: the shipped one, scaled to as many cores."""
     base, cores = describe("cpu"), os.cpu_count() or 1
     if cores == base.processors:
         return base
@@ -202,7 +202,7 @@ def of_host() -> Device:
 
 
 def not_calibrated(index: int) -> Device:
-    """The description of CUDA device ``index`` without what ``dynafuse calibrate`` may have measured."""
+    """Return the description of CUDA device ``index`` without what ``dynafuse calibrate`` may have measured."""
     properties = torch.cuda.get_device_properties(index)
     for name in known():
         base = describe(name)
@@ -214,7 +214,7 @@ def not_calibrated(index: int) -> Device:
 
 
 def scaled(base: Device, properties: Any) -> Device:
-    """``base`` scaled by processors, for the GPU that torch's ``properties`` tell of."""
+    """Return ``base`` scaled by processors, for the GPU that torch's ``properties`` tell of."""
     share = properties.multi_processor_count / base.processors
     constants = {
         "processors": float(properties.multi_processor_count),
@@ -228,9 +228,9 @@ def scaled(base: Device, properties: Any) -> Device:
 
 
 def calibrated(device: Device, name: str) -> Device:
-    """``device`` with what was measured on the GPU that torch calls ``name``, if that was with the same versions."""
-    found = calibration.load(name, COST_CONSTANTS)
-    if found is None:
+    """Return ``device`` with what was measured, with the same versions, on the GPU that torch calls ``name``."""
+    measured = calibration.load(name, COST_CONSTANTS)
+    if measured is None:
         return device
-    log.info("costs of %s as calibrated on %s", name, found.date)
-    return device.updated(found.constants, "calibrated", source=f"calibrated on {found.date}", kind="calibrated")
+    log.info("costs of %s as calibrated on %s", name, measured.date)
+    return device.updated(measured.constants, "calibrated", source=f"calibrated on {measured.date}", kind="calibrated")

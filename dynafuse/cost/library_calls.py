@@ -31,7 +31,7 @@ from dynafuse.ops import is_library
 
 
 def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None:
-    """Floating-point operations of a call, 0 for an op that computes little per byte; None where they are not known."""
+    """Predict the floating-point operations of a call: 0 for an op of little arithmetic per byte, None if not known."""
     from torch.utils.flop_counter import flop_registry
 
     packet = getattr(target, "overloadpacket", None)
@@ -44,20 +44,20 @@ def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None
 
 
 def _torchs(formula: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> float:
-    """What a formula of torch's says."""
+    """Return what a formula of torch's says."""
     args, kwargs, out = pytree.tree_map(_sizes, (args, kwargs, result))
     return float(formula(*args, **kwargs, out_val=out))
 
 
 def _bound(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """A call's arguments by schema name, tensors as their sizes."""
+    """Return a call's arguments by schema name, tensors as their sizes."""
     names = (argument.name for argument in target._schema.arguments)
-    found: dict[str, Any] = pytree.tree_map(_sizes, dict(zip(names, args, strict=False)) | kwargs)
-    return found
+    given: dict[str, Any] = pytree.tree_map(_sizes, dict(zip(names, args, strict=False)) | kwargs)
+    return given
 
 
 def _attention(given: Mapping[str, Any], of_query: int, of_value: int) -> float:
-    """Flops of the products of an attention, of which so many have the width of a query's row, and of a value's.
+    """Count flops of the products of an attention, of which so many have the width of a query's row, and of a value's.
 
     Keys and values may have fewer heads than queries: a head of them then serves several.
     """
@@ -67,17 +67,17 @@ def _attention(given: Mapping[str, Any], of_query: int, of_value: int) -> float:
 
 
 def _forward(given: Mapping[str, Any]) -> float:
-    """Scores, and their product with the values."""
+    """Count scores, and their product with the values."""
     return _attention(given, 1, 1)
 
 
 def _backward(given: Mapping[str, Any]) -> float:
-    """Scores again, the gradients of queries and keys; of scores and values."""
+    """Count scores again, the gradients of queries and keys; of scores and values."""
     return _attention(given, 3, 2)
 
 
 def _by_vector(matrix: str) -> Callable[[Mapping[str, Any]], float]:
-    """A product in which each element of an operand is used once."""
+    """Return a product in which each element of an operand is used once."""
     return lambda given: 2.0 * math.prod(given[matrix])
 
 
@@ -102,20 +102,20 @@ SORTED = frozenset({aten.index_put.default, aten._unsafe_index_put.default,
 
 
 def _sizes(value: Any) -> Any:
-    """A tensor as its sizes, a dynamic size as its example; whatever else as it is."""
+    """Return a tensor as its sizes, a dynamic size as its example; whatever else as it is."""
     if isinstance(value, torch.Tensor):
         return torch.Size([hint(size) for size in value.shape])
     return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def call_prediction(node: Node, moved: int, device: Device) -> Prediction:
-    """What a node that runs eager costs; ``moved`` are the bytes of its tensors."""
+    """Predict what a node costs that runs eager; ``moved`` are the bytes of its tensors."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta.get("val"))
     return op_prediction(node.target, args, kwargs, node.meta.get("val"), moved, device)
 
 
 def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, device: Device) -> Prediction:
-    """What an op costs that runs eager on the tensors among its arguments."""
+    """Predict what an op costs that runs eager on the tensors among its arguments."""
     memory = predict(Work(moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
     flops = call_flops(target, args, kwargs, result)
     if (count := _sorted_adds(target, args, kwargs)):
@@ -137,7 +137,7 @@ SORT_LAUNCHES = 16
 
 
 def _sorted_adds(target: Any, args: Any, kwargs: Any) -> int:
-    """How many values an op adds at indices that it sorts first; 0 if it is no such op."""
+    """Return how many values an op adds at indices that it sorts first; 0 if it is no such op."""
     given = _bound(target, args, kwargs) if target in SORTED else {}
     return math.prod(given["values"]) if given and given.get("accumulate", True) else 0
 
@@ -155,7 +155,7 @@ measured to add where few rows repeat; this kernel takes apart those that do."""
 
 
 def _gradient_of_rows(given: Mapping[str, Any], device: Device) -> float:
-    """Microseconds that eager's gradient of an embedding takes beyond moving its tensors once."""
+    """Predict the microseconds that eager's gradient of an embedding takes beyond moving its tensors once."""
     count: int = math.prod(given["indices"])
     if count <= MOST_UNSORTED:
         return float(device.launch_us_eager + count * WALKED_ROW_US)
@@ -164,37 +164,37 @@ def _gradient_of_rows(given: Mapping[str, Any], device: Device) -> float:
 
 
 def torch_prediction(work: Work, device: Device) -> Prediction:
-    """What torch's kernel for an op that could be fused costs. Its sums move no more bytes a second than fused ones do."""
+    """Predict what torch's kernel costs for an op that could be fused. Its sums move bytes no faster than fused ones."""
     moving = replace(work, kernel_class="pointwise")
-    one, fused = predict(moving, device, EAGER), 0.0 if work.kernel_class == "pointwise" else work_us(work, device)
+    unfused, fused = predict(moving, device, EAGER), 0.0 if work.kernel_class == "pointwise" else work_us(work, device)
     slower = max(fused - work_us(moving, device, EAGER), 0.0)
     further = predict(Work(0, 0.0, work.programs, "pointwise"), device, EAGER)
-    return sum([further] * (work.launches - 1), one + Prediction(slower, 0.0, 0.0, slower))
+    return sum([further] * (work.launches - 1), unfused + Prediction(slower, 0.0, 0.0, slower))
 
 
 def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
-    """What all ops of a graph cost that run eager."""
+    """Predict what all ops of a graph cost that run eager."""
     total = Prediction()
-    for node, found in facts.items():
-        if found.role is Role.EAGER and launches(node):
+    for node, fact in facts.items():
+        if fact.role is Role.EAGER and launches(node):
             tensors = [facts[n].tensor for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
             total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), device)
     return total
 
 
 def plan_prediction(plan: Plan, device: Device) -> Prediction:
-    """What a call of a planned graph costs, its kernels compiled."""
+    """Predict what a call of a planned graph costs, its kernels compiled."""
     chosen = (o for region in plan.regions for o in region.decision.options if o.executor == region.executor)
     return sum((Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in chosen),
                calls_prediction(plan.annotated.facts, device))
 
 
 def launches(node: Node) -> bool:
-    """Whether a call does something: views and picking one of several outputs do not."""
+    """Return whether a call does something: views and picking one of several outputs do not."""
     return node.target is not operator.getitem and not is_view(node)
 
 
 def _width(operands: Any) -> int:
-    """Bytes per element of the operands."""
+    """Return the bytes per element of the operands."""
     tensors = [t for t in pytree.tree_leaves(operands) if isinstance(t, torch.Tensor)]
     return max((t.dtype.itemsize for t in tensors if t.dtype.is_floating_point), default=4)

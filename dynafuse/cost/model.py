@@ -88,7 +88,7 @@ class Prediction:
                           self.compile_s + other.compile_s, self.captured_us + other.captured_us)
 
     def less(self, other: Prediction) -> Prediction:
-        """What is left of a sum without one of its parts."""
+        """Return what is left of a sum without one of its parts."""
         return Prediction(self.device_us - other.device_us, self.host_us - other.host_us,
                           self.compile_s - other.compile_s, self.captured_us - other.captured_us)
 
@@ -119,7 +119,7 @@ class Choice:
 
 
 def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
-    """Predicted device time of the work alone, without launches, microseconds."""
+    """Predict the device time of the work alone, without launches, microseconds."""
     efficiency = device.efficiency(_priced_as(executor), work.kernel_class, work.length, work.width)
     share = in_use(work, device)
     memory = work.bytes / max(device.bandwidth_tbs * 1e6 * efficiency * share, LEAST)
@@ -133,7 +133,7 @@ def in_use(work: Work, device: Device) -> float:
 
 
 def region_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
-    """Predicted device time of a fused region or of an eager op, microseconds."""
+    """Predict the device time of a fused region or of an eager op, microseconds."""
     launch_us = device.constants[f"launch_us_{_priced_as(executor)}"]
     return work_us(work, device, executor) + _launches(work, executor) * launch_us
 
@@ -145,12 +145,12 @@ def _priced_as(executor: str) -> str:
 
 
 def _launches(work: Work, executor: str) -> int:
-    """Kernels that the work takes: as many as are planned where the executor splits reductions alike, else one."""
+    """Return how many kernels the work takes: as many as planned where the executor splits reductions alike, else one."""
     return work.launches if executor_of(executor).splits else 1
 
 
 def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: bool = False) -> Prediction:
-    """All that work costs on an executor; ``compiled`` when its kernel is there already.
+    """Predict all that work costs on an executor; ``compiled`` when its kernel is there already.
 
     An executor that allocates its outputs inside the call has that in the call's price. What eager does with a
     region is the sum over its ops, each priced with its own bytes.
@@ -169,7 +169,7 @@ def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: boo
 
 
 def objective(prediction: Prediction, device: Device, captured: bool = False) -> float:
-    """What a user waits for per call, microseconds; lower is better. Of a whole plan, or of work by itself."""
+    """Return what a user waits for per call, microseconds; lower is better. Of a whole plan, or of work by itself."""
     compiling = prediction.compile_s * 1e6 / max(device.expected_calls, LEAST)
     if captured:
         return prediction.captured_us + compiling
@@ -181,26 +181,26 @@ def objective(prediction: Prediction, device: Device, captured: bool = False) ->
 def choose(
     candidates: Mapping[str, Prediction], device: Device, captured: bool = False, rest: Prediction | None = None
 ) -> Choice:
-    """The executor with which the plan costs least; ``rest`` is the plan's other work, which says what bounds it.
+    """Return the executor with which the plan costs least; ``rest`` is the plan's other work, which says what bounds it.
 
     Ties go to the first. Raises ValueError without candidates.
     """
     around = rest or Prediction()
-    totals = {name: objective(around + one, device, captured) for name, one in candidates.items()}
+    totals = {name: objective(around + prediction, device, captured) for name, prediction in candidates.items()}
     order = sorted(totals, key=lambda name: totals[name])
     if not order:
         raise ValueError("no executor to choose from")
     without = objective(around, device, captured)
     cheapest = max(totals[order[0]] - without, LEAST)
     margins = {name: (totals[name] - totals[order[0]]) / cheapest for name in order}
-    error = max(device.model_error, *(one.error for one in candidates.values()))
+    error = max(device.model_error, *(prediction.error for prediction in candidates.values()))
     close = tuple(name for name in order if margins[name] <= error)
     margin = margins[order[1]] if len(order) > 1 else float("inf")
     return Choice(order[0], margin, close if len(close) > 1 else (), error)
 
 
 def family_loss_us(arguments: int, terms: int, points: int, device: Device, captured: bool = False) -> float:
-    """What a call loses at most on a kernel that takes ``arguments`` and has ``terms`` beyond those that are needed.
+    """Predict what a call loses at most on a kernel that takes ``arguments`` and has ``terms`` beyond those that are needed.
 
     Terms that are not there move nothing, and cost ``FLOPS_OF_TERM`` at each of a number of points.
     """
@@ -209,7 +209,7 @@ def family_loss_us(arguments: int, terms: int, points: int, device: Device, capt
 
 
 def family_gain_us(lengths: int, sites: int, device: Device) -> float:
-    """A call's share of the compile time saved if one kernel serves several lengths, each with ``sites`` in its graph."""
+    """Return what a call saves of compile time if one kernel serves several lengths, each with ``sites`` in its graph."""
     share = (lengths - 1) / lengths
     return share * device.constants["compile_s_triton"] * 1e6 / max(device.expected_runs * sites, LEAST)
 
@@ -224,7 +224,7 @@ class Meanwhile:
 
     @property
     def pays(self) -> bool:
-        """Whether all calls together lose less than is saved."""
+        """Return whether all calls together lose less than is saved."""
         return self.calls * self.loss_us < self.saved_us
 
     def __str__(self) -> str:
@@ -232,14 +232,14 @@ class Meanwhile:
 
 
 def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Device) -> Meanwhile:
-    """What calls of a graph that costs ``exact`` lose if they cost ``instead`` while its ``kernels`` are compiled."""
+    """Predict what calls lose that cost ``instead``, not ``exact``, while a graph's ``kernels`` are compiled."""
     saved, us = kernels * device.constants["compile_s_triton"] * 1e6, objective(instead, device)
     calls = min(max(saved / max(us, LEAST), 1.0), device.expected_runs)
     return Meanwhile(calls, us - objective(exact, device), saved)
 
 
 def efficiency_to_match(work: Work, device: Device, executor: str, us: float) -> float | None:
-    """The ``efficiency_<executor>_<class>`` at which the executor's device time is ``us``: what would flip a choice.
+    """Return the ``efficiency_<executor>_<class>`` at which the executor's device time is ``us``: what would flip a choice.
 
     None if no efficiency does it: launches or arithmetic alone take longer, or nothing is moved.
     """

@@ -32,7 +32,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its elements, each counted once (a stride of zero repeats an element without moving it)."""
+        """Return the bytes of its elements, each counted once (a stride of zero repeats an element without moving it)."""
         return self.hint * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Facts:
 
     @property
     def scatters_into(self) -> Node | None:
-        """The node whose memory a fused scatter writes into; None for any other node."""
+        """Return the node whose memory a fused scatter writes into; None for any other node."""
         if self.role is not Role.FUSED or self.row is None or self.call is None or self.row.kind is not Kind.SCATTER:
             return None
         assert self.row.scatter is not None
@@ -76,7 +76,7 @@ class Facts:
 
     @property
     def is_fused(self) -> bool:
-        """Whether the node belongs into a region."""
+        """Return whether the node belongs into a region."""
         return self.role is Role.FUSED
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Annotated:
     environment: ShapeEnv | None = field(default=None, compare=False)  # what torch knows of the sizes, if some are dynamic
 
     def is_view(self, node: Node) -> bool:
-        """Whether a node launches nothing: kernels that read it rewrite the index."""
+        """Return whether a node launches nothing: kernels that read it rewrite the index."""
         return self.facts[node].role is Role.VIEW
 
     def base(self, node: Node) -> Node:

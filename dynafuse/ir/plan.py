@@ -73,7 +73,7 @@ class Override:
 
     @property
     def variable(self) -> str:
-        """The environment variable that overrides the constant."""
+        """Return the environment variable that overrides the constant."""
         return COST_PREFIX + self.constant.upper()
 
     def __str__(self) -> str:
@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The steps that are fused regions."""
+        """Return the steps that are fused regions."""
         return tuple(step for step in self.steps if isinstance(step, Region))
 
     def __str__(self) -> str:

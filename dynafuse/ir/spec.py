@@ -39,17 +39,17 @@ class Ref:
 
 
 def references(value: Any) -> Iterator[Ref]:
-    """The tensors among an op's arguments, in order, those in lists included."""
+    """Return the tensors among an op's arguments, in order, those in lists included."""
     return iter_instances(value, Ref)
 
 
 def iter_instances(value: Any, kind: type[T]) -> Iterator[T]:
-    """What of a type is among a call's arguments, in order, those in lists included."""
+    """Yield what of a type is among a call's arguments, in order, those in lists included."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from iter_instances(one, kind)
+        for item in value:
+            yield from iter_instances(item, kind)
 
 
 @dataclass(frozen=True)
@@ -122,22 +122,22 @@ class Spec:
 
     @property
     def hoisted(self) -> tuple[str, ...]:
-        """The names of the hoisted scalars, which are float32 arguments of the kernel: their values are not in the spec."""
+        """Return the names of the hoisted scalars: float32 arguments of the kernel, whose values are not in the spec."""
         return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, HoistedScalar))
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """The kernel's integer arguments besides sizes: ``count``, if an op has a guard."""
+        """Return the kernel's integer arguments besides sizes: ``count``, if an op has a guard."""
         return (COUNT,) if any(op.guard for op in self.ops) else ()
 
     @property
     def typical(self) -> Spec:
-        """The spec whose sizes tell how it is scheduled: for a class of sizes that of its smallest, for others itself."""
+        """Return the spec by whose sizes it is scheduled: for a class of sizes that of its smallest, for others itself."""
         return self
 
     @property
     def wide(self) -> bool:
-        """Whether some offset does not provably fit in 32 bits."""
+        """Return whether some offset does not provably fit in 32 bits."""
         for layout in (*self.inputs, *(s.layout for s in self.stores)):
             last: Size = 1
             for size, stride in zip(layout.shape, layout.stride, strict=True):
@@ -162,32 +162,32 @@ class Classed(Spec):
 
     @property
     def most(self) -> int:
-        """The largest value of the symbol."""
+        """Return the largest value of the symbol."""
         return 2 * self.least - 1
 
     @property
     def typical(self) -> Spec:
-        """The spec of the smallest size: a power of two, as most sizes are."""
+        """Return the spec of the smallest size: a power of two, as most sizes are."""
         return self.at(self.least)
 
     @property
     def wide(self) -> bool:
-        """Whether some offset does not provably fit in 32 bits, whatever the size."""
+        """Return whether some offset does not provably fit in 32 bits, whatever the size."""
         return self.at(self.most).wide
 
     def at(self, size: int) -> Spec:
-        """The spec of one size."""
+        """Return the spec of one size."""
         known = {symbol_of(name): sympy.Integer(size) for name in self.symbols}
-        return Spec(**{one.name: _valued(getattr(self, one.name), known) for one in fields(Spec)} | {"symbols": ()})
+        return Spec(**{part.name: _valued(getattr(self, part.name), known) for part in fields(Spec)} | {"symbols": ()})
 
     def __str__(self) -> str:
         return f"{', '.join(self.symbols)}: {self.least} to {self.most}\n{super().__str__()}"
 
 
 def _valued(value: Any, known: Mapping[sympy.Symbol, sympy.Integer]) -> Any:
-    """A part of a spec with ints for its sizes."""
+    """Return a part of a spec with ints for its sizes."""
     if isinstance(value, tuple):
-        return tuple(_valued(one, known) for one in value)
+        return tuple(_valued(part, known) for part in value)
     if isinstance(value, (Layout, OpSpec, Axis, Store)):
-        return replace(value, **{one.name: _valued(getattr(value, one.name), known) for one in fields(value)})
+        return replace(value, **{part.name: _valued(getattr(value, part.name), known) for part in fields(value)})
     return int(value.xreplace(known)) if isinstance(value, sympy.Expr) else value

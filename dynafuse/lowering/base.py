@@ -48,7 +48,7 @@ class Use:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels are for a GPU."""
+        """Return whether kernels are for a GPU."""
         return self.device_type == "cuda" or self.planning
 
 
@@ -81,11 +81,11 @@ class Kernel(Protocol):
 
     @property
     def source(self) -> str:
-        """What was generated, as text."""
+        """Return what was generated, as text."""
 
     @property
     def scalars(self) -> tuple[int, ...]:
-        """Which of the spec's symbols follow the tensors as arguments, by position."""
+        """Return which of the spec's symbols follow the tensors as arguments, by position."""
 
     def run(self, inputs: list[Any], device: int | None) -> Sequence[torch.Tensor]:
         """Return the stored tensors in the order of the spec's stores; one that overwrites an input is that input.
@@ -146,7 +146,7 @@ class Executor(ABC):
 
     @property
     def priced_as(self) -> str:
-        """The executor by whose cost constants it is priced; Triton's, where devices are not described for the one named."""
+        """Return the executor by whose cost constants it is priced; Triton's, where no device is described for that one."""
         return self.name
 
     def __str__(self) -> str:

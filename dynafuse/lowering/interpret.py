@@ -52,7 +52,7 @@ class Interpreter:
         self._held: dict[int, torch.Tensor] = {}
 
     def value(self, ref: Ref) -> torch.Tensor:
-        """The tensor that ``ref`` stands for."""
+        """Return the tensor that ``ref`` stands for."""
         if ref.kind == "in":
             return self.inputs[ref.position]
         for position in operands_of(self.spec, ref):
@@ -72,7 +72,7 @@ class Interpreter:
         if isinstance(value, Ref):
             return self._held[value.position] if value.kind == "op" else self.inputs[value.position]
         if isinstance(value, tuple):
-            return [self.argument(one) for one in value]
+            return [self.argument(item) for item in value]
         return size_at(value, self.sizes)
 
     def stored(self) -> list[torch.Tensor]:
@@ -80,16 +80,16 @@ class Interpreter:
         for position in range(len(self.spec.ops)):
             if position not in self._held:
                 self._held[position] = self.computed(position)
-        found = [self.value(Ref("op", store.op)) for store in self.spec.stores]
+        values = [self.value(Ref("op", store.op)) for store in self.spec.stores]
         for i, store in enumerate(self.spec.stores):
             if store.into is not None:
-                found[i] = self.inputs[store.into].copy_(found[i])
-        return found
+                values[i] = self.inputs[store.into].copy_(values[i])
+        return values
 
 
 def eager(spec: Spec, sizes: Sizes,
           device: torch.device | None = None) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-    """The region as torch runs it, op by op: a kernel to be measured beside the fused ones.
+    """Return the region as torch runs it, op by op: a kernel to be measured beside the fused ones.
 
     ``device`` is needed by a region without inputs only.
     """
@@ -97,7 +97,7 @@ def eager(spec: Spec, sizes: Sizes,
 
 
 def operands_of(spec: Spec, ref: Ref) -> list[int]:
-    """The ops that an op's value needs, itself included, operands first."""
+    """Return the ops that an op's value needs, itself included, operands first."""
     if ref.kind == "in":
         return []
     needed, todo = {ref.position}, [ref.position]
@@ -109,7 +109,7 @@ def operands_of(spec: Spec, ref: Ref) -> list[int]:
 
 
 def inputs_of(spec: Spec, ref: Ref) -> frozenset[int]:
-    """The inputs that a value depends on."""
+    """Return the inputs that a value depends on."""
     if ref.kind == "in":
         return frozenset({ref.position})
     ops = (spec.ops[position] for position in operands_of(spec, ref))

@@ -37,7 +37,7 @@ _loaded: dict[str, Executor] = {}
 
 @cache
 def _announced() -> dict[str, str]:
-    """Executors of installed packages: ``module:attribute`` by name. Shipped ones cannot be replaced."""
+    """Return executors of installed packages: ``module:attribute`` by name. Shipped ones cannot be replaced."""
     return {point.name: point.value for point in entry_points(group=GROUP) if point.name not in SHIPPED}
 
 

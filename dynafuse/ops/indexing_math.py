@@ -194,7 +194,7 @@ def _divmod(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]
 def _nonnegative_rest(
     expr: sympy.Expr, quotient: sympy.Expr, rest: sympy.Expr, size: sympy.Expr
 ) -> tuple[sympy.Expr, sympy.Expr]:
-    """Another ``(q, r)`` with an ``r`` that is not negative, which is divided faster; nothing is split if none shows."""
+    """Return a ``(q, r)`` with an ``r`` that is not negative, which is divided faster; nothing is split if none shows."""
     if known_nonnegative(rest + size):
         return quotient - 1, rest + size
     if not size.is_Integer:
@@ -238,7 +238,7 @@ def _is_polynomial(expr: sympy.Expr) -> bool:
 
 
 def _reduced(rest: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """Division by a constant with a common factor cancelled: ``(g*a + r) // (g*b) == a // b`` while ``0 <= r < g``."""
+    """Divide by a constant with a common factor cancelled: ``(g*a + r) // (g*b) == a // b`` while ``0 <= r < g``."""
     for common in _common_factors(rest, int(size)):
         high, low = _split_multiples(rest, sympy.Integer(common))
         if known_nonnegative(low) and known_less(low, common):
@@ -253,7 +253,7 @@ def _common_factors(expr: sympy.Expr, size: int) -> list[int]:
 
 
 def _opaque(expr: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """Division that stays a division, after nested remainders are reduced."""
+    """Return a division that stays a division, after nested remainders are reduced."""
     if size == 1:
         return expr, S.Zero
     if known_nonnegative(expr) and known_less(expr, size):

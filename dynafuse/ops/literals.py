@@ -64,7 +64,7 @@ class HoistedScalar:
 
     @property
     def name(self) -> str:
-        """The kernel's argument."""
+        """Return the kernel's argument."""
         return f"k{self.position}"
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
 
 
 def reciprocal_parts(divisor: int) -> tuple[float, float] | None:
-    """Two float32 numbers whose sum is the reciprocal of an integer, for ``lm.div_by``; None where it rounds otherwise.
+    """Return two float32 that add up to the reciprocal of an integer, for ``lm.div_by``; None if that rounds otherwise.
 
     That it rounds every quotient as a division does is tested for all float32 numbers and these divisors.
     """
@@ -133,7 +133,7 @@ def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:
 
 
 def _truncation(dest: torch.dtype) -> str:
-    """Float to integer by way of a wide integer: hardware saturates at the width it converts to, eager wraps."""
+    """Convert float to integer by way of a wide integer: hardware saturates at the width it converts to, eager wraps."""
     if dest is torch.uint8 or dest is torch.uint16 or dest is torch.uint32:
         return f".to(tl.int64).to({triton_type(dest)})"
     return f".to(tl.int32).to({triton_type(dest)})" if dest in _NARROW_INTS else f".to({triton_type(dest)})"

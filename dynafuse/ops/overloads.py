@@ -25,7 +25,7 @@ def overload(name: str) -> OpOverload | None:
 
 
 def overloads(names: str) -> Iterator[OpOverload]:
-    """Those of the whitespace-separated overloads that exist."""
+    """Return those of the whitespace-separated overloads that exist."""
     return (op for op in map(overload, names.split()) if op is not None)
 
 

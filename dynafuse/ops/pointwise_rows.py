@@ -165,7 +165,7 @@ def _pow_scalar(context: Context, base: Any, exponent: Any) -> str:
 
 
 def _int_power(base: str, exponent: int) -> str:
-    """Repeated squaring, written out."""
+    """Write out repeated squaring."""
     if exponent == 0:
         return f"tl.zeros_like({base}) + 1"
     if exponent == 1:

@@ -45,12 +45,12 @@ class Window:
 
     @property
     def span(self) -> int:
-        """The elements from its first to its last."""
+        """Return the elements from its first to its last."""
         return self.dilation * (self.length - 1) + 1
 
     @property
     def overlaps(self) -> int:
-        """The most windows that an element is in, or lies between elements of."""
+        """Return the most windows that an element is in, or lies between elements of."""
         return -(-self.span // self.stride)
 
 
@@ -66,9 +66,9 @@ _LIBRARY.define("max_pool_offsets_backward(Tensor grad_output, Tensor offsets, S
 def _offsets(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
              dilation: Sequence[int], ceil_mode: bool) -> torch.Tensor:
     """Return the second result of torch's op, of which there is no other op."""
-    found: torch.Tensor = torch.ops.prims._low_memory_max_pool_with_offsets(
+    offsets: torch.Tensor = torch.ops.prims._low_memory_max_pool_with_offsets(
         self, kernel_size, stride, padding, dilation, ceil_mode)[1]
-    return found
+    return offsets
 
 
 def _offsets_like(self: torch.Tensor, *window: Any) -> torch.Tensor:
@@ -86,9 +86,9 @@ def _offsets_backward(grad_output: torch.Tensor, offsets: torch.Tensor, input_si
     ceil_mode = _last_one_is_cut(offsets.shape[-len(kernel_size):], input_size, kernel_size, stride, padding, dilation)
     backward = {2: torch.ops.aten.max_pool2d_with_indices_backward, 3: torch.ops.aten.max_pool3d_with_indices_backward}
     pooled = _gradient_like(grad_output, offsets, input_size)
-    found: torch.Tensor = backward[len(kernel_size)](
+    gradient: torch.Tensor = backward[len(kernel_size)](
         grad_output, pooled, kernel_size, stride, padding, dilation, ceil_mode, indices)
-    return found
+    return gradient
 
 
 def _last_one_is_cut(counts: Sequence[int], sizes: Sequence[int], *windows: Sequence[int]) -> bool:

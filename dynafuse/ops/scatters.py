@@ -73,9 +73,9 @@ def _put_points(call: Call) -> Points:
     shape = shape_of(call["self"])
     indices = [*call["indices"], *[None] * (len(shape) - len(call["indices"]))]
     shapes = [shape_of(at) for at in indices if at is not None]
-    start, _ = placement(indices, [len(one) for one in shapes])
-    kept = [size for at, size in zip(indices, shape, strict=True) if at is None]
-    return (*kept[:start], *_broadcast(shapes), *kept[start:])
+    start, _ = placement(indices, [len(sizes) for sizes in shapes])
+    whole = [size for at, size in zip(indices, shape, strict=True) if at is None]
+    return (*whole[:start], *_broadcast(shapes), *whole[start:])
 
 
 def _broadcast(shapes: Sequence[Points]) -> Points:

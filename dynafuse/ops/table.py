@@ -226,7 +226,7 @@ class Row:
 
     @property
     def fusible(self) -> bool:
-        """Whether the op may be part of a fused region."""
+        """Return whether the op may be part of a fused region."""
         return self.kind is not Kind.OPAQUE and not self.reason
 
     def uses(self, position: int) -> bool:
@@ -249,7 +249,7 @@ def lookup(target: object) -> Row | None:
 
 
 def rows() -> Sequence[Row]:
-    """All rows, in the order in which they were added."""
+    """Return all rows, in the order in which they were added."""
     return tuple(_TABLE.values())
 
 

@@ -37,7 +37,7 @@ NOT_ANY: Mapping[Node, str] = {}
 
 
 def tensor_of(value: torch.Tensor) -> Tensor:
-    """The facts of a fake tensor."""
+    """Return the facts of a fake tensor."""
     count = 1
     for size, stride in zip(value.shape, value.stride(), strict=True):
         count *= 1 if isinstance(stride, int) and stride == 0 else hint(size)
@@ -46,20 +46,21 @@ def tensor_of(value: torch.Tensor) -> Tensor:
 
 def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, str] = NOT_ANY,
              forcing: Forcing = NOTHING) -> Annotated:
-    """Facts for every node. Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never, for the
-    reason given.
+    """Return facts for every node.
+
+    Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never, for the reason given.
 
     Raises ForceError if a node is forced to an executor that cannot run it.
     """
     facts: dict[Node, Facts] = {}
     for node in module.graph.nodes:
-        found = _facts(node, module, device_type, facts)
-        facts[node] = replace(found, role=Role.EAGER, reason=eager[node]) if node in eager else found
+        fact = _facts(node, module, device_type, facts)
+        facts[node] = replace(fact, role=Role.EAGER, reason=eager[node]) if node in eager else fact
     return Annotated(module.graph, forcing.applied(module.graph, facts), _environment(module.graph))
 
 
 def _environment(graph: Graph) -> ShapeEnv | None:
-    """Where torch keeps what it knows of a graph's sizes; None if all are numbers."""
+    """Return where torch keeps what it knows of a graph's sizes; None if all are numbers."""
     values = (node.meta.get("val") for node in graph.nodes)
     sizes = (size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else (value,)))
     return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
@@ -124,7 +125,7 @@ def _expression(size: Size) -> sympy.Expr:
 
 def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None,
              before: Mapping[Node, Facts]) -> str:
-    """Why this call of a fusible op cannot be fused; empty if it can. ``before`` has the facts of its operands."""
+    """Return why this call of a fusible op cannot be fused; empty if it can. ``before`` has the facts of its operands."""
     operands = [before[a].tensor for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
     tensors = [t for t in (tensor, *operands) if t is not None]
     if len(tensors) <= len(operands):
@@ -150,7 +151,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
 
 
 def _is_contiguous(tensor: Tensor) -> bool:
-    """Whether the elements lie in memory row by row, without gaps."""
+    """Return whether the elements lie in memory row by row, without gaps."""
     expected: Size = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
         if size != 1 and stride != expected:
@@ -160,7 +161,7 @@ def _is_contiguous(tensor: Tensor) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie in memory without gaps, for all sizes. Nothing is asked of symbols, which would bind them."""
+    """Return whether the elements lie in memory without gaps, for all sizes. Symbols are asked nothing, which binds them."""
     dims = zip(tensor.shape, tensor.stride, strict=True)
     left = [(_stride(stride), _expression(size)) for size, stride in dims if size != 1]
     expected: sympy.Expr = sympy.S.One
@@ -174,7 +175,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _stride(stride: Size) -> sympy.Expr:
-    """A stride of a tensor that is not empty: torch writes ``Max(1, size)`` for sizes that may be 0."""
+    """Return a stride of a tensor that is not empty: torch writes ``Max(1, size)`` for sizes that may be 0."""
     return _expression(stride).replace(Max, _unless_empty)
 
 

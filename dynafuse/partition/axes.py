@@ -18,7 +18,7 @@ from dynafuse.ir import Size
 
 
 def divides(divisor: Size, size: Size) -> Size | None:
-    """``size / divisor`` when that is provably a whole number, else None."""
+    """Return ``size / divisor`` when that is provably a whole number, else None."""
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if size % divisor == 0 else None
     quotient = sympy.sympify(size) / divisor
@@ -50,12 +50,12 @@ AxisDims = tuple[Axes, ...]
 
 
 def fresh(shape: Sequence[Size]) -> AxisDims:
-    """New axes for a shape: one per dimension, none for a dimension of size one."""
+    """Return new axes for a shape: one per dimension, none for a dimension of size one."""
     return tuple(() if size == 1 else (Axis(size),) for size in shape)
 
 
 def leaves(axes: Iterable[Axis]) -> list[Axis]:
-    """The axes that a list of axes stands for now."""
+    """Return the axes that a list of axes stands for now."""
     loops: list[Axis] = []
     for axis in axes:
         while (parts := axis.parts) is not None and len(parts) == 1:
@@ -74,7 +74,7 @@ class Unifier:
         self._trail: list[Axis] = []
 
     def mark(self) -> int:
-        """A point to which :meth:`undo` returns."""
+        """Return a point to which :meth:`undo` returns."""
         return len(self._trail)
 
     def undo(self, mark: int) -> None:
@@ -125,7 +125,7 @@ class Unifier:
         return len(left) == len(right) and all(self.unify(x, y) for x, y in zip(left, right, strict=True))
 
     def regroup(self, dims: AxisDims, shape: Sequence[Size]) -> AxisDims | None:
-        """The axes of ``dims``, flattened row by row, as the dimensions of ``shape``; None if a cut is not provable."""
+        """Return the axes of ``dims``, row by row, as the dimensions of ``shape``; None if a cut is not provable."""
         rest = leaves(axis for dim in dims for axis in dim)[::-1]
         grouped = []
         for size in shape:

@@ -22,7 +22,7 @@ class Executors:
 
     def __init__(self, facts: Mapping[Node, Facts], enabled: Sequence[str],
                  denied: frozenset[tuple[str, Node]] = frozenset()) -> None:
-        """``denied`` are pairs of an executor and a node that it has failed on."""
+        """Take executors by name; ``denied`` are pairs of an executor and a node that it has failed on."""
         self._facts = facts
         self._denied = denied
         self.enabled = tuple(name for name in enabled if executor(name).fuses)
@@ -33,7 +33,7 @@ class Executors:
         return "; ".join([", ".join(self.enabled), *failed])
 
     def of(self, nodes: Sequence[Node]) -> tuple[str, ...]:
-        """The executors that can run all of the nodes as one kernel."""
+        """Return the executors that can run all of the nodes as one kernel."""
         return tuple(name for name in self.enabled if not self.reason(name, nodes))
 
     def reason(self, name: str, nodes: Sequence[Node]) -> str:

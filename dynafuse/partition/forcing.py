@@ -64,12 +64,12 @@ class Pattern:
 
     @cached_property
     def parts(self) -> Path_:
-        """The pattern in parts; a lone star is for everything."""
+        """Return the pattern in parts; a lone star is for everything."""
         return ("**",) if self.text == "*" else tuple(part.strip() for part in self.text.split("."))
 
     @property
     def literal(self) -> int:
-        """How much of it is no wildcard."""
+        """Return how much of it is no wildcard."""
         return sum(character not in "*?[]" for character in self.text)
 
 
@@ -82,12 +82,12 @@ class Place:
     classes: tuple[frozenset[str], ...]
 
     def depth_of(self, pattern: Pattern) -> int:
-        """How deep the outermost module lies that a pattern matches; -1 if it matches none."""
+        """Return how deep the outermost module lies that a pattern matches; -1 if it matches none."""
         hits = (i for i, paths in enumerate(self.paths) if any(_matches(path, pattern.parts) for path in paths))
         return next(hits, -1)
 
     def depth_of_class(self, name: str) -> int:
-        """How deep the innermost module of a class lies; the compiled module itself is on no stack and lies outermost."""
+        """Return how deep the innermost module of a class lies; the compiled module, on no stack, lies outermost."""
         return max((i for i, names in enumerate(self.classes) if name in names), default=0)
 
 
@@ -104,13 +104,13 @@ class Forcing:
 
     @staticmethod
     def of(force: Mapping[str, str], enabled: Sequence[str]) -> Forcing:
-        """From the option ``force`` and the executors in use; to be called while Dynamo calls the backend."""
+        """Read the option ``force`` and the executors in use; to be called while Dynamo calls the backend."""
         patterns = [Pattern(text, Order(name.removesuffix("?"), name[-1] != "?")) for text, name in force.items()]
         around = torch.fx.traceback.current_meta.get("custom", {}).get(FORCE_MARK)
         return Forcing(tuple(patterns), around, tuple(enabled))
 
     def applied(self, graph: Graph, facts: Mapping[Node, Facts]) -> dict[Node, Facts]:
-        """The facts with what forces each node taken in. Raises ForceError where a strict order cannot be kept."""
+        """Return the facts with what forces each node taken in. Raises ForceError where a strict order cannot be kept."""
         result = dict(facts)
         violations: list[Violation] = []
         for node, order in self.orders(graph).items():
@@ -126,31 +126,31 @@ class Forcing:
         return result
 
     def orders(self, graph: Graph) -> dict[Node, Order]:
-        """The order that each forced node is under."""
+        """Return the order that each forced node is under."""
         calls = [node for node in graph.nodes if node.op == "call_function"]
         if not self.patterns and self.around is None and not any(map(_mark, calls)):
             return {}
-        found = {node: order for node in calls if not _has_no_place(node) and (order := self._order(node))}
+        orders = {node: order for node in calls if not _has_no_place(node) and (order := self._order(node))}
         for node in filter(_has_no_place, calls):
-            order = _of_neighbours(_called(node.all_input_nodes), found)
+            order = _of_neighbours(_called(node.all_input_nodes), orders)
             if order is not None:
-                found[node] = order
+                orders[node] = order
         for node in filter(_has_no_place, reversed(calls)):
-            if node not in found and not _called(node.all_input_nodes):
-                order = _of_neighbours(_called(node.users), found)
+            if node not in orders and not _called(node.all_input_nodes):
+                order = _of_neighbours(_called(node.users), orders)
                 if order is not None:
-                    found[node] = order
+                    orders[node] = order
         if self.around is not None:
-            homeless = [node for node in calls if node not in found and not module_stack(node)]
-            found |= dict.fromkeys(homeless, Order(self.around[0], strict=False))
-        return found
+            homeless = [node for node in calls if node not in orders and not module_stack(node)]
+            orders |= dict.fromkeys(homeless, Order(self.around[0], strict=False))
+        return orders
 
     def forced_to_eager(self, graph: Graph) -> frozenset[Node]:
-        """The nodes that are forced to eager."""
+        """Return the nodes that are forced to eager."""
         return frozenset(node for node, order in self.orders(graph).items() if not executor(order.executor).fuses)
 
     def _order(self, node: Node) -> Order | None:
-        """What forces a node itself: the innermost of its marks and the patterns that match."""
+        """Return what forces a node itself: the innermost of its marks and the patterns that match."""
         mark = _mark(node) or self.around
         if mark is not None and not (mark[2] and self.patterns):
             return Order(*mark[:2])
@@ -160,7 +160,7 @@ class Forcing:
         return order
 
     def _innermost(self, node: Node) -> tuple[Place, int, Order | None]:
-        """Where a node lies, and of the patterns that match there the one that begins deepest; the more literal one of
+        """Return where a node lies, and the pattern that matches there and begins deepest; the more literal one of
         two, the later one of two alike."""
         key = tuple((str(entry[0]), entry[1]) for entry in module_stack(node).values())
         if key not in self._found:
@@ -171,7 +171,7 @@ class Forcing:
         return self._found[key]
 
     def _obstacle(self, node: Node, order: Order, facts: Mapping[Node, Facts]) -> str:
-        """Why a node does not run on the executor that it is forced to, or ""."""
+        """Return why a node does not run on the executor that it is forced to, or ""."""
         if node.target is operator.getitem:
             return ""
         if order.executor not in self.enabled:
@@ -219,12 +219,12 @@ def reset() -> None:
 
 
 def _mark(node: Node) -> Mark | None:
-    found: Mark | None = (node.meta.get("custom") or {}).get(FORCE_MARK)
-    return found
+    mark: Mark | None = (node.meta.get("custom") or {}).get(FORCE_MARK)
+    return mark
 
 
 def _has_no_place(node: Node) -> bool:
-    """Whether a node stands for nothing that the user wrote: a sum of gradients, a constant, what a pass put in."""
+    """Return whether a node stands for nothing that the user wrote: a sum of gradients, a constant, what a pass put in."""
     if _mark(node) is not None or module_stack(node):
         return False
     trace = node.meta.get("stack_trace")
@@ -235,15 +235,15 @@ def _called(nodes: Iterable[Node]) -> list[Node]:
     return [node for node in nodes if node.op == "call_function"]
 
 
-def _of_neighbours(neighbours: Sequence[Node], found: Mapping[Node, Order]) -> Order | None:
-    """What all neighbours are forced to, if they agree; no contract comes with it."""
-    executors = {found[n].executor if n in found else None for n in neighbours}
+def _of_neighbours(neighbours: Sequence[Node], orders: Mapping[Node, Order]) -> Order | None:
+    """Return what all neighbours are forced to, if they agree; no contract comes with it."""
+    executors = {orders[n].executor if n in orders else None for n in neighbours}
     executor = executors.pop() if len(executors) == 1 else None
     return None if executor is None else Order(executor, strict=False)
 
 
 def _place(stack: Sequence[tuple[str, Any]]) -> Place:
-    """Where the module stack of a node says that it lies. Modules that are only passed through count as well."""
+    """Return where the module stack of a node says that it lies. Modules that are only passed through count as well."""
     paths: dict[tuple[Path_, Path_], frozenset[str]] = {((), ()): frozenset()}
     for source, cls in stack:
         name, *parts = module_path(source)
@@ -261,8 +261,8 @@ def _names(cls: Any) -> frozenset[str]:
 
 
 def _modules_of_callers() -> set[tuple[str, Path_]]:
-    """All modules that running functions have variables for: the variable's name, and the path from what it holds."""
-    found: set[tuple[str, Path_]] = set()
+    """Return all modules that running functions have variables for: the variable's name, and the path from what it holds."""
+    modules: set[tuple[str, Path_]] = set()
     seen: set[tuple[str, int]] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -270,14 +270,14 @@ def _modules_of_callers() -> set[tuple[str, Path_]]:
             if (name, id(value)) in seen or not isinstance(value, torch.nn.Module) or isinstance(value, GraphModule):
                 continue
             seen.add((name, id(value)))
-            modules = getattr(value, "_orig_mod", value).named_modules()
-            found.update((name, tuple(path.split(".")) if path else ()) for path, _ in modules)
+            inner = getattr(value, "_orig_mod", value).named_modules()
+            modules.update((name, tuple(path.split(".")) if path else ()) for path, _ in inner)
         frame = frame.f_back
-    return found
+    return modules
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """Names and values that a running function sees, and those that functions among them close over."""
+    """Return names and values that a running function sees, and those that functions among them close over."""
     values = list(frame.f_locals.items())
     for _, value in values:
         if isinstance(value, FunctionType) and value.__closure__:
@@ -300,7 +300,7 @@ def _matches(path: Path_, pattern: Path_) -> bool:
 
 
 def _is_exempt(node: Node, facts: Facts) -> bool:
-    """Whether the contract does not concern a node: it computes nothing, or stays with a library everywhere.
+    """Return whether the contract does not concern a node: it computes nothing, or stays with a library everywhere.
 
     The contract concerns what an executor could fuse. Products, convolutions, attention and FFTs are calls of libraries
     under every executor; views, picks of one output, checks and creations out of nothing move no data. The
@@ -332,7 +332,7 @@ def _violation(node: Node, order: Order, facts: Facts, reason: str) -> Violation
 
 
 def _described(value: Any) -> str:
-    """Outputs that are no single strided tensor."""
+    """Describe outputs that are no single strided tensor."""
     if isinstance(value, (tuple, list)):
         return ", ".join(_described(v) for v in value)
     if isinstance(value, torch.Tensor):
@@ -341,7 +341,7 @@ def _described(value: Any) -> str:
 
 
 def index_lines(nodes: Iterable[Node]) -> dict[str, str]:
-    """Where the user wrote what indexes by loaded values, as ``model.py:12; model.py:20``, per op."""
+    """Return where the user wrote what indexes by loaded values, as ``model.py:12; model.py:20``, per op."""
     lines: dict[str, dict[str, None]] = {}
     for node in nodes:
         row = lookup(node.target)

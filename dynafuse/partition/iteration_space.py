@@ -55,7 +55,7 @@ class Read:
 
     @cached_property
     def dims(self) -> AxisDims | None:
-        """The axes along which it is read; None if a dimension is not read along whole axes (a slice, a gather)."""
+        """Return the axes along which it is read; None if a dimension is not read along whole axes (a slice, a gather)."""
         return whole(self.place)
 
     def along(self, tensor: Node) -> AxisDims | None:
@@ -83,7 +83,7 @@ ELEMENTWISE = Operand()
 
 
 def count(shape: tuple[Size, ...]) -> Size:
-    """The number of elements of a shape."""
+    """Return the number of elements of a shape."""
     total: Size = 1
     for size in shape:
         total = total * size
@@ -96,7 +96,7 @@ def whole(place: Place) -> AxisDims | None:
 
 
 def tensor_arguments(node: Node) -> tuple[Node, ...]:
-    """The distinct nodes whose values a node needs (a copy does not read what it overwrites)."""
+    """Return the distinct nodes whose values a node needs (a copy does not read what it overwrites)."""
     return (node.args[1],) if node.target is COPIES_INTO else tuple(node.all_input_nodes)  # type: ignore[return-value]
 
 
@@ -129,33 +129,33 @@ class Spaces:
     # ------------------------------------------------------------------ what is a unit
 
     def tensor(self, node: Node) -> Tensor:
-        """The tensor facts of a node that has them."""
+        """Return the tensor facts of a node that has them."""
         tensor = self.facts[node].tensor
         assert tensor is not None, node
         return tensor
 
     def is_unit(self, node: Node) -> bool:
-        """Whether ``node`` is computed by a fused kernel as a value of its own."""
+        """Return whether ``node`` is computed by a fused kernel as a value of its own."""
         return self.facts[node].role is Role.FUSED and node not in self.cheap
 
     @cached_property
     def needed(self) -> frozenset[Node]:
-        """Nodes that something outside fused kernels reads: they must exist in memory (or be views of what does)."""
-        found: set[Node] = set()
+        """Return the nodes that are read outside fused kernels: they must exist in memory (or be views of what does)."""
+        needed: set[Node] = set()
         for node in reversed(list(self.graph.nodes)):
             role = self.facts[node].role
-            if role in (Role.EAGER, Role.OUTPUT, Role.HOST) or (role is Role.VIEW and node in found):
-                found.update(node.all_input_nodes)
+            if role in (Role.EAGER, Role.OUTPUT, Role.HOST) or (role is Role.VIEW and node in needed):
+                needed.update(node.all_input_nodes)
             elif (base := self.facts[node].scatters_into) is not None:
-                found.add(base)
+                needed.add(base)
             elif node.target is COPIES_INTO:
-                found.add(node)
+                needed.add(node)
                 if self._reads_elsewhere(node):
-                    found.add(node.args[1])
-        return frozenset(found)
+                    needed.add(node.args[1])
+        return frozenset(needed)
 
     def _reads_elsewhere(self, copy: Node) -> bool:
-        """Whether what is copied is computed, element by element, from other elements of what is overwritten."""
+        """Return whether what is copied is computed, element by element, from other elements of what is overwritten."""
         into = self.annotated.memory(copy.all_input_nodes[0])
         stack: list[tuple[Node, bool]] = [(copy.args[1], False)]  # type: ignore[list-item]
         seen = set(stack)
@@ -178,32 +178,32 @@ class Spaces:
 
     @cached_property
     def cheap(self) -> frozenset[Node]:
-        """Fusible nodes that cost no more to compute again than to read: casts up, scalings by a row, constants."""
-        found: dict[Node, tuple[frozenset[Node], float]] = {}
+        """Return fusible nodes that cost no more to compute again than to read: casts up, scalings by a row, constants."""
+        cheap: dict[Node, tuple[frozenset[Node], float]] = {}
         for node in self.graph.nodes:
             facts = self.facts[node]
             if facts.role is Role.FUSED and node not in self.needed and self._follows_readers(node, facts.forced):
-                sources, flops = self._recomputation(node, facts, found)
+                sources, flops = self._recomputation(node, facts, cheap)
                 if self._pays(facts, sources, flops * self._evaluations[node]):
-                    found[node] = (sources, flops)
-        return frozenset(found)
+                    cheap[node] = (sources, flops)
+        return frozenset(cheap)
 
     @cached_property
     def _evaluations(self) -> Mapping[Node, int]:
-        """How often a node is computed for a point of a kernel if it is computed again wherever it is read, at most."""
-        found: dict[Node, int] = {}
+        """Return how often, at most, a node is computed per point of a kernel if each of its readers computes it again."""
+        evaluations: dict[Node, int] = {}
         for node in reversed(list(self.graph.nodes)):
             most = picked = 0 if node.users else 1
             for user in node.users:
                 operand = self.operands[user].get(node, ELEMENTWISE)  # a copy does not read what it overwrites
-                times = self._read_by(user, operand, found)
+                times = self._read_by(user, operand, evaluations)
                 most = max(most, times)
                 picked += times if operand.is_picked else 0
-            found[node] = max(most, picked)
-        return found
+            evaluations[node] = max(most, picked)
+        return evaluations
 
     def _read_by(self, user: Node, operand: Operand, evaluations: Mapping[Node, int]) -> int:
-        """How often a reader needs an element of an operand: often itself if it may be computed again, too."""
+        """Return how often a reader needs an element of an operand: often itself if it may be computed again, too."""
         facts = self.facts[user]
         if facts.role not in (Role.VIEW, Role.FUSED) or facts.row is None:
             return 1
@@ -212,7 +212,7 @@ class Spaces:
         return operand.reach * (evaluations[user] if again else 1)
 
     def _follows_readers(self, node: Node, forced: str | None) -> bool:
-        """Whether readers may compute a node again for themselves: a forced one only where they are forced alike."""
+        """Return whether readers may compute a node again for themselves: a forced one only where they are forced alike."""
         return forced is None or all(self.facts[user].forced == forced for user in node.users)
 
     def _pays(self, facts: Facts, sources: frozenset[Node], flops: float) -> bool:
@@ -227,13 +227,13 @@ class Spaces:
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:
-        """What something writes into: inputs, and whatever ops that are not functional change."""
+        """Return what something writes into: inputs, and whatever ops that are not functional change."""
         return frozenset(self.annotated.memory(written) for node in self.graph.nodes for written in written_to(node))
 
     def _recomputation(
         self, node: Node, facts: Facts, cheap: dict[Node, tuple[frozenset[Node], float]]
     ) -> tuple[frozenset[Node], float]:
-        """What must be read to compute ``node`` again, and the arithmetic."""
+        """Return what must be read to compute ``node`` again, and the arithmetic."""
         assert facts.row is not None
         sources: set[Node] = set()
         flops = facts.row.flops
@@ -248,7 +248,7 @@ class Spaces:
         return frozenset(sources), flops
 
     def is_unrolled(self, node: Node) -> bool:
-        """Whether a reduction is short enough to be written out."""
+        """Return whether a reduction is short enough to be written out."""
         if self._kind(node) is not Kind.REDUCTION or not self._plain(node):
             return False
         total = count(tuple(self._reduced_sizes(node)))
@@ -260,22 +260,22 @@ class Spaces:
         return row is not None and row.states == 1
 
     def is_reduction(self, node: Node) -> bool:
-        """Whether ``node`` is a reduction that its kernel must loop or combine for."""
+        """Return whether ``node`` is a reduction that its kernel must loop or combine for."""
         return node in self._reductions
 
     def is_scatter(self, node: Node) -> bool:
-        """Whether ``node`` writes at computed places, so that nothing of it is known before its kernel has ended."""
+        """Return whether ``node`` writes at computed places, so that nothing of it is known before its kernel has ended."""
         return node in self._scatters
 
     def adds(self, node: Node) -> bool:
-        """Whether ``node`` is a scatter that combines values with what its base holds, in any order."""
+        """Return whether ``node`` is a scatter that combines values with what its base holds, in any order."""
         row, call = self.facts[node].row, self.facts[node].call
         if not self.is_scatter(node) or row is None or row.scatter is None or call is None:
             return False
         return row.scatter.combine(call.args) is not Combine.STORE
 
     def combines_alike(self, first: Node, second: Node) -> bool:
-        """Whether of two scatters into one base the second need not wait for the first: both add."""
+        """Return whether of two scatters into one base the second need not wait for the first: both add."""
         combines = [row.scatter.combine(facts.call.args) for facts in (self.facts[first], self.facts[second])
                     if (row := facts.row) is not None and row.scatter is not None and facts.call is not None]
         return len(combines) == 2 and combines[0] is combines[1] and self.adds(first)
@@ -301,25 +301,25 @@ class Spaces:
             yield from (shape[d] for d in self._reduced(node))
 
     def iterated_shape(self, node: Node) -> tuple[Size, ...]:
-        """The sizes of what a unit runs over: of its result, of a reduction's operand, of a scatter's points."""
+        """Return the sizes of what a unit runs over: of its result, of a reduction's operand, of a scatter's points."""
         if self.is_scatter(node):
             return self._points(node)
         return self._operand_shape(node) if self.is_reduction(node) else self.tensor(node).shape
 
     def _points(self, node: Node) -> tuple[Size, ...]:
-        """The sizes of a scatter's iteration space."""
+        """Return the sizes of a scatter's iteration space."""
         row, call = self.facts[node].row, self.facts[node].call
         assert row is not None and row.scatter is not None and call is not None
         return tuple(int(size) if size.is_Integer else size for size in row.scatter.points(call))
 
     def point_count(self, node: Node) -> int:
-        """A hint of how many values a scatter writes."""
+        """Return a hint of how many values a scatter writes."""
         total = count(self._points(node))
         operands = (self.facts[argument].tensor for argument in node.all_input_nodes)
         return total if isinstance(total, int) else max(tensor.hint for tensor in operands if tensor is not None)
 
     def out_dims(self, node: Node) -> AxisDims:
-        """The axes of a unit's output."""
+        """Return the axes of a unit's output."""
         dims = self.dims[node]
         if not self.is_reduction(node):
             return dims
@@ -331,13 +331,13 @@ class Spaces:
         return tuple(axes for d, axes in enumerate(dims) if d not in reduced)
 
     def reduced_axes(self, node: Node) -> AxisDims:
-        """The axes that reduction ``node`` closes over."""
+        """Return the axes that reduction ``node`` closes over."""
         return tuple(self.dims[node][d] for d in self._reduced(node))
 
     # ------------------------------------------------------------------ reads
 
     def reads(self, node: Node) -> list[Read]:
-        """What unit ``node`` reads, looking through views and cheap nodes."""
+        """Return what unit ``node`` reads, looking through views and cheap nodes."""
         if self.is_scatter(node):
             points = self.point_count(node)
         else:
@@ -350,7 +350,7 @@ class Spaces:
         return reads
 
     def _elements_at(self, node: Node, argument: Node) -> Hashable:
-        """What two units have in common that read the same elements of an operand if they run along the same axes."""
+        """Return what two units have in common that read the same elements of an operand if they run along the same axes."""
         reading = (self._moves(node) or {}).get(argument)
         return (argument, reading.indices) if reading is not None and reading.told else None
 
@@ -388,7 +388,7 @@ class Spaces:
         return max((operand.reach for operand in self.operands[node].values()), default=1) * (row.flops if row else 1.0)
 
     def _moves(self, node: Node) -> Mapping[Node, Reading] | None:
-        """Where a fused node that moves data reads its operands; None for any other node."""
+        """Return where a fused node that moves data reads its operands; None for any other node."""
         if self.facts[node].role is not Role.FUSED or self._kind(node) not in (Kind.INDEX, Kind.GATHER):
             return None
         return self._reading(node)
@@ -410,7 +410,7 @@ class Spaces:
         return self._followed(node, argument, place)
 
     def _lines_up(self, scatter: Node, argument: Node) -> bool:
-        """Whether an operand is read at the points of a scatter, or is broadcast to them: of a larger one only a part is."""
+        """Return whether an operand is read at the points of a scatter, or broadcast to them; not of a larger one."""
         row, call = self.facts[scatter].row, self.facts[scatter].call
         assert row is not None and call is not None
         sizes, points = self.tensor(argument).shape, self._points(scatter)
@@ -419,12 +419,12 @@ class Spaces:
         return is_aligned and len(sizes) <= len(points) and all(size in (1, point) for size, point in pairs)
 
     def _broadcast(self, place: Place, shape: tuple[Size, ...]) -> Place:
-        """Trailing dimensions line up; a dimension of size one runs along nothing."""
-        kept = place[len(place) - len(shape):]
-        return tuple(() if size == 1 else axes for axes, size in zip(kept, shape, strict=True))
+        """Return where a broadcast operand is read: trailing dimensions line up, one of size 1 runs along nothing."""
+        trailing = place[len(place) - len(shape):]
+        return tuple(() if size == 1 else axes for axes, size in zip(trailing, shape, strict=True))
 
     def _followed(self, node: Node, argument: Node, place: Place) -> Place:
-        """Where an operand is read whose dimensions follow some of the node's, as the row of the op table tells."""
+        """Return where an operand is read whose dimensions follow some of the node's, as the row of the op table tells."""
         shape, reading = self.tensor(argument).shape, (self._reading(node) or {}).get(argument)
         dimensions = (None,) * len(shape) if reading is None else reading.followed
         own = self.tensor(node).shape
@@ -448,7 +448,7 @@ class Spaces:
             yield Read(node, place, elements)
 
     def _through_view(self, node: Node, place: Place) -> Place:
-        """Where a view's base is read when the view is read at a place."""
+        """Return where a view's base is read when the view is read at a place."""
         base = node.all_input_nodes[0]
         shape, dims = self.tensor(base).shape, whole(place)
         row, call = self.facts[node].row, self.facts[node].call

@@ -34,17 +34,17 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """How many independent rows there are, for the choice of a class."""
+        """Return how many independent rows there are, for the choice of a class."""
         return product(a for a in self.axes if a not in self.reduced)
 
     @property
     def length(self) -> int:
-        """How many elements a row has, for the choice of a class."""
+        """Return how many elements a row has, for the choice of a class."""
         return product(self.reduced)
 
 
 def product(axes: Iterable[Axis]) -> int:
-    """The number of points of some axes, as schedules count them: of a dynamic axis by its stand-in."""
+    """Return the number of points of some axes, as schedules count them: of a dynamic axis by its stand-in."""
     return math.prod(estimate(axis.size) for axis in axes)
 
 
@@ -59,89 +59,89 @@ class Member:
 
     @property
     def out(self) -> frozenset[Axis]:
-        """The axes that its output runs along."""
+        """Return the axes that its output runs along."""
         return frozenset(self.axes) - self.reduced
 
 
-def members(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], outputs: frozenset[Node]) -> list[Member]:
-    """The nodes that run along axes of the region; inlined ones are computed at other indices and have none."""
-    found = []
+def members_of(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], outputs: frozenset[Node]) -> list[Member]:
+    """Return the nodes that run along axes of the region; inlined ones are computed at other indices and have none."""
+    members = []
     for node in nodes:
         if node not in inlined:
             axes = tuple(leaves(chain.from_iterable(spaces.dims[node])))
             reduced: Iterable[Axis] = ()
             if spaces.is_reduction(node):
                 reduced = leaves(axis for dim in spaces.reduced_axes(node) for axis in dim)
-            found.append(Member(node, axes, frozenset(reduced), node in outputs))
-    return found
+            members.append(Member(node, axes, frozenset(reduced), node in outputs))
+    return members
 
 
-def classify(spaces: Spaces, found: Sequence[Member]) -> Shape | Refusal:
-    """The iteration space that all members fit, or why there is none."""
-    for member in found:
+def classify(spaces: Spaces, members: Sequence[Member]) -> Shape | Refusal:
+    """Return the iteration space that all members fit, or why there is none."""
+    for member in members:
         if len(set(member.axes)) != len(member.axes):
-            return _refuse(RefusalKind.REPEATED_AXIS, member, found[0])
-    full = tuple(dict.fromkeys(axis for m in sorted(found, key=lambda m: -len(m.axes)) for axis in m.axes))
-    sets = list(dict.fromkeys(m.reduced for m in found if m.reduced))
+            return _refuse(RefusalKind.REPEATED_AXIS, member, members[0])
+    full = tuple(dict.fromkeys(axis for m in sorted(members, key=lambda m: -len(m.axes)) for axis in m.axes))
+    sets = list(dict.fromkeys(m.reduced for m in members if m.reduced))
     if not sets:
-        return _pointwise(found, full)
+        return _pointwise(members, full)
     if len(sets) == 1:
-        return _row(found, full, sets[0])
+        return _row(members, full, sets[0])
     if len(sets) == 2:
-        return _rowcol(spaces, found, full, sets)
-    return Refusal(RefusalKind.DIFFERENT_REDUCTIONS, found[0].node.name, found[-1].node.name, f"{len(sets)} sets")
+        return _rowcol(spaces, members, full, sets)
+    return Refusal(RefusalKind.DIFFERENT_REDUCTIONS, members[0].node.name, members[-1].node.name, f"{len(sets)} sets")
 
 
 def _refuse(kind: RefusalKind, first: Member, second: Member, detail: str = "") -> Refusal:
     return Refusal(kind, first.node.name, second.node.name, detail)
 
 
-def _pointwise(found: Sequence[Member], full: tuple[Axis, ...]) -> Shape | Refusal:
-    for member in found:
+def _pointwise(members: Sequence[Member], full: tuple[Axis, ...]) -> Shape | Refusal:
+    for member in members:
         if member.stored and len(member.axes) != len(full):
-            return _refuse(RefusalKind.SIZES_DIFFER, member, found[-1], f"{product(member.axes)} against {product(full)}")
+            return _refuse(RefusalKind.SIZES_DIFFER, member, members[-1], f"{product(member.axes)} against {product(full)}")
     return Shape("pointwise", full, frozenset())
 
 
-def _row(found: Sequence[Member], full: tuple[Axis, ...], reduced: frozenset[Axis]) -> Shape | Refusal:
+def _row(members: Sequence[Member], full: tuple[Axis, ...], reduced: frozenset[Axis]) -> Shape | Refusal:
     everything = frozenset(full)
-    for member in found:
+    for member in members:
         if member.reduced and len(member.axes) != len(full):
-            return _refuse(RefusalKind.FEWER_ROWS, member, found[-1])
+            return _refuse(RefusalKind.FEWER_ROWS, member, members[-1])
         if member.stored and member.out not in (everything, everything - reduced):
-            return _refuse(RefusalKind.SIZES_DIFFER, member, found[-1], f"{product(member.out)} against {product(full)}")
+            return _refuse(RefusalKind.SIZES_DIFFER, member, members[-1], f"{product(member.out)} against {product(full)}")
     return Shape("row", full, reduced)
 
 
 def _rowcol(
-    spaces: Spaces, found: Sequence[Member], full: tuple[Axis, ...], sets: list[frozenset[Axis]]
+    spaces: Spaces, members: Sequence[Member], full: tuple[Axis, ...], sets: list[frozenset[Axis]]
 ) -> Shape | Refusal:
     everything = frozenset(full)
     first, second = sets
     if first & second or first | second != everything:
-        return Refusal(RefusalKind.DIFFERENT_REDUCTIONS, found[0].node.name, found[-1].node.name)
-    row, column = (first, second) if innermost(spaces, found, first) else (second, first)
-    if not innermost(spaces, found, row):
-        return Refusal(RefusalKind.NOT_CONTIGUOUS, found[0].node.name, found[-1].node.name)
+        return Refusal(RefusalKind.DIFFERENT_REDUCTIONS, members[0].node.name, members[-1].node.name)
+    row, column = (first, second) if innermost(spaces, members, first) else (second, first)
+    if not innermost(spaces, members, row):
+        return Refusal(RefusalKind.NOT_CONTIGUOUS, members[0].node.name, members[-1].node.name)
     if not all(isinstance(axis.size, int) for axis in row):
-        return Refusal(RefusalKind.UNKNOWN_LENGTH, found[0].node.name, found[-1].node.name)
-    early = _used_early(spaces, found, column, row)
+        return Refusal(RefusalKind.UNKNOWN_LENGTH, members[0].node.name, members[-1].node.name)
+    early = _used_early(spaces, members, column, row)
     if early:
         return Refusal(RefusalKind.INCOMPLETE, early[0].name, early[1].name)
-    for member in found:
+    for member in members:
         table_row = spaces.facts[member.node].row
         if member.reduced == column and table_row is not None and table_row.states > 1:
-            return _refuse(RefusalKind.SEVERAL_STATES, member, found[-1])
+            return _refuse(RefusalKind.SEVERAL_STATES, member, members[-1])
         if member.reduced and len(member.axes) != len(full):
-            return _refuse(RefusalKind.FEWER_ROWS, member, found[-1])
+            return _refuse(RefusalKind.FEWER_ROWS, member, members[-1])
         if member.stored and member.out not in (everything, everything - row, everything - column):
-            return _refuse(RefusalKind.SIZES_DIFFER, member, found[-1])
+            return _refuse(RefusalKind.SIZES_DIFFER, member, members[-1])
     return Shape("rowcol", full, row, column)
 
 
-def innermost(spaces: Spaces, found: Sequence[Member], axes: frozenset[Axis]) -> bool:
-    """Whether the largest operand of the reductions has ``axes`` contiguous."""
-    for member in found:
+def innermost(spaces: Spaces, members: Sequence[Member], axes: frozenset[Axis]) -> bool:
+    """Return whether the largest operand of the reductions has ``axes`` contiguous."""
+    for member in members:
         if member.reduced:
             operand = spaces.tensor(member.node.all_input_nodes[0])
             dims = spaces.dims[member.node]
@@ -152,19 +152,19 @@ def innermost(spaces: Spaces, found: Sequence[Member], axes: frozenset[Axis]) ->
 
 
 def _used_early(
-    spaces: Spaces, found: Sequence[Member], column: frozenset[Axis], row: frozenset[Axis]
+    spaces: Spaces, members: Sequence[Member], column: frozenset[Axis], row: frozenset[Axis]
 ) -> tuple[Node, Node] | None:
-    """A column reduction whose result feeds a node that runs along rows or another reduction, with that node."""
-    late = [m.node for m in found if m.reduced == column]
-    after_it = after(spaces, found, frozenset(late))
-    early = next((m.node for m in found if m.node in after_it and (m.reduced or not m.out <= row)), None)
+    """Return a column reduction whose result feeds a node that runs along rows or another reduction, with that node."""
+    late = [m.node for m in members if m.reduced == column]
+    after_it = after(spaces, members, frozenset(late))
+    early = next((m.node for m in members if m.node in after_it and (m.reduced or not m.out <= row)), None)
     return None if early is None else (late[0], early)
 
 
-def after(spaces: Spaces, found: Sequence[Member], reductions: frozenset[Node]) -> set[Node]:
-    """Members that need a result of ``reductions``, directly or through views, cheap nodes and other members."""
+def after(spaces: Spaces, members: Sequence[Member], reductions: frozenset[Node]) -> set[Node]:
+    """Return the members that need a result of ``reductions``, directly or through views, cheap nodes and other members."""
     reached: set[Node] = set()
-    for member in found:
+    for member in members:
         if any(_reaches(spaces, argument, reached | reductions) for argument in member.node.all_input_nodes):
             reached.add(member.node)
     return reached
@@ -178,7 +178,7 @@ def _reaches(spaces: Spaces, node: Node, targets: set[Node] | frozenset[Node]) -
 
 
 def computes_anywhere(spaces: Spaces, nodes: Iterable[Node]) -> Node | None:
-    """None if every node can be computed at any index; else one that cannot: a reduction, a scatter, an overwriting copy."""
+    """Return a node that cannot be computed at any index: a reduction, a scatter, an overwriting copy; else None."""
     for node in nodes:
         if spaces.is_reduction(node) or spaces.is_scatter(node) or node.target is spaces.copies_into:
             return node

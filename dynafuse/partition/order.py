@@ -29,7 +29,7 @@ Unit = Node | HasNodes
 
 
 def beyond_operands(spaces: Spaces) -> dict[Node, list[Node]]:
-    """Extra dependencies, which no operand shows: per node, what has to run after it."""
+    """Return extra dependencies, which no operand shows: per node, what has to run after it."""
     extra = overwrites(spaces)
     for first, second in itertools.pairwise(filter(moves_generator, spaces.graph.nodes)):
         extra.setdefault(first, []).append(second)
@@ -37,7 +37,7 @@ def beyond_operands(spaces: Spaces) -> dict[Node, list[Node]]:
 
 
 def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
-    """Extra dependencies: readers of memory come before what writes to it, or after it where the graph has them so.
+    """Return extra dependencies: readers of memory come before what writes to it, or after it as in the graph.
 
     All readers of an input come before the copy that overwrites it at a functional graph's end.
     """
@@ -54,7 +54,7 @@ def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
 
 
 def _readers(spaces: Spaces, node: Node) -> Iterable[Node]:
-    """Who reads a node's memory or writes to it: looking through views, and through what its readers compute again."""
+    """Yield who reads a node's memory or writes to it: looking through views, and through what its readers compute again."""
     for user in node.users:
         solid = spaces.facts[user].role is not Role.VIEW and user not in spaces.cheap
         if solid and spaces.facts[user].role is not Role.OUTPUT:
@@ -82,11 +82,11 @@ class Dependencies:
         self._rank: dict[Unit, int] = {unit: i for i, unit in enumerate(self._order) if unit is not None}
 
     def position(self, node: Node) -> int:
-        """The place of a node in the graph."""
+        """Return the place of a node in the graph."""
         return self._place[node]
 
     def would_cycle(self, first: HasNodes, second: HasNodes) -> bool:
-        """Whether a path leads from one of two groups out and into the other."""
+        """Return whether a path leads from one of two groups out and into the other."""
         return self._between(first, second) is None
 
     def merged(self, first: HasNodes, second: HasNodes, both: HasNodes) -> None:
@@ -102,7 +102,7 @@ class Dependencies:
         self._rank.update((u, low + i) for i, u in enumerate(placed) if u is not None)
 
     def _between(self, first: HasNodes, second: HasNodes) -> set[Unit] | None:
-        """The units between two groups that need the earlier one; None if the later one needs any of them."""
+        """Return the units between two groups that need the earlier one; None if the later one needs any of them."""
         source, target = sorted((first, second), key=self._rank.__getitem__)
         limit = self._rank[target]
         seen: set[Unit] = set()
@@ -125,21 +125,21 @@ class Dependencies:
         return self._group.get(node, node)
 
     def _solid_successors(self) -> dict[Node, list[Node]]:
-        """Per node, the units that need it, looking through views and cheap nodes."""
+        """Return, per node, the units that need it, looking through views and cheap nodes."""
         extra = beyond_operands(self._spaces)
-        found: dict[Node, list[Node]] = {}
+        successors: dict[Node, list[Node]] = {}
         for node in reversed(list(self._spaces.graph.nodes)):
             after: dict[Node, None] = {}
             for user in (*node.users, *extra.get(node, ())):
-                after.update(dict.fromkeys(found[user] if self._transparent(user) else [user]))
-            found[node] = list(after)
-        return found
+                after.update(dict.fromkeys(successors[user] if self._transparent(user) else [user]))
+            successors[node] = list(after)
+        return successors
 
     def _transparent(self, node: Node) -> bool:
         return self._spaces.facts[node].role is Role.VIEW or node in self._spaces.cheap
 
     def closure(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """``nodes`` with the views and cheap nodes between them and what they read, in graph order."""
+        """Return ``nodes`` with the views and cheap nodes between them and what they read, in graph order."""
         computed = set(nodes)
         stack = list(nodes)
         while stack:
@@ -151,7 +151,7 @@ class Dependencies:
 
 
 def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, ...]:
-    """Regions, eager nodes, host scalars and views that must exist, each after what it needs, near the graph's order."""
+    """Order regions, eager nodes, host scalars and views that must exist: each after its needs, near the graph's order."""
     unit: dict[Node, Region | Node] = {}
     for region in regions:
         unit.update((node, region) for node in region.nodes if spaces.is_unit(node))
@@ -175,10 +175,10 @@ def _needs(spaces: Spaces, step: Region | Node, unit: Mapping[Node, Region | Nod
     else:
         sources = [spaces.annotated.base(step)] if spaces.facts[step].role is Role.VIEW else step.all_input_nodes
     hosts = [a for n in step.nodes for a in n.all_input_nodes] if isinstance(step, Region) else step.all_input_nodes
-    found = {id(unit[a]) for a in sources if a in unit}
-    found |= {id(unit[a]) for a in hosts if a in unit and spaces.facts[a].role is Role.HOST}
-    found.discard(id(step))
-    return found
+    needed = {id(unit[a]) for a in sources if a in unit}
+    needed |= {id(unit[a]) for a in hosts if a in unit and spaces.facts[a].role is Role.HOST}
+    needed.discard(id(step))
+    return needed
 
 
 def _add_extra(spaces: Spaces, unit: Mapping[Node, Region | Node], needs: dict[int, set[int]]) -> None:
@@ -190,7 +190,7 @@ def _add_extra(spaces: Spaces, unit: Mapping[Node, Region | Node], needs: dict[i
 
 
 def _steps_computing(spaces: Spaces, node: Node, unit: Mapping[Node, Region | Node]) -> list[Region | Node]:
-    """The steps in which ``node`` takes part: its own, or those that look through it."""
+    """Return the steps in which ``node`` takes part: its own, or those that look through it."""
     if node in unit:
         return [unit[node]]
     return [step for user in node.users if spaces.facts[user].role is not Role.OUTPUT

@@ -24,7 +24,7 @@ from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind, Role
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.legality import Shape, classify, members
+from dynafuse.partition.legality import Shape, classify, members_of
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.work import Asked, bytes_held, torch_work, work_of
 
@@ -50,12 +50,12 @@ class Priced:
 
     @property
     def fused(self) -> Prediction:
-        """What the region costs on the executor that fuses it."""
+        """Return what the region costs on the executor that fuses it."""
         return self.predictions[self.choice.executor]
 
     @property
     def prediction(self) -> Prediction:
-        """What the region costs."""
+        """Return what the region costs."""
         return self.eager if self.is_eager else self.fused
 
 
@@ -84,12 +84,12 @@ class Pricing:
         self.total = self.total.less(before) + after
 
     def adds(self, prediction: Prediction, rest: Prediction) -> float:
-        """Microseconds that the user waits longer if ``prediction`` comes to ``rest``."""
+        """Return the microseconds that the user waits longer if ``prediction`` comes to ``rest``."""
         return objective(rest + prediction, self.device, self.captured) - objective(rest, self.device, self.captured)
 
     def price(self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node],
               instead_of: Prediction = NOTHING) -> Priced | Refusal:
-        """The price of one kernel that computes ``nodes``, in place of a part of ``total``.
+        """Price one kernel that computes ``nodes``, in place of a part of ``total``.
 
         A refusal where no executor has one.
         """
@@ -98,11 +98,11 @@ class Pricing:
         tensors = len(sources) + len(outputs)
         if tensors > MAX_TENSORS and len(nodes) > 1:
             return Refusal(RefusalKind.TOO_MANY_TENSORS, nodes[0].name, nodes[-1].name, f"{tensors}, at most {MAX_TENSORS}")
-        found = members(self.spaces, nodes, inlined, outputs)
-        shape = classify(self.spaces, found)
+        members = members_of(self.spaces, nodes, inlined, outputs)
+        shape = classify(self.spaces, members)
         if isinstance(shape, Refusal):
             return shape
-        if shape.kind == "rowcol" and (held := bytes_held(self.spaces, shape, found, sources)) > REGISTERS:
+        if shape.kind == "rowcol" and (held := bytes_held(self.spaces, shape, members, sources)) > REGISTERS:
             return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name,
                            f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")
         closure = self.dependencies.closure(nodes)
@@ -110,7 +110,7 @@ class Pricing:
         if not names:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
-        work = work_of(self.spaces, Asked(shape, found, reads, sources, outputs, closure))
+        work = work_of(self.spaces, Asked(shape, members, reads, sources, outputs, closure))
         predictions = {name: self._predict(name, work) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)
@@ -127,7 +127,7 @@ class Pricing:
     # ------------------------------------------------------------------ the ops one by one
 
     def _eager(self, closure: Iterable[Node]) -> Prediction:
-        """What nodes cost as calls of torch's; views cost nothing."""
+        """Predict what nodes cost as calls of torch's; views cost nothing."""
         return total(self._call(node) for node in closure if self.spaces.facts[node].role is Role.FUSED)
 
     def _call(self, node: Node) -> Prediction:
@@ -141,11 +141,11 @@ class Pricing:
         return self._calls[node]
 
     def _is_less(self, eager: Prediction, fused: Prediction, error: float) -> bool:
-        """Whether the device takes less time, even if both predictions are off. Host times alone are too close for that."""
+        """Return whether the device takes less time, even if both predictions are off. Host times are too close for that."""
         return eager.device_us * (1 + error) < fused.device_us * (1 - error)
 
     def _may_be_eager(self, closure: Iterable[Node]) -> bool:
-        """Whether torch has a kernel for each node, not Python code over others, and nobody has asked for an executor."""
+        """Return whether torch has a kernel for each node, not Python code over others, and no executor is forced."""
         facts = self.spaces.facts
         return all(facts[node].forced is None and (facts[node].role is not Role.FUSED or self._has_kernel(node))
                    for node in closure)

@@ -39,7 +39,7 @@ class Asked:
 
 
 def work_of(spaces: Spaces, asked: Asked) -> Work:
-    """The work of one kernel."""
+    """Predict the work of one kernel."""
     atomics = sum(spaces.point_count(member.node) for member in asked.members if spaces.adds(member.node))
     work = _without_atomics(spaces, asked)
     return replace(work, atomics=atomics) if atomics else work
@@ -58,22 +58,22 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
         return Work(moved, flops, max(points // POINTWISE_POINTS, 1), "pointwise", 1, width, 0, count)
     if shape.kind == "rowcol":
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
-    found = reduction_class(shape.rows, shape.length, contiguous=_is_contiguous(spaces, asked),
+    kernel_class = reduction_class(shape.rows, shape.length, contiguous=_is_contiguous(spaces, asked),
                             splittable=_splits(spaces, asked))
-    programs = _programs(found, rows, points)
-    return Work(moved, flops, programs, found, 2 if found == "split" else 1, width, length, count)
+    programs = _programs(kernel_class, rows, points)
+    return Work(moved, flops, programs, kernel_class, 2 if kernel_class == "split" else 1, width, length, count)
 
 
-def bytes_held(spaces: Spaces, shape: Shape, found: Sequence[Member], sources: set[Node]) -> int:
-    """Bytes that a row + column kernel holds: a row of what it reads, and a running state per column reduction."""
+def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: set[Node]) -> int:
+    """Count the bytes that a row + column kernel holds: a row of what it reads, a running state per column reduction."""
     points = product(shape.axes)
     read = sum(t.dtype.itemsize for t in map(spaces.tensor, sources) if t.hint >= points)
-    running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in found if m.reduced == shape.columns)
+    running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in members if m.reduced == shape.columns)
     return (1 << (shape.length - 1).bit_length()) * (read + running)
 
 
 def torch_work(spaces: Spaces, node: Node) -> Work:
-    """The work of torch's kernel for a node that could be fused; of a reduction in the class that ours would have.
+    """Predict the work of torch's kernel for a node that could be fused; of a reduction in the class that ours would have.
 
     It takes two launches where it splits rows: the first clears the counters by which its programs wait for each other.
     """
@@ -87,15 +87,16 @@ def torch_work(spaces: Spaces, node: Node) -> Work:
     rows = product(axes) // max(length, 1)
     dims = zip(spaces.dims[node], spaces.tensor(node.all_input_nodes[0]).stride, strict=True)
     contiguous = any(stride == 1 and dim and leaves(dim)[-1] in reduced for dim, stride in dims)
-    found = reduction_class(rows, length, contiguous=contiguous, splittable=True)
-    return Work(moved, flops, _programs(found, rows, rows * length), found, 2 if found == "split" else 1, length=length)
+    kernel_class = reduction_class(rows, length, contiguous=contiguous, splittable=True)
+    programs, launches = _programs(kernel_class, rows, rows * length), 2 if kernel_class == "split" else 1
+    return Work(moved, flops, programs, kernel_class, launches, length=length)
 
 
 # Sizes: by the example inputs, where some are dynamic -----------------------------------------------------------------
 
 
 def _points(spaces: Spaces, asked: Asked) -> int:
-    """Points of the iteration space."""
+    """Count the points of the iteration space."""
     if _is_static(asked.shape.axes):
         return product(asked.shape.axes)
     operands = (m.node.all_input_nodes[0] if m.reduced else m.node for m in asked.members)
@@ -103,7 +104,7 @@ def _points(spaces: Spaces, asked: Asked) -> int:
 
 
 def _rows(spaces: Spaces, asked: Asked, points: int) -> int:
-    """Rows that are reduced, each by itself; as many as points where nothing is."""
+    """Count the rows that are reduced, each by itself; as many as points where nothing is."""
     reduced = asked.shape.reduced
     if _is_static(asked.shape.axes):
         return max(asked.shape.rows if reduced else points, 1)
@@ -120,7 +121,7 @@ def _is_static(axes: Sequence[Axis]) -> bool:
 
 
 def _programs(kernel_class: str, rows: int, points: int) -> int:
-    """Programs of a kernel that reduces rows."""
+    """Count the programs of a kernel that reduces rows."""
     return max({"row": rows, "column": rows // TILE_COLUMNS, "split": points // SPLIT_POINTS}[kernel_class], 1)
 
 
@@ -128,7 +129,7 @@ def _programs(kernel_class: str, rows: int, points: int) -> int:
 
 
 def _moved(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float]) -> int:
-    """Bytes: each source once, but of one that is only picked from no more than is loaded; the outputs.
+    """Count bytes: each source once, but of one that is only picked from no more than is loaded; the outputs.
 
     What is computed where it is read, and picked from, loads no more of its own sources: ``log_softmax(x)[label]`` an
     element of ``x`` per row.
@@ -145,7 +146,7 @@ def _moved(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float]) -> i
 
 
 def _written(spaces: Spaces, node: Node) -> int:
-    """Bytes of an output: of what is scattered into, no more than there are values."""
+    """Return the bytes of an output: of what is scattered into, no more than there are values."""
     tensor = spaces.tensor(node)
     if not spaces.is_scatter(node):
         return tensor.bytes
@@ -153,7 +154,7 @@ def _written(spaces: Spaces, node: Node) -> int:
 
 
 def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], points: int, rows: int) -> float:
-    """Arithmetic: all is computed wherever it is read, but what is known once per row; and loads again from a cache."""
+    """Count arithmetic, of all wherever it is read, but of what is known per row once; and loads again from a cache."""
     reduced = asked.shape.reduced
     per_row = {m.node for m in asked.members if reduced and not m.reduced and not m.out & reduced}
     computed = 0.0
@@ -169,13 +170,13 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], poin
 
 
 def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
-    """Arithmetic of a node that is computed so many times; elements that it loads more often than there are points count."""
+    """Count the arithmetic of a node that is computed so many times, and the loads that go beyond one per point."""
     loads = (times * operand.reach for operand in spaces.operands[node].values())
     return spaces.flops[node] * times + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
 
 
 def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, float]:
-    """How often each node is computed: what runs along the axes at all points, any other node wherever it is read."""
+    """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read."""
     evaluations = dict.fromkeys(asked.closure, 0.0) | {member.node: float(points) for member in asked.members}
     picked: dict[Node, float] = {}
     for node in reversed(asked.closure):
@@ -193,7 +194,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, flo
 
 
 def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
-    """Whether no more bytes are contiguous across rows than along them, as in schedules."""
+    """Return whether no more bytes are contiguous across rows than along them, as in schedules."""
     along = across = 0
     for node, dims in _accesses(spaces, asked):
         tensor = spaces.tensor(node)
@@ -206,13 +207,13 @@ def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
 
 
 def _accesses(spaces: Spaces, asked: Asked) -> Iterator[tuple[Node, AxisDims]]:
-    """The tensors that are written or read along whole axes, with these."""
+    """Yield the tensors that are written or read along whole axes, with these."""
     yield from ((node, spaces.out_dims(node)) for node in asked.outputs if not spaces.is_scatter(node))
     yield from ((read.source, read.dims) for read in asked.reads if read.source in asked.sources and read.dims is not None)
 
 
 def _splits(spaces: Spaces, asked: Asked) -> bool:
-    """Whether rows can be split over programs: then nothing may need a complete row before the end."""
+    """Return whether rows can be split over programs: then nothing may need a complete row before the end."""
     reductions = frozenset(m.node for m in asked.members if m.reduced)
     late = legality.after(spaces, asked.members, reductions)
     return not any(m.node in late and (m.reduced or m.out & asked.shape.reduced) for m in asked.members)

@@ -108,7 +108,7 @@ IMPURE = ("rand", "dropout", "bernoulli", "multinomial", "empty", "vmap", "batch
 
 
 def _pure(node: Node) -> bool:
-    """Whether a call can be repeated without effects and with the same result, judged by its name; in doubt it cannot."""
+    """Return whether a call can be repeated without effects and with the same result, by its name; in doubt it cannot."""
     if getattr(node.target, "__module__", None) == "_operator":
         return node.target.__name__ not in IN_PLACE_OPERATORS  # type: ignore[union-attr]
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

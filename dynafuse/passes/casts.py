@@ -45,7 +45,7 @@ def keep_written_casts(module: GraphModule) -> None:
 
 
 def is_written(node: Node) -> bool:
-    """Whether the user wrote a cast, by its metadata; a cast without metadata counts as written."""
+    """Return whether the user wrote a cast, by its metadata; a cast without metadata counts as written."""
     origin = node.meta.get("original_aten")
     if origin is not None and str(origin) not in CASTS:  # by text, for it may be a copy of the op
         return False
@@ -58,6 +58,6 @@ def _name(function: object) -> str:
 
 
 def _matters(node: Node) -> bool:
-    """Whether a cast to a float converts from or to fewer than 32 bits."""
+    """Return whether a cast to a float converts from or to fewer than 32 bits."""
     source, result = node.all_input_nodes[0].meta["val"], node.meta["val"]
     return result.dtype.is_floating_point and any(opmath(value.dtype) is not value.dtype for value in (source, result))

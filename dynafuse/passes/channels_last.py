@@ -57,7 +57,7 @@ def convolutions(module: GraphModule) -> list[Node]:
 
 
 def pays(kind: str, module: GraphModule) -> bool:
-    """Whether Inductor's heuristic would move this graph's convolutions to channels-last."""
+    """Return whether Inductor's heuristic would move this graph's convolutions to channels-last."""
     nodes = convolutions(module)
     if not nodes or not all(_may_move(node) for node in nodes):
         return False
@@ -178,7 +178,7 @@ def _restore_operands(node: Node, restored: Restored) -> None:
 
 
 def _may_look_at_strides(target: Any) -> bool:
-    """Whether a call was written or traced for the strides that eager has: calls of graphs and kernels, others' ops."""
+    """Return whether a call was written or traced for eager's strides: calls of graphs and kernels, others' ops."""
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims"):
@@ -285,7 +285,7 @@ def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Stride
 
 
 def _is_only(output: Node, outputs: Sequence[Any]) -> bool:
-    """Whether only the caller can reach a result's memory: made in this graph, returned once, read by no other node."""
+    """Return whether only the caller can reach a result's memory: made here, returned once, read by no other node."""
     maker = output.args[0] if output.target is operator.getitem else output
     return isinstance(maker, Node) and makes_memory(maker) and len(output.users) == 1 and outputs.count(output) == 1
 

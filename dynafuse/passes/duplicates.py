@@ -46,7 +46,7 @@ def merge_duplicates(graph: Graph) -> None:
 
 
 def is_determined(node: Node) -> bool:
-    """Whether operands and literals determine a call's result, and the call has no other effect."""
+    """Return whether operands and literals determine a call's result, and the call has no other effect."""
     target = node.target
     if node.op != "call_function" or _new_symbols(node):
         return False
@@ -58,7 +58,7 @@ def is_determined(node: Node) -> bool:
 
 
 def writes(node: Node) -> bool:
-    """Whether a call may write into memory that existed before it."""
+    """Return whether a call may write into memory that existed before it."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.is_mutable
@@ -66,7 +66,7 @@ def writes(node: Node) -> bool:
 
 
 def _new_symbols(node: Node) -> bool:
-    """Whether a result has symbols for values that depend on data, which no operand has."""
+    """Return whether a result has symbols for values that depend on data, which no operand has."""
     if node.target is operator.getitem:
         return False  # its symbols are its operand's
     symbols = _unbacked(node)

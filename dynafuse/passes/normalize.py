@@ -140,7 +140,7 @@ def unbatch(module: GraphModule) -> None:
 
 
 def _is_one(size: int | torch.SymInt) -> bool:
-    """Whether a size is the number 1. A symbol is not asked: that would guard, or fail where it depends on data."""
+    """Return whether a size is the number 1. A symbol is not asked: that would guard, or fail where it depends on data."""
     return isinstance(size, int) and size == 1
 
 
@@ -200,7 +200,7 @@ def remove_noops(module: GraphModule) -> None:
 
 
 def _returned(node: Node) -> bool:
-    """Whether a tensor, or a view of it, is returned."""
+    """Return whether a tensor, or a view of it, is returned."""
     return any(user.op == "output" or (shares_memory(user) and _returned(user)) for user in node.users)
 
 
@@ -249,7 +249,7 @@ def _undone(view: Node, value: torch.Tensor) -> Node | None:
 
 
 def _reads_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two views of one memory have the same elements at the same indices."""
+    """Return whether two views of one memory have the same elements at the same indices."""
     offsets = [_expr(value.storage_offset()) for value in (left, right)]
     lazy = [(value.dtype, value.is_conj(), value.is_neg()) for value in (left, right)]
     return offsets[0] == offsets[1] and lazy[0] == lazy[1] and _same_layout(left, right)

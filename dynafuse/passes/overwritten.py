@@ -77,7 +77,7 @@ def _saved(values: Sequence[Any], results: int, backward: GraphModule) -> list[t
 
 
 def _only_writes(user: Node, given: Node) -> bool:
-    """Whether a user of an input overwrites it without reading it."""
+    """Return whether a user of an input overwrites it without reading it."""
     return user.target is COPIES_INTO and user.args[0] is given and user.args[1] is not given
 
 

@@ -35,10 +35,10 @@ def _by_offsets(gradient: dict[str, Any]) -> tuple[Any, ...] | None:
     indices, windows = gradient["indices"], ("kernel_size", "stride", "padding", "dilation")
     if indices.target is not torch.ops.prims._low_memory_max_pool_offsets_to_indices.default:
         return None
-    made = arguments(indices)
-    if any(list(made[name]) != list(gradient[name]) for name in windows if gradient[name]):
+    given = arguments(indices)
+    if any(list(given[name]) != list(gradient[name]) for name in windows if gradient[name]):
         return None
-    return (gradient["grad_output"], indices.args[0], made["input_size"], *(made[name] for name in windows))
+    return (gradient["grad_output"], indices.args[0], given["input_size"], *(given[name] for name in windows))
 
 
 def _replace(node: Node, args: tuple[Any, ...]) -> None:

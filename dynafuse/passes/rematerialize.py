@@ -52,7 +52,7 @@ class Sides(Protocol):
     required_bw_nodes: Collection[Node]
 
     def is_required_fw(self, n: Node) -> bool:
-        """Whether a result of the forward depends on a node."""
+        """Return whether a result of the forward depends on a node."""
 
 
 def saved_values(annotated: Annotated, sides: Sides, device: Device) -> list[Node]:
@@ -121,11 +121,11 @@ class Uses:
         return backward
 
     def is_call(self, node: Node) -> bool:
-        """Whether a node calls a library."""
+        """Return whether a node calls a library."""
         return self.facts[node].role is Role.EAGER and launches(node)
 
     def is_view(self, node: Node) -> bool:
-        """Whether a node moves no data."""
+        """Return whether a node moves no data."""
         return self.facts[node].role is Role.VIEW or is_view(node)
 
     def _through_views(self, node: Node) -> Iterator[Node]:
@@ -151,7 +151,7 @@ class Uses:
         return {user if self.is_call(user) else self.level[user] for user in users}
 
     def stored(self, node: Node) -> bool:
-        """Whether the forward stores a value, kept or not."""
+        """Return whether the forward stores a value, kept or not."""
         if self.facts[node].role is not Role.FUSED:
             return True
         users = [user for user in self.users[node] if user not in self.backward]
@@ -209,5 +209,5 @@ class Prices:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value takes no memory: neither a tensor nor several of them."""
+    """Return whether a value takes no memory: neither a tensor nor several of them."""
     return value is not None and not isinstance(value, (torch.Tensor, list, tuple))

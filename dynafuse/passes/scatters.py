@@ -117,7 +117,7 @@ def _give_base(node: Node, scatter: Scatter) -> None:
 
 
 def _may_be_overwritten(base: Node, scatter: Node) -> bool:
-    """Whether a node's memory is its own, and read by one argument of a scatter alone."""
+    """Return whether a node's memory is its own, and read by one argument of a scatter alone."""
     row = lookup(base.target)
     known = row is not None and (row.library or (row.fusible and row.kind is not Kind.VIEW))
     reads: list[Node] = []
@@ -142,7 +142,7 @@ def _widen(node: Node, dtype: torch.dtype) -> None:
     node.meta["val"] = value.to(dtype)
     with node.graph.inserting_after(node):
         rounded = node.graph.call_function(prims.convert_element_type.default, (node, value.dtype))
-    rounded.meta = {key: one for key, one in node.meta.items() if key != OWNS_BASE} | {"val": value}
+    rounded.meta = {key: entry for key, entry in node.meta.items() if key != OWNS_BASE} | {"val": value}
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
 
 
@@ -151,14 +151,14 @@ def insert(before: Node, target: Any, args: tuple[Any, ...], **kwargs: Any) -> N
     with before.graph.inserting_before(before):
         new = before.graph.call_function(target, args, kwargs)
     values = map_arg(args, lambda arg: arg.meta["val"])
-    kept = {key: value for key, value in before.meta.items() if key != OWNS_BASE}
-    new.meta = kept | {"val": target(*values, **kwargs)}
+    meta = {key: value for key, value in before.meta.items() if key != OWNS_BASE}
+    new.meta = meta | {"val": target(*values, **kwargs)}
     return new
 
 
 def _argument(node: Node, name: str) -> Node:
-    found: Node = arguments(node)[name]
-    return found
+    argument: Node = arguments(node)[name]
+    return argument
 
 
 def _replace_argument(node: Node, name: str, new: Node) -> None:
@@ -194,7 +194,7 @@ def _chain(add: Node, places: Mapping[Node, int]) -> None:
 
 
 def _adds_alone(node: Node, reader: Node) -> bool:
-    """Whether a node is a scatter that adds to a base of its own, and that only ``reader`` reads."""
+    """Return whether a node is a scatter that adds to a base of its own, and that only ``reader`` reads."""
     row = lookup(node.target)
     if row is None or not owns_base(node) or list(node.users) != [reader]:
         return False
@@ -208,7 +208,7 @@ def _is_zeros(node: Node) -> bool:
 
 
 def _alike(left: Node, right: Node) -> bool:
-    """Whether two nodes have the same sizes, strides and dtype."""
+    """Return whether two nodes have the same sizes, strides and dtype."""
     first, second = left.meta["val"], right.meta["val"]
     same = tuple(map(as_expr, first.shape)) == tuple(map(as_expr, second.shape))
     return same and first.dtype is second.dtype and _same_strides(first, second)

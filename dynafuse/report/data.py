@@ -34,7 +34,7 @@ class Price:
 
     @property
     def override(self) -> str:
-        """``flip`` as a variable to set, such as ``DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 1.10``; "" without one."""
+        """Return ``flip`` as a variable to set, as ``DYNAFUSE_COST_EFFICIENCY_NVFUSER_ROW above 1.10``; "" without one."""
         return str(self.flip or "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class ReportedStep:
 
     @property
     def others(self) -> tuple[Price, ...]:
-        """The prices of the executors that were not chosen, the best first."""
+        """Return the prices of the executors that were not chosen, the best first."""
         return tuple(price for price in self.prices if price.executor != self.executor)
 
     def second(self, bound_by: str | None) -> Second | None:
@@ -151,7 +151,7 @@ class Reuse:
 
     @property
     def rate(self) -> float:
-        """The share of regions that have an earlier region's kernel; 0 without regions."""
+        """Return the share of regions that have an earlier region's kernel; 0 without regions."""
         return (self.exact + self.family) / self.regions if self.regions else 0.0
 
 
@@ -190,42 +190,42 @@ class ReportedGraph:
 
     @property
     def title(self) -> str:
-        """The kind, with the number of calls if that is more than one."""
+        """Return the kind, with the number of calls if that is more than one."""
         return self.kind if self.called == 1 else f"{self.kind}, {self.called} times a step"
 
     @property
     def fused(self) -> tuple[ReportedStep, ...]:
-        """The steps that are fused regions."""
+        """Return the steps that are fused regions."""
         return tuple(step for step in self.steps if step.key is not None)
 
     @property
     def reuse(self) -> Reuse:
-        """How far the regions share kernels with each other and with those of earlier graphs."""
+        """Return how far the regions share kernels with each other and with those of earlier graphs."""
         return reuse_of(self.steps)
 
     @property
     def device_us(self) -> float:
-        """Predicted device time of all steps, microseconds; steps without a price do not count."""
+        """Return the predicted device time of all steps, microseconds; steps without a price do not count."""
         return sum(step.predicted_us or 0.0 for step in self.steps)
 
     @property
     def host_us(self) -> float:
-        """Predicted host time of all steps, microseconds."""
+        """Return the predicted host time of all steps, microseconds."""
         return sum(step.host_us or 0.0 for step in self.steps)
 
     @property
     def eager_us(self) -> float:
-        """Predicted device time if every op ran eager, microseconds."""
+        """Return the predicted device time if every op ran eager, microseconds."""
         return sum(step.eager_us or 0.0 for step in self.steps)
 
     @property
     def eager_host_us(self) -> float:
-        """Predicted host time if every op ran eager, microseconds."""
+        """Return the predicted host time if every op ran eager, microseconds."""
         return sum(step.eager_host_us or 0.0 for step in self.steps)
 
     @property
     def bound_by(self) -> str | None:
-        """``device`` or ``host``, whichever takes longer; None where a step has no price."""
+        """Return ``device`` or ``host``, whichever takes longer; None where a step has no price."""
         if not self.steps or any(step.predicted_us is None for step in self.steps):
             return None
         return "device" if self.captured or self.device_us >= self.host_us else "host"
@@ -268,17 +268,17 @@ class Report:
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """The rejected merges, over all graphs."""
+        """Return the rejected merges, over all graphs."""
         return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
 
     @property
     def kernels(self) -> int:
-        """The number of different kernels that the graphs need."""
+        """Return the number of different kernels that the graphs need."""
         return self.reuse.distinct
 
     @property
     def reuse(self) -> Reuse:
-        """How far all regions share kernels."""
+        """Return how far all regions share kernels."""
         return reuse_of([step for graph in self.graphs for step in graph.steps])
 
     def to_dict(self) -> dict[str, Any]:

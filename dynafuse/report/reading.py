@@ -68,8 +68,9 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
     computed = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
     outputs = plan.annotated.graph.output_node().meta.get("desc")  # a subgraph's are not described
-    kept = _kept(plan.annotated, outputs) if compiled.kind == "forward" and outputs is not None else None
-    graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured, compiled.calls, kept)
+    kept_bytes = _kept(plan.annotated, outputs) if compiled.kind == "forward" and outputs is not None else None
+    graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured, compiled.calls,
+                          kept_bytes)
     bound_by = graph.bound_by
     return replace(graph, steps=tuple(replace(step, prices=_ordered(step, bound_by)) for step in steps))
 

@@ -31,9 +31,9 @@ def usable(use: Use) -> tuple[tuple[str, ...], dict[str, str]]:
 def _defaults(use: Use) -> tuple[str, ...]:
     """Return the executor for a type of device that is used unnamed, and eager: the first available one, else the last."""
     device_type = "cuda" if use.on_gpu else use.device_type
-    candidates = [one for one in executors() if device_type in one.default_on]
-    chosen = next((one for one in candidates if one.available(use).available), candidates[-1])
-    return (chosen.name, *(one.name for one in executors() if not one.fuses))
+    candidates = [candidate for candidate in executors() if device_type in candidate.default_on]
+    chosen = next((candidate for candidate in candidates if candidate.available(use).available), candidates[-1])
+    return (chosen.name, *(candidate.name for candidate in executors() if not candidate.fuses))
 
 
 def fusing(names: Sequence[str]) -> tuple[str, ...]:

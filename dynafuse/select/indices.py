@@ -93,7 +93,7 @@ def _distrusted(spec: Spec, use: Use, inputs: frozenset[int]) -> str:
 
 
 def _direct(spec: Spec, ref: Ref) -> bool:
-    """Whether a value is an input seen through views, and through casts that keep values that are not negative."""
+    """Return whether a value is an input seen through views, and through casts that keep values that are not negative."""
     while ref.kind == "op":
         op = spec.ops[ref.position]
         row = lookup(overload(op.target))
@@ -107,7 +107,7 @@ def _direct(spec: Spec, ref: Ref) -> bool:
 
 
 def _narrows(spec: Spec, operand: Ref, dtype: torch.dtype) -> bool:
-    """Whether a dtype may hold less than the operand's, or reinterprets it."""
+    """Return whether a dtype may hold less than the operand's, or reinterprets it."""
     return dtype.itemsize < spec.tensor(operand).dtype.itemsize
 
 

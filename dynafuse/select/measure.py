@@ -69,14 +69,14 @@ class _Measuring:
         known = measurement.predictions({name: predicted[name] for name in names})
         beside = self.others.less(predicted[region.executor]) if region.executor in predicted else self.others
         chosen = choose(known, self.device, self.compilation.config.cudagraphs, beside).executor
-        times = {name: one.device_us for name, one in measurement.timings.items() if one.device_us is not None}
+        times = {name: timing.device_us for name, timing in measurement.timings.items() if timing.device_us is not None}
         decision = _decided(region.decision, chosen, times)
         return replace(candidates[chosen], region=replace(candidates[chosen].region, decision=decision,
                                                           predicted_us=predicted[chosen].device_us))
 
 
 def _predictions(region: Region) -> dict[str, Prediction]:
-    """What a region was predicted to cost, by executor."""
+    """Return what a region was predicted to cost, by executor."""
     return {o.executor: Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in region.decision.options}
 
 
@@ -92,6 +92,6 @@ def _build(region: CanonicalRegion, compilation: Compilation) -> Callable[[], An
 
 
 def _decided(decision: Decision, chosen: str, times: Mapping[str, float]) -> Decision:
-    """A decision after measuring: the chosen executor first, and nothing unsure."""
+    """Return a decision after measuring: the chosen executor first, and nothing unsure."""
     options = tuple(sorted(decision.options, key=lambda option: option.executor != chosen))
     return replace(decision, options=options, unsure=(), measured=times)

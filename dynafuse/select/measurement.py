@@ -57,7 +57,7 @@ class Measurement:
 
     @property
     def decided(self) -> bool:
-        """Whether every executor was measured or has failed, and at least one has not failed."""
+        """Return whether every executor was measured or has failed, and at least one has not failed."""
         return bool(self._times) and all(name in self.timings for name in self._names)
 
     @property
@@ -70,7 +70,7 @@ class Measurement:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The executors that failed, with the reason."""
+        """Return the executors that failed, with the reason."""
         return {name: timing.reason for name, timing in self.timings.items() if timing.device_us is None}
 
     @property

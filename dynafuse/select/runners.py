@@ -23,7 +23,7 @@ Allocate = Callable[[], torch.Tensor]
 
 def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.device, member: Member | None = None,
            classes: bool = False) -> Runner:
-    """A kernel as a function of the spec's inputs. One that is not of ``runtime`` is called with them as a list.
+    """Return a kernel as a function of the spec's inputs. One that is not of ``runtime`` is called with them as a list.
 
     On Triton the kernel is that of the spec's family, if it is a ``member`` of one, and of its class, with ``classes``.
     """
@@ -40,7 +40,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
             member: Member | None, classes: bool) -> Runner:
     code = code_of(spec, classes, member)
     hints = {**hints, **dict(zip(code.spec.symbols[len(spec.symbols):], code.sizes, strict=True))}
-    made = [_allocation(s.layout.dtype, sizes_at(s.layout.shape, hints), sizes_at(s.layout.stride, hints), device)
+    new = [_allocation(s.layout.dtype, sizes_at(s.layout.shape, hints), sizes_at(s.layout.stride, hints), device)
             for s in spec.stores if s.into is None]
     spaces = [_allocation(w.dtype, (size_at(w.size, hints),), (1,), device) for w in kernel.workspaces]
     pick = _picker(member.inputs) if member else tuple
@@ -52,7 +52,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     stored = _picker([places[f"out{i}"] for i in range(len(spec.stores))])
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        held = [*pick(inputs), *constant, *[allocate() for allocate in made], *[allocate() for allocate in spaces]]
+        held = [*pick(inputs), *constant, *[allocate() for allocate in new], *[allocate() for allocate in spaces]]
         stream = None if index is None else stream_of(index)
         for call in calls:
             call(stream, held)
@@ -62,7 +62,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
 
 
 def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
-    """Where each of a kernel's arguments is: inputs, sizes, numbers, a count, new tensors and workspaces, in that order."""
+    """Return where each argument of a kernel is: inputs, sizes, numbers, a count, new tensors, workspaces, in that order."""
     places = {f"in{i}": i for i in range(len(code.inputs))}
     for name in (*code.symbols, *code.hoisted, *code.counts):
         places[name] = len(places)
@@ -76,7 +76,7 @@ def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
 
 
 def _call(launcher: Launcher, launch: Launch, places: Mapping[str, int], hints: Mapping[str, int]) -> Any:
-    """A launch as ``(stream, all that there is)``; None for one without programs."""
+    """Return a launch as ``(stream, all that there is)``; None for one without programs."""
     grid = sizes_at(launch.grid, hints)
     if 0 in grid:
         return None

@@ -17,19 +17,19 @@ from dynafuse.select import MEASUREMENTS, Measurement, MeasurementStore, Timing
 class Measurements(MeasurementStore):
     """The process's measurements, with those on disk behind them."""
 
-    def __init__(self, kept: Disk | None, held: MeasurementStore = MEASUREMENTS) -> None:
+    def __init__(self, disk: Disk | None, held: MeasurementStore = MEASUREMENTS) -> None:
         super().__init__()
-        self.kept, self.held = kept, held
+        self.disk, self.held = disk, held
 
     def __len__(self) -> int:
         return len(self.held)
 
     def get(self, key: str) -> dict[str, Timing]:
-        """What was measured under a key, by this process or by one before it."""
-        found = self.held.get(key)
-        if found or self.kept is None:
-            return found
-        measurement = _measurement(self.kept, key)
+        """Return what was measured under a key, by this process or by one before it."""
+        timings = self.held.get(key)
+        if timings or self.disk is None:
+            return timings
+        measurement = _measurement(self.disk, key)
         if measurement is not None:
             self.held.add(measurement)
         return self.held.get(key)
@@ -38,12 +38,12 @@ class Measurements(MeasurementStore):
         """Keep a measurement, on disk if it is one for others too."""
         self.held.put(key, executor, measured)
         measurement = self.held.durable(key)
-        if self.kept is not None and measurement is not None:
-            self.kept.write(Entry("measurement", _measurement_key(key), measurement.to_dict()))
+        if self.disk is not None and measurement is not None:
+            self.disk.write(Entry("measurement", _measurement_key(key), measurement.to_dict()))
 
 
 def measurements(config: Config) -> MeasurementStore:
-    """Where the tuner looks for measurements and leaves them."""
+    """Return where the tuner looks for measurements and leaves them."""
     return Measurements(disk(config))
 
 
@@ -51,11 +51,11 @@ def _measurement_key(key: str) -> str:
     return digest_of("measurement", key, sources.digest())
 
 
-def _measurement(kept: Disk, key: str) -> Measurement | None:
+def _measurement(disk: Disk, key: str) -> Measurement | None:
     def decode(entry: Entry) -> Measurement:
-        found = Measurement.from_dict(entry.data)
-        if entry.kind != "measurement" or found.key != key:
-            raise ValueError(f"it is a {entry.kind} entry of {found.key}")
-        return found
+        measurement = Measurement.from_dict(entry.data)
+        if entry.kind != "measurement" or measurement.key != key:
+            raise ValueError(f"it is a {entry.kind} entry of {measurement.key}")
+        return measurement
 
-    return read(kept, _measurement_key(key), decode)
+    return read(disk, _measurement_key(key), decode)

@@ -64,15 +64,15 @@ class PredictedChoice(Protocol):
 
     @property
     def margin(self) -> float:
-        """How much more the second executor costs, relative to the first; infinite without a second."""
+        """Return how much more the second executor costs, relative to the first; infinite without a second."""
 
     @property
     def unsure(self) -> tuple[str, ...]:
-        """Executors whose predictions are closer than the model's error, best first."""
+        """Return the executors whose predictions are closer than the model's error, best first."""
 
 
 def needs_measuring(choice: PredictedChoice, tune: str) -> bool:
-    """Whether a choice is to be measured, by the option ``tune``: never, unsure or always."""
+    """Return whether a choice is to be measured, by the option ``tune``: never, unsure or always."""
     several = not math.isinf(choice.margin)
     return {"never": False, "unsure": len(choice.unsure) > 1, "always": several}[tune]
 

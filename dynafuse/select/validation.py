@@ -52,7 +52,7 @@ def check(run: Runner, spec: Spec, hints: Mapping[str, int], device: torch.devic
 
 
 def differs(result: torch.Tensor, reference: torch.Tensor) -> bool:
-    """Whether a result is grossly different from a reference of the same size, or of one that broadcasts to it."""
+    """Return whether a result is grossly different from a reference of the same size, or of one that broadcasts to it."""
     reference = reference.broadcast_to(result.shape)
     if not result.numel():
         return False

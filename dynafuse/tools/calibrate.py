@@ -88,7 +88,7 @@ class Calibrator:
 
     @property
     def device(self) -> Device:
-        """The description as far as it has been measured."""
+        """Return the description as far as it has been measured."""
         return self.shipped.overridden(self.measured)
 
     def run(self, progress: Callable[[str], None] = lambda name: None) -> None:

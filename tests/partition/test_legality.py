@@ -13,7 +13,7 @@ from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Refusal
 from dynafuse.partition.axes import Axis
 from dynafuse.partition.iteration_space import Spaces
-from dynafuse.partition.legality import Shape, after, classify, computes_anywhere, members, product
+from dynafuse.partition.legality import Shape, after, classify, computes_anywhere, members_of, product
 from tests.support import graphs
 
 X, ROW, COLUMN = torch.empty(64, 512), torch.empty(512), torch.empty(64, 1)
@@ -33,7 +33,7 @@ def joined(write: Any, *inputs: torch.Tensor, dynamic: bool = False) -> Spaces:
 
 def classified(spaces: Spaces, inlined: frozenset[Node] = frozenset()) -> Shape | Refusal:
     """The class of all units of a graph, of which those are stored that the graph returns."""
-    return classify(spaces, members(spaces, list(spaces.dims), inlined, spaces.needed))
+    return classify(spaces, members_of(spaces, list(spaces.dims), inlined, spaces.needed))
 
 
 def sizes(axes: Sequence[Axis] | frozenset[Axis]) -> list[Any]:
@@ -164,7 +164,7 @@ def test_unknown_sizes_count_as_a_guess() -> None:
 def test_inlined_nodes_have_no_axes_of_their_own() -> None:
     spaces = joined(returned_twice, X, ROW)
     small, wide = spaces.dims
-    assert [member.node for member in members(spaces, [small, wide], frozenset({small}), spaces.needed)] == [wide]
+    assert [member.node for member in members_of(spaces, [small, wide], frozenset({small}), spaces.needed)] == [wide]
     assert described(classified(spaces, frozenset({small}))) == "pointwise [64, 512] [] []"
 
 
@@ -175,7 +175,7 @@ def test_what_needs_a_reduction_is_found_through_views() -> None:
         return [later, g.op("aten.sin.default", x)]
 
     spaces = joined(write, X)
-    found = members(spaces, list(spaces.dims), frozenset(), spaces.needed)
+    found = members_of(spaces, list(spaces.dims), frozenset(), spaces.needed)
     late = after(spaces, found, frozenset(node for node in spaces.dims if "sum" in node.name))
     assert {node.name for node in late} == {"mul_tensor", "exp_default"}
 

@@ -25,17 +25,17 @@ class Availability:
 
 @cache
 def find(device_type: str = "cpu") -> Availability:
-    """The answer for tensors on a type of device, for this process; asked once."""
+    """Return the answer for tensors on a type of device, for this process; asked once."""
     if device_type == "cpu":
         return _for_cpu()
     if device_type == "cuda":
-        found = find_spec("triton") is not None
-        return Availability(found, "triton" if found else "no module triton")
+        has_triton = find_spec("triton") is not None
+        return Availability(has_triton, "triton" if has_triton else "no module triton")
     return Availability(False, f"tensors on {device_type} are not delegated")
 
 
 def _for_cpu() -> Availability:
-    """By Inductor's own search, which tries what CXX names."""
+    """Ask Inductor's own search, which tries what CXX names."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 

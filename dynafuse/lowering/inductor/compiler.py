@@ -56,13 +56,13 @@ class Compiled:
         object.__setattr__(self, "_guards", compile(self.guards, "<guards>", "eval"))
 
     def holds(self, sizes: Sequence[int]) -> bool:
-        """Whether the function is right for the sizes."""
+        """Return whether the function is right for the sizes."""
         names = {f"t{i}": size for i, size in enumerate(sizes)}
         return bool(eval(self._guards, SYMPY_INTERP, {"L": names}))  # type: ignore[attr-defined]
 
 
 def build(program: Program, device: torch.device, sizes: Sequence[int]) -> Compiled:
-    """The function of a program, for tensors on a device; ``sizes`` are examples of its size symbols."""
+    """Return the function of a program, for tensors on a device; ``sizes`` are examples of its size symbols."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
@@ -75,31 +75,31 @@ def build(program: Program, device: torch.device, sizes: Sequence[int]) -> Compi
             symbols = [_symbol(mode.shape_env, i, size, name in lengths) for i, (name, size) in enumerate(named)]
             inputs = [*symbols, *_fakes(program, mode, symbols, device)]
             module = traced(program, mode, inputs, device)
-            made: Any = compile_fx_inner(module, inputs, cudagraphs=BoxedBool(False), is_inference=True)
+            function: Any = compile_fx_inner(module, inputs, cudagraphs=BoxedBool(False), is_inference=True)
         guards = mode.shape_env.produce_guards_expression(symbols, ignore_static=False) if mode.shape_env else ""
-    return Compiled(made, guards or "True", getattr(made, "source_code", "") or str(module.graph))
+    return Compiled(function, guards or "True", getattr(function, "source_code", "") or str(module.graph))
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Without the modes of a compilation that is going on."""
+    """Leave the modes of a compilation that is going on."""
     with _disable_current_modes():
         yield
 
 
 def _lengths(program: Program) -> frozenset[str]:
-    """The symbols of which the sizes of tensors are made; others, and those of any sign, are numbers like any."""
+    """Return the symbols of which the sizes of tensors are made; others, and those of any sign, are numbers like any."""
     shapes = [given.shape for given in program.spec.inputs] + [op.shape for op in program.spec.ops]
     sizes = (size for shape in shapes for size in shape if isinstance(size, sympy.Expr))
     return frozenset(str(symbol) for size in sizes for symbol in size.free_symbols if symbol.is_nonnegative)
 
 
 def _symbol(env: ShapeEnv | None, position: int, value: int, is_length: bool) -> Any:
-    """An integer that is known at run time. Of lengths, 0 and 1 are not: they are what they are."""
+    """Return an integer that is known at run time. Of lengths, 0 and 1 are not: they are what they are."""
     assert env is not None
     source = ConstantSource(f"size{position}")
-    made = env.create_symbol if is_length else env.create_unspecified_symbol
-    symbol = made(value, source, DimDynamic.DYNAMIC)
+    create = env.create_symbol if is_length else env.create_unspecified_symbol
+    symbol = create(value, source, DimDynamic.DYNAMIC)
     return env.create_symintnode(symbol, hint=value, source=source)
 
 
@@ -115,7 +115,7 @@ def _fakes(program: Program, mode: FakeTensorMode, symbols: Sequence[Any], devic
 
 
 def traced(program: Program, mode: FakeTensorMode, inputs: Sequence[Any], device: torch.device) -> GraphModule:
-    """The FX graph of a program, in ops that Inductor lowers; its outputs keep the strides that it gives them."""
+    """Return the FX graph of a program, in ops that Inductor lowers; its outputs keep the strides that it gives them."""
     from torch._inductor.decomposition import select_decomp_table
 
     count = len(program.symbols)

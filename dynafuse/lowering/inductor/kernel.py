@@ -36,9 +36,9 @@ class _Eager:
     sizes: int
 
     def call(self, given: list[Any]) -> Sequence[torch.Tensor]:
-        """The tensors of the stores that overwrite nothing. ``given`` are sizes, then tensors."""
-        made: Sequence[torch.Tensor] = self.program.run(given[self.sizes:], given[:self.sizes], self.device)
-        return made
+        """Return the tensors of the stores that overwrite nothing. ``given`` are sizes, then tensors."""
+        outputs: Sequence[torch.Tensor] = self.program.run(given[self.sizes:], given[:self.sizes], self.device)
+        return outputs
 
 
 def _device(index: int | None) -> torch.device:
@@ -68,13 +68,13 @@ class DelegateKernel:
 
     @property
     def source(self) -> str:
-        """The generated code of what has been compiled; before that, the program."""
-        found = [variant.compiled.source for variants in self._variants.values() for variant in variants]
-        return "\n\n".join(found) or str(self.program)
+        """Return the generated code of what has been compiled; before that, the program."""
+        sources = [variant.compiled.source for variants in self._variants.values() for variant in variants]
+        return "\n\n".join(sources) or str(self.program)
 
     @property
     def scalars(self) -> tuple[int, ...]:
-        """Which of the spec's size symbols follow the tensors as arguments: all."""
+        """Return which of the spec's size symbols follow the tensors as arguments: all."""
         return tuple(range(len(self.program.symbols)))
 
     def prepare(self, sizes: Sequence[int] = (), device: int | None = None, made_up: bool = False) -> DelegateKernel:
@@ -94,7 +94,7 @@ class DelegateKernel:
         return self
 
     def run(self, inputs: list[Any], device: int | None) -> Sequence[torch.Tensor]:
-        """The stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
+        """Return the stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
         direct = self._direct.get(device)
         return self._run(inputs, device) if direct is None else direct([*inputs])
 
@@ -102,42 +102,42 @@ class DelegateKernel:
         tensors, sizes = inputs[: self._tensors], inputs[self._tensors :]
         variant = self.guard.stage("kernel for new sizes", lambda: self._variant(sizes, device),
                                    lambda: _Variant(_Eager(self.program, _device(device), len(sizes))))
-        made = variant.compiled.call([*sizes, *tensors])
+        outputs = variant.compiled.call([*sizes, *tensors])
         if not variant.plain:
-            made = self._settled(variant, made, tensors, sizes)
+            outputs = self._settled(variant, outputs, tensors, sizes)
             if variant.plain and self._static and self._into.count(None) == len(self._into):
                 self._direct[device] = variant.compiled.call
-        rest = iter(made)
+        rest = iter(outputs)
         return [next(rest) if into is None else tensors[into] for into in self._into]
 
     def _variant(self, sizes: Sequence[int], device: int | None) -> _Variant:
-        """The function for these sizes, compiled if there is none: once, though several threads may ask."""
-        found = self._found(sizes, device)
-        if found is not None:
-            return found
+        """Return the function for these sizes, compiled if there is none: once, though several threads may ask."""
+        variant = self._found(sizes, device)
+        if variant is not None:
+            return variant
         with self._lock:
-            found = self._found(sizes, device)
-            if found is None:
-                found = _Variant(self.build(self.program, _device(device), tuple(sizes)))
-                self._variants[device] = [*self._variants.get(device, ()), found]
-        return found
+            variant = self._found(sizes, device)
+            if variant is None:
+                variant = _Variant(self.build(self.program, _device(device), tuple(sizes)))
+                self._variants[device] = [*self._variants.get(device, ()), variant]
+        return variant
 
     def _found(self, sizes: Sequence[int], device: int | None) -> _Variant | None:
         variants = self._variants.get(device, ())
-        return next((one for one in variants if self._static or one.compiled.holds(sizes)), None)
+        return next((variant for variant in variants if self._static or variant.compiled.holds(sizes)), None)
 
-    def _settled(self, variant: _Variant, made: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor],
+    def _settled(self, variant: _Variant, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor],
                  sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Outputs in memory of their own and in the strides of the stores; whether they come so is the function's way."""
+        """Return outputs in memory of their own and in the strides of the stores, as the function may not make them."""
         settled: list[torch.Tensor] = []
-        for tensor, strides in zip(made, self.program.strides(sizes), strict=True):
+        for tensor, strides in zip(outputs, self.program.strides(sizes), strict=True):
             settled.append(_promised(tensor, strides, [*tensors, *settled]))
-        variant.plain = all(a is b for a, b in zip(made, settled, strict=True))
+        variant.plain = all(a is b for a, b in zip(outputs, settled, strict=True))
         return settled
 
 
 def _promised(tensor: torch.Tensor, strides: Sequence[int], others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor as promised: a copy where it shares another's memory or has other strides."""
+    """Return a tensor as promised: a copy where it shares another's memory or has other strides."""
     address = tensor.untyped_storage().data_ptr()
     shared = any(other.untyped_storage().data_ptr() == address for other in others)
     same = all(size == 1 or a == b for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))

@@ -43,26 +43,26 @@ class Program:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The names of the sizes that it takes."""
+        """Return the names of the sizes that it takes."""
         return self.spec.symbols
 
     @property
     def into(self) -> tuple[int | None, ...]:
-        """Per store, the input that it overwrites."""
+        """Return, per store, the input that it overwrites."""
         return tuple(store.into for store in self.spec.stores)
 
     def strides(self, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Per store that makes a tensor, its strides."""
+        """Return, per store that makes a tensor, its strides."""
         known = dict(zip(self.symbols, sizes, strict=True))
-        made = [store.layout for store in self.spec.stores if store.into is None]
-        return tuple(tuple(size_at(stride, known) for stride in layout.stride) for layout in made)
+        layouts = [store.layout for store in self.spec.stores if store.into is None]
+        return tuple(tuple(size_at(stride, known) for stride in layout.stride) for layout in layouts)
 
     def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
-        """The tensors that are stored; inputs that are overwritten are so at the end, when all has been read."""
+        """Return the tensors that are stored; inputs that are overwritten are so at the end, when all has been read."""
         known = dict(zip(self.symbols, sizes, strict=True))
         values = _Traced(self.spec, known, inputs, device).stored()
-        made = ((value, store.layout) for value, store in zip(values, self.spec.stores, strict=True) if store.into is None)
-        return tuple(_laid_out(value, layout, known) for value, layout in made)
+        stored = ((value, store.layout) for value, store in zip(values, self.spec.stores, strict=True) if store.into is None)
+        return tuple(_laid_out(value, layout, known) for value, layout in stored)
 
 
 class _Traced(Interpreter):
@@ -75,8 +75,8 @@ class _Traced(Interpreter):
     def computed(self, position: int) -> torch.Tensor:
         """Return what an op computes, in the dtype and the sizes that the spec says."""
         op = self.spec.ops[position]
-        made = _of_one(op, _checked(op, self._call(position), self.sizes))
-        return _rounded(made, made.dtype) if self.rounding.rounds_result(position) else made
+        value = _of_one(op, _checked(op, self._call(position), self.sizes))
+        return _rounded(value, value.dtype) if self.rounding.rounds_result(position) else value
 
     def _call(self, position: int) -> torch.Tensor:
         row, call = self.rounding.calls[position]
@@ -95,7 +95,7 @@ class _Traced(Interpreter):
 
 
 def lower(spec: Spec) -> Program:
-    """The program of a region. Raises LoweringError for what :func:`refusal` refuses."""
+    """Return the program of a region. Raises LoweringError for what :func:`refusal` refuses."""
     reason = refusal(spec)
     if reason:
         raise LoweringError(spec.ops[-1].target, reason)
@@ -103,7 +103,7 @@ def lower(spec: Spec) -> Program:
 
 
 def refusal(spec: Spec) -> str:
-    """Why Inductor cannot take a region, or "": an op that it cannot do, an option that it does not honour."""
+    """Return why Inductor cannot take a region, or "": an op that it cannot do, an option that it does not honour."""
     calls = list(map(row_and_call, spec.ops))
     if all(row.kind is Kind.VIEW for row, _ in calls):
         return "it computes nothing"
@@ -119,7 +119,10 @@ def refusal(spec: Spec) -> str:
 
 
 def _refused_position(row: Row, op: OpSpec) -> str:
-    """Inductor takes what is added to an index for positive: it drops multiples of a divisor and divides as C does."""
+    """Return why a position is refused, or "".
+
+    Inductor takes what is added to an index for positive: it drops multiples of a divisor and divides as C does.
+    """
     placed = () if row.kind in VALUES else tuple(value for _, value in op.args)
     for size in iter_instances((op.shape, placed), sympy.Expr):
         if not all(symbol.is_nonnegative for symbol in size.free_symbols):
@@ -132,29 +135,29 @@ FILLS = ("fill_value", "s", "scalar")
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A value as a dtype has it: Inductor, too, holds 16-bit floats in 32 bits, but not where it looks at their bits."""
+    """Return a value as a dtype has it: Inductor holds 16-bit floats in 32 bits, but not where it looks at their bits."""
     bits = value.to(dtype).view(torch.int16)
     return (bits | bits).view(dtype).to(value.dtype)
 
 
-def _checked(op: OpSpec, made: torch.Tensor, known: Sizes) -> torch.Tensor:
+def _checked(op: OpSpec, value: torch.Tensor, known: Sizes) -> torch.Tensor:
     shape = [size_at(size, known) for size in op.shape]
-    if made.dtype is not op.dtype or not _same(made.shape, shape):
-        found = f"{str(made.dtype)[6:]}{list(made.shape)}"
-        raise LoweringError(op.target, f"its output is {found} here, {str(op.dtype)[6:]}{shape} in the graph")
-    return made
+    if value.dtype is not op.dtype or not _same(value.shape, shape):
+        actual = f"{str(value.dtype)[6:]}{list(value.shape)}"
+        raise LoweringError(op.target, f"its output is {actual} here, {str(op.dtype)[6:]}{shape} in the graph")
+    return value
 
 
-def _of_one(op: OpSpec, made: torch.Tensor) -> torch.Tensor:
-    """A value whose sizes are 1 where the graph's are: Inductor reads beyond what it does not know to broadcast."""
+def _of_one(op: OpSpec, value: torch.Tensor) -> torch.Tensor:
+    """Return a value whose sizes are 1 where the graph's are: Inductor reads beyond what it does not know to broadcast."""
     for dim, size in enumerate(op.shape):
-        if size == 1 and not _known(made.shape[dim]):
-            made = made.select(dim, 0).unsqueeze(dim)
-    return made
+        if size == 1 and not _known(value.shape[dim]):
+            value = value.select(dim, 0).unsqueeze(dim)
+    return value
 
 
 def _same(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether sizes agree where they are known; those that are not are as the graph says."""
+    """Return whether sizes agree where they are known; those that are not are as the graph says."""
     return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True) if _known(a) and _known(b))
 
 
@@ -163,7 +166,7 @@ def _known(size: Any) -> bool:
 
 
 def _laid_out(value: torch.Tensor, layout: Layout, known: Sizes) -> torch.Tensor:
-    """A value with the strides that the store promises: those of one-element dimensions do not matter."""
+    """Return a value with the strides that the store promises: those of one-element dimensions do not matter."""
     wanted = [size_at(stride, known) for stride in layout.stride]
     if all(size == 1 or have == want for size, have, want in zip(layout.shape, value.stride(), wanted, strict=True)):
         return value

@@ -46,7 +46,7 @@ class Availability:
 
 @cache
 def find() -> Availability:
-    """The answer for this process; asked once."""
+    """Return the answer for this process; asked once."""
     import torch
 
     present = find_spec(MODULE) is not None
@@ -54,21 +54,21 @@ def find() -> Availability:
 
 
 def installed() -> Mapping[str, str]:
-    """nvFuser's distributions, with their versions."""
+    """Return nvFuser's distributions, with their versions."""
     named = ((d.metadata["Name"] or "", d.version) for d in distributions())
     return {name: version for name, version in named if _NAME.match(name)}
 
 
-def judge(found: Mapping[str, str], present: bool, torch_version: str, cuda: str | None, override: bool) -> Availability:
-    """The answer for the distributions ``found``, whether the module is ``present``, and a torch."""
+def judge(versions: Mapping[str, str], present: bool, torch_version: str, cuda: str | None, override: bool) -> Availability:
+    """Return the answer for the installed ``versions``, whether the module is ``present``, and a torch."""
     if not present:
         return Availability(False, f"no module {MODULE} (dynafuse doctor names its wheel)")
-    if not found:
+    if not versions:
         return _unmatched(f"{MODULE} has no distribution that says which torch it is for", "", "", override)
-    for name, version in found.items():
+    for name, version in versions.items():
         if not mismatch(name, torch_version, cuda):
             return Availability(True, f"{name} {version}", name, version)
-    name, version = next(iter(found.items()))
+    name, version = next(iter(versions.items()))
     return _unmatched(mismatch(name, torch_version, cuda), name, version, override)
 
 
@@ -79,7 +79,7 @@ def _unmatched(reason: str, name: str, version: str, override: bool) -> Availabi
 
 
 def mismatch(name: str, torch_version: str, cuda: str | None) -> str:
-    """Why a distribution is not for a torch, or ""."""
+    """Return why a distribution is not for a torch, or ""."""
     parts = _NAME.match(name)
     assert parts is not None, name
     built_cuda, built_torch = parts[1], f"{parts[2]}.{parts[3]}"
@@ -94,11 +94,11 @@ def mismatch(name: str, torch_version: str, cuda: str | None) -> str:
 
 @cache
 def load() -> Any:
-    """nvFuser's module. Raises ImportError with the reason where it is not available."""
-    found = find()
-    if not found.available:
-        raise ImportError(str(found))
-    return import_module(MODULE) if found.matched else _load_lazily()
+    """Import nvFuser's module. Raises ImportError with the reason where it is not available."""
+    availability = find()
+    if not availability.available:
+        raise ImportError(str(availability))
+    return import_module(MODULE) if availability.matched else _load_lazily()
 
 
 def _load_lazily() -> Any:

@@ -40,12 +40,12 @@ class FusionKernel:
 
     @property
     def source(self) -> str:
-        """The recipe as text."""
+        """Return the recipe as text."""
         return str(self.recipe)
 
     @property
     def scalars(self) -> tuple[int, ...]:
-        """Which of the spec's size symbols follow the tensors as arguments."""
+        """Return which of the spec's size symbols follow the tensors as arguments."""
         return tuple(symbol for _, symbol in self.recipe.scalars)
 
     def prepare(self) -> FusionKernel:
@@ -56,51 +56,51 @@ class FusionKernel:
         return self
 
     def run(self, inputs: list[Any], device: int) -> list[torch.Tensor]:
-        """The stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
+        """Return the stored tensors. ``inputs`` are the spec's tensors and then the sizes that :attr:`scalars` names."""
         execute = self._execute
-        made: list[torch.Tensor] = self._first(inputs, device) if execute is None else execute(inputs, device=device)
-        return made if self._plain else self._stored(inputs, made)
+        outputs: list[torch.Tensor] = self._first(inputs, device) if execute is None else execute(inputs, device=device)
+        return outputs if self._plain else self._stored(inputs, outputs)
 
     def _first(self, inputs: list[Any], device: int) -> list[torch.Tensor]:
         """Compile and run: once, though several threads may ask."""
         with self._lock:
             if self._execute is None:
                 fd = self.prepare()._defined
-                made: list[torch.Tensor] = fd.execute(inputs, device=torch.device("cuda", device))
-                self._look(inputs, made)
+                outputs: list[torch.Tensor] = fd.execute(inputs, device=torch.device("cuda", device))
+                self._look(inputs, outputs)
                 self._execute = fd.fec.execute
-                return made
+                return outputs
         return self._execute(inputs, device=device)  # type: ignore[no-any-return]
 
-    def _look(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
+    def _look(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
         """Note which outputs share memory with an input, or with an output before them."""
-        ordered = self._ordered(inputs, made)
+        ordered = self._ordered(inputs, outputs)
         self._doubtful |= {i for i, output in enumerate(self.recipe.outputs)
                            if output.into is None and _shares(ordered[i], [*inputs, *ordered[:i]])}
         self._plain = self._plain and not self._doubtful
 
-    def _stored(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """nvFuser's outputs in the order of the stores, in memory of their own. An overwritten input is returned itself."""
-        stored = self._ordered(inputs, made)
+    def _stored(self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return nvFuser's outputs in the order of the stores, in memory of their own; an overwritten input as itself."""
+        stored = self._ordered(inputs, outputs)
         for i in sorted(self._doubtful):
             if _shares(stored[i], [*inputs, *stored[:i]]):
                 stored[i] = stored[i].clone()
         return stored
 
-    def _ordered(self, inputs: Sequence[Any], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What was stored in the order of the stores.
+    def _ordered(self, inputs: Sequence[Any], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what was stored in the order of the stores.
 
         Whether nvFuser lists what it wrote into inputs among its results is its own business: both are taken.
         """
         outputs = self.recipe.outputs
-        if len(made) == len(outputs):
-            made = [tensor for tensor, output in zip(made, outputs, strict=True) if output.into is None]
-        rest = iter(made)
+        if len(results) == len(outputs):
+            results = [tensor for tensor, output in zip(results, outputs, strict=True) if output.into is None]
+        rest = iter(results)
         return [next(rest) if output.into is None else inputs[output.into] for output in outputs]
 
 
 def _shares(tensor: torch.Tensor, others: Sequence[Any]) -> bool:
-    """Whether a tensor lies in memory of another; one without elements lies in none."""
+    """Return whether a tensor lies in memory of another; one without elements lies in none."""
     address = tensor.untyped_storage().data_ptr()
     return address != 0 and any(
         isinstance(other, torch.Tensor) and other.untyped_storage().data_ptr() == address for other in others)

@@ -60,7 +60,7 @@ def _operand(operand: Any) -> Hashable:
 
 
 def crosses(node: Node) -> bool:
-    """Whether a value can be passed between pieces: a plain tensor of static sizes that no call writes to."""
+    """Return whether a value can be passed between pieces: a plain tensor of static sizes that no call writes to."""
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
@@ -69,7 +69,7 @@ def crosses(node: Node) -> bool:
 
 
 def is_static(node: Node) -> bool:
-    """Whether a node's value has no symbols: neither among the sizes of tensors nor as a number."""
+    """Return whether a node's value has no symbols: neither among the sizes of tensors nor as a number."""
     return all(map(_is_static, pytree.tree_leaves(value_of(node))))
 
 
@@ -102,7 +102,7 @@ class Program:
 
     @cached_property
     def index(self) -> Mapping[Node, int]:
-        """The position of each call."""
+        """Return the position of each call."""
         return {node: i for i, node in enumerate(self.calls)}
 
     def last_use(self, node: Node) -> int:
@@ -111,7 +111,7 @@ class Program:
 
     @cached_property
     def letters(self) -> list[Hashable]:
-        """A key per call, see :func:`letter`."""
+        """Return a key per call, see :func:`letter`."""
         return [letter(node, self.labels.get(node)) for node in self.calls]
 
     def library(self, node: Node) -> tuple[LibraryCall, ...]:
@@ -123,7 +123,7 @@ class Program:
 
     @cached_property
     def grad_mode_is_outer(self) -> list[bool]:
-        """Whether gradients are as enabled or disabled as where the graph is compiled, before each call and at the end."""
+        """Return, before each call and at the end, whether gradients are enabled just as where the graph is compiled."""
         outer = current = torch.is_grad_enabled()
         matches = []
         for node in self.calls:
@@ -133,7 +133,7 @@ class Program:
         return [*matches, current == outer]
 
     def may_cut(self, position: int, alive: Sequence[Node]) -> bool:
-        """Whether the graph may be cut before the call at a position, which ``alive`` values cross."""
+        """Return whether the graph may be cut before the call at a position, which ``alive`` values cross."""
         return self.grad_mode_is_outer[position] and all(map(crosses, alive))
 
 
@@ -183,7 +183,7 @@ def _levels(program: Program, run: Run) -> dict[Node, tuple[int, bool]]:
 
 
 def _lost(program: Program, node: Node, position: int, levels: Mapping[Node, tuple[int, bool]]) -> bool:
-    """Whether a cut forces a value or its gradient into memory, which would stay in a kernel otherwise.
+    """Return whether a cut forces a value or its gradient into memory, which would stay in a kernel otherwise.
 
     A value stays in one if a later call on the same level reads it; a gradient, if it is the sum of what several such calls
     or library calls that read the value give back.

@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def strides(self) -> tuple[tuple[int, ...] | None, ...]:
-        """The strides of the outputs; None for what is no strided tensor."""
+        """Return the strides of the outputs; None for what is no strided tensor."""
         return tuple(map(_strides, (value_of(self.calls[i]) for i in self.outputs)))
 
     def module(self, root: GraphModule) -> GraphModule:
@@ -72,7 +72,7 @@ class Pieces:
 
     @property
     def distinct(self) -> list[Piece]:
-        """The pieces in order, each once."""
+        """Return the pieces in order, each once."""
         return list(dict.fromkeys(piece for _, _, piece, _ in self.stretches))
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ def take_apart(module: GraphModule, labels: Mapping[Node, Hashable], least_saved
 
 
 def _is_understood(nodes: Sequence[Node]) -> bool:
-    """Whether all inputs are tensors, all sizes are static, and all calls without a value are known."""
+    """Return whether all inputs are tensors, all sizes are static, and all calls without a value are known."""
     inputs = (node for node in nodes if node.op == "placeholder")
     calls = (node for node in nodes if node.op.startswith("call"))
     without_value = (node for node in calls if value_of(node) is None and not node.users)
@@ -164,7 +164,7 @@ def _is_understood(nodes: Sequence[Node]) -> bool:
 
 
 def _exits_context(node: Node) -> bool:
-    """Whether a call without a value ends a context: it reads the value of the call that began it, so no cut parts them."""
+    """Return whether a call without a value ends a context: it reads what the beginning returned, so no cut parts them."""
     return bool(node.all_input_nodes)
 
 
@@ -222,7 +222,7 @@ def _windows(program: Program, run: Run, cut: Cut) -> _Layers | None:
 
 
 def _may_stand_alone(program: Program, layers: _Layers) -> bool:
-    """Whether all values that enter, leave or bypass the windows can be passed between pieces, with gradients as outside."""
+    """Return whether pieces can pass on all values that enter, leave or bypass the windows, with gradients as outside."""
     step = len(layers.piece.calls)
     boundaries = range(layers.start, layers.end + 1, step)
     inputs = (node for site in layers.piece.sites for node in site)

@@ -35,7 +35,7 @@ class Price:
 
     @property
     def pays(self) -> bool:
-        """Whether the loss is small enough."""
+        """Return whether the loss is small enough."""
         return self.apart_us <= (1 + self.share) * self.whole_us
 
     def __str__(self) -> str:

@@ -26,12 +26,12 @@ class Run:
 
     @property
     def copies(self) -> int:
-        """The number of whole periods."""
+        """Return the number of whole periods."""
         return (self.end - self.start) // self.period
 
     @property
     def saved(self) -> int:
-        """The number of letters that repeat earlier ones."""
+        """Return the number of letters that repeat earlier ones."""
         return (self.copies - 1) * self.period
 
 
