@@ -10,6 +10,7 @@ synchronize, over N. `device_ms` is the sum of the profiler's kernel times, so g
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import re
@@ -43,6 +44,7 @@ GROUPS: tuple[tuple[str, re.Pattern[str]], ...] = (
 TELLING = 0.5
 # More than four times the 60 MB of L2 of an H200: writing them leaves nothing of a call's own in it.
 FLUSHED_BYTES = 256 << 20
+MORE_KERNELS = 10  # in a graph, beside one, to tell what a kernel adds
 LEAST_PHASE_S = 0.01
 GROUP_NAMES = ("gemm", "attention", "convolution", "triton", "nvfuser", "other")
 
@@ -105,7 +107,7 @@ def pipelined_ms(step: Step, before: Step, device: str, steps: int) -> float:
 def replayed_us(call: Step, samples: int) -> float:
     """Microseconds of one call, replayed as a CUDA graph with a cold L2: the median of `samples`, each after a flush.
 
-    It includes what a replay costs the device, some 5 microseconds. The call must be warm.
+    It includes what a replay costs the device, :func:`replay_us`. The call must be warm.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -126,6 +128,22 @@ def replayed_us(call: Step, samples: int) -> float:
         torch.cuda.synchronize()
         times.append(1e3 * float(begin.elapsed_time(end)))
     return statistics.median(times)
+
+
+@functools.cache
+def replay_us(samples: int = 20) -> float:
+    """Microseconds that a replay takes besides its kernels: of a graph of one kernel, less what each of more adds."""
+    one = torch.zeros((), device="cuda")
+
+    def kernels(count: int) -> Step:
+        def run() -> None:
+            for _ in range(count):
+                one.add_(1)
+
+        return run
+
+    alone = replayed_us(kernels(1), samples)
+    return alone - (replayed_us(kernels(1 + MORE_KERNELS), samples) - alone) / MORE_KERNELS
 
 
 def _events(device: str) -> tuple[Any, Any]:

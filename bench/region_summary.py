@@ -35,7 +35,7 @@ class Summary:
         below: how many are slower than each of ``SLOWER``.
         worst: speed and name of the slowest, the slowest first.
         cold_s, base_cold_s: seconds of all first calls, of this system and of Inductor.
-        off: measured over predicted time, median; None without predictions.
+        off: measured over predicted time of the kernels, without the replay's own, median; None without predictions.
         near: the share of predictions that are near (``NEAR``).
         largest_difference: the largest difference from eager of any region, and its name.
     """
@@ -74,7 +74,7 @@ def summary_of(system: str, rows: Rows) -> Summary:
     pairs = {case: (row, base) for case, row in right.items() if is_right(base := rows.get((case, BASE), {"error": ""}))}
     speeds = sorted((base[clock] / row[clock], case) for case, (row, base) in pairs.items() if (clock := _clock(row, base)))
     predicted = (row for row in right.values() if row.get("predicted_us") and "device_us" in row)
-    off = [row["device_us"] / row["predicted_us"] for row in predicted]
+    off = [(row["device_us"] - row.get("replay_us", 0.0)) / row["predicted_us"] for row in predicted]
     differences = [(row["output_vs_eager"], case) for case, row in right.items()]
     return Summary(
         regions=len(speeds), failed=len(own) - len(right),
