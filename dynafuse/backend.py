@@ -41,6 +41,8 @@ from dynafuse.passes.layers import take_apart
 from dynafuse.passes.rematerialize import Sides, saved_values
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.runtime import cuda_graphs, observers
+from dynafuse.runtime.capture import recorder
+from dynafuse.runtime.capture.decide import Shared, marked_inputs
 from dynafuse.runtime.catchable import catchable
 from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.runtime.repro import guard_of
@@ -128,8 +130,12 @@ def _compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     guard = guard_of(config, before.restored, differentiable=True)
     enabled = executors_for(list(_dynamo_values(gm, example_inputs)), config)[1]
     pools = any(executor(name).pools for name in enabled)
+
+    def through() -> Callable[..., Any]:
+        return _through_aot(config, forcing, guard, calls, pools, marked_inputs(gm))
+
     # A new object per graph: it keeps state.
-    compile_aot = guard.stage("set-up of AOTAutograd", lambda: _through_aot(config, forcing, guard, calls, pools), left_out)
+    compile_aot = guard.stage("set-up of AOTAutograd", through, left_out)
     # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), _draws_as(config), suppress(NotSplit):
         if compile_aot is not None:
@@ -149,12 +155,16 @@ def _draws_as(config: Config) -> AbstractContextManager[Any]:
     return patched
 
 
-def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int, pools: bool) -> Callable[..., Any]:
-    """Return AOTAutograd with the pipeline behind it; ``pools`` tells whether an executor keeps places within windows."""
-    captured: dict[str, bool] = {}
+def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int, pools: bool,
+                 marked: frozenset[int]) -> Callable[..., Any]:
+    """Return AOTAutograd with the pipeline behind it.
+
+    ``pools`` tells whether an executor keeps places within windows, ``marked`` are the positions of parameters and buffers.
+    """
+    shared = Shared(marked)
 
     def compiler(kind: str) -> Callable[..., Any]:
-        return functools.partial(pipeline.compile_graph, kind, config, captured=captured, forcing=forcing, calls=calls)
+        return functools.partial(pipeline.compile_graph, kind, config, shared=shared, forcing=forcing, calls=calls)
 
     own_cut = functools.partial(_cut, config, forcing) if config.rematerialize == "cost" else None
     split = functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing, cut=own_cut, guard=guard)
@@ -189,6 +199,7 @@ def reset() -> None:
     pipeline.reset()
     for cached in (REJECTED, LENGTHS, MEASUREMENTS):
         cached.clear()
+    recorder.reset()
     if torch.cuda.is_available():
         cuda_graphs.reset()
 

@@ -308,6 +308,15 @@ OPTIONS: tuple[Option, ...] = (
         'capture and replay CUDA graphs; `mode="reduce-overhead"` turns it on',
     ),
     Option(
+        "capture",
+        "never",
+        TEXT,
+        "DYNAFUSE_CAPTURE",
+        "whether graphs are replayed as CUDA graphs that copy what leaves them, so that nothing is overwritten: auto, those "
+        "that the host bounds, always, all that can be, or never; `cudagraphs` has torch's trees do it instead",
+        choices=("auto", "always", "never"),
+    ),
+    Option(
         "force",
         {},
         FORCE,
@@ -398,6 +407,7 @@ class Config:
     max_region_ops: int
     reuse_layers: str
     cudagraphs: bool
+    capture: str
     force: Mapping[str, str] = field(hash=False)
     tune: str
     tune_budget_s: float

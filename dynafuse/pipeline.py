@@ -45,6 +45,8 @@ from dynafuse.passes.joint import replace_random
 from dynafuse.passes.normalize import normalize
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
+from dynafuse.runtime.capture.decide import Shared
+from dynafuse.runtime.capture.graphs import Intent, intent_of
 from dynafuse.runtime.cuda_graphs import capture
 from dynafuse.runtime.deferred import deferred
 from dynafuse.runtime.demotion import Demoted, demote
@@ -69,13 +71,13 @@ _launch_sites = 0
 
 
 def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs: Sequence[Any],
-                  captured: dict[str, bool] | None = None, forcing: Forcing | None = None,
+                  shared: Shared | None = None, forcing: Forcing | None = None,
                   calls: int = 1) -> Callable[[list[Any]], Any]:
     """Return the function of an ATen graph.
 
     Args:
         kind: forward, backward or inference.
-        captured: of the graphs of one model, whether they are recorded as CUDA graphs; None for a graph inside another.
+        shared: what the graphs of one model tell each other about capture; None for a graph inside another.
         forcing: what the user forces onto which executor; None: as the options say.
         calls: how often a step calls the function.
     """
@@ -91,26 +93,26 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     normal = stage("normalization", lambda: _normalized(kind, config, module, forcing), left_out)
     if normal is None:
         return eager(before.restored())
-    if captured is not None:
+    if shared is not None:
         normal = _with_layout(kind, normal, example_inputs, stage)
     trace.note("normalized", lambda: signature(normal.graph))
     setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), left_out)
     if setting is None:
         return eager(normal)
-    setting = _with_bases(setting)
+    setting = replace(_with_bases(setting), shared=shared)
     with dynamo_timed("dynafuse.plan"):
         planned = stage("planning", lambda: plan_graph(setting, Demoted()), left_out)
     if planned is None:
         return eager(normal)
     if plan_only():
-        _report(setting, planned[0])
+        _report(setting, planned[0], intent=_intent(setting, planned[0]))
         return eager(normal)
     with dynamo_timed("dynafuse.lower"):
         requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), left_out)
     if requests is None:
         return eager(normal)
     call = _call(setting, *planned, requests)
-    return call if captured is None or not config.cudagraphs else _recorded(setting, call, captured)
+    return call if shared is None or not config.cudagraphs else _recorded(setting, call, shared.by_trees)
 
 
 def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demoted]:
@@ -257,9 +259,20 @@ def _awaited(requests: Requests) -> tuple[dict[str, Any], dict[str, BaseExceptio
 def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
               meanwhile: Meanwhile | None = None) -> Callable[..., Any]:
     """Return the function of a plan with its kernels."""
-    _report(setting, plan, meanwhile)
+    intent = _intent(setting, plan) if meanwhile is None else None
+    _report(setting, plan, meanwhile, intent)
     setting.trace.note("kernels", lambda: _sources(plan, kernels))
-    return setting.guard.stage("generated function", lambda: _written(setting, plan, kernels), lambda: eager(setting.module))
+
+    def written() -> Callable[..., Any]:
+        call = _written(setting, plan, kernels)
+        return call if intent is None else intent.apply(call, setting.kind, setting.config.strict)
+
+    return setting.guard.stage("generated function", written, lambda: eager(setting.module))
+
+
+def _intent(setting: Setting, plan: CanonicalPlan) -> Intent | None:
+    """Return whether a graph is captured; None where nobody has asked for that."""
+    return setting.guard.stage("CUDA graphs", lambda: intent_of(setting, plan.plan), left_out)
 
 
 def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
@@ -297,11 +310,12 @@ def _recorded(setting: Setting, call: Callable[..., Any], captured: dict[str, bo
         "CUDA graphs", lambda: capture(call, setting.module, setting.kind, static, captured), uncaptured)
 
 
-def _report(setting: Setting, plan: CanonicalPlan, meanwhile: Meanwhile | None = None) -> None:
+def _report(setting: Setting, plan: CanonicalPlan, meanwhile: Meanwhile | None = None, intent: Intent | None = None) -> None:
     """Tell listeners and observers of a graph."""
     def compiled() -> Compiled:
-        captured = setting.config.cudagraphs
-        return Compiled(setting.kind, plan, setting.device, setting.unusable, captured, setting.calls, meanwhile)
+        captured = setting.config.cudagraphs or (intent is not None and intent.verdict.captured)
+        why = "" if intent is None else str(intent.verdict)
+        return Compiled(setting.kind, plan, setting.device, setting.unusable, captured, setting.calls, meanwhile, why)
 
     tell(compiled, kernel_cache.ORIGINS, setting.guard)
 

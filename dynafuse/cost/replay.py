@@ -53,12 +53,12 @@ class Saving:
 
     @property
     def us(self) -> float:
-        """Microseconds that a replay saves."""
+        """Return the microseconds that a replay saves."""
         return self.plain_us - self.replayed_us
 
     @property
     def pays(self) -> bool:
-        """Whether that is worth a recording."""
+        """Return whether that is worth a recording."""
         return self.us >= max(LEAST_SAVED_US, LEAST_SHARE * self.plain_us)
 
     def __str__(self) -> str:

@@ -177,7 +177,8 @@ class ReportedGraph:
 
     ``captured`` says that the graph is replayed as a CUDA graph: its launches then cost the host nothing. ``called`` is
     how often a step of training or inference calls the graph: more than once for layers that ``reuse_layers`` compiles
-    once. All times are those of one call. ``kept`` is None except for a forward.
+    once. All times are those of one call. ``kept`` is None except for a forward. ``capture`` says why the graph is captured
+    or not; it is empty if the option ``capture`` does not ask for it.
     """
 
     kind: str
@@ -187,6 +188,7 @@ class ReportedGraph:
     captured: bool = False
     called: int = 1
     kept: Kept | None = None
+    capture: str = ""
 
     @property
     def title(self) -> str:
@@ -242,6 +244,7 @@ class ReportedGraph:
             "eager_host_us": self.eager_host_us,
             "bound_by": self.bound_by,
             "captured": self.captured,
+            "capture": self.capture,
             "kept": asdict(self.kept) if self.kept else None,
             "reuse": asdict(self.reuse),
             "steps": [step.to_dict() for step in self.steps],

@@ -55,6 +55,8 @@ def text(report: Report) -> str:
         lines += ["", *wrapped(f"graph {number}, {graph.title}: {summary(graph)}")]
         if graph.bound_by:
             lines += [total(graph), eager_total(graph)]
+        if graph.capture:
+            lines += wrapped(graph.capture)
         if graph.steps:
             lines.append(_rendered(_table(graph)))
             lines += notes(graph)

@@ -30,6 +30,7 @@ class Compiled:
     captured: bool = False  # whether it is to be recorded as CUDA graphs
     calls: int = 1  # how often a training or inference step calls it: more than once for layers that are compiled once
     meanwhile: Meanwhile | None = None  # what an interim plan loses and saves; None for any other plan
+    capture: str = ""  # whether it is captured, and why or why not; empty if nobody has asked for it
 
     @property
     def plan(self) -> Plan:

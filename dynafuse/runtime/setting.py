@@ -21,6 +21,7 @@ from dynafuse.fallback import Guard
 from dynafuse.lowering.base import Compilation, Use
 from dynafuse.lowering.triton import compiler
 from dynafuse.partition.forcing import Forcing
+from dynafuse.runtime.capture.decide import Shared
 from dynafuse.runtime.observers import plan_only
 from dynafuse.runtime.trace import Trace
 from dynafuse.select.enable import fusing, how_to_enable, tell, usable
@@ -42,6 +43,7 @@ class Setting:
     static_inputs: frozenset[int]  # positions of inputs whose addresses do not change from call to call
     guard: Guard
     trace: Trace
+    shared: Shared | None = None  # what the graphs of one model tell each other; None for a graph inside another
     process: int = field(default_factory=os.getpid)
 
     @property

@@ -23,6 +23,7 @@ from dynafuse import pipeline
 from dynafuse.config import resolve
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.joint import split_joint
+from dynafuse.runtime.capture.decide import Shared
 
 from .internals import Settings
 
@@ -79,7 +80,7 @@ def _copied(module: GraphModule) -> GraphModule:
 
 def _compile(kind: str, config: Any, look: Compiler, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     look(_copied(graph), inputs)
-    return pipeline.compile_graph(kind, config, graph, inputs, captured={})
+    return pipeline.compile_graph(kind, config, graph, inputs, shared=Shared())
 
 
 def programs(suite: ModuleType, settings: Settings) -> list[type[unittest.TestCase]]:

@@ -1,0 +1,267 @@
+"""The memory of a recording: where it reads its inputs, and how what leaves it is kept from the next replay.
+
+A replay reads and writes the addresses that it was recorded with. So each input is either read in place, as long as it is at
+the recorded address, or copied into a buffer before the replay. And each output is either copied into memory of its own
+after the replay, or handed over: then the next replay has to wait until nothing holds its memory any more.
+
+Outputs that share memory share it also after that: they are copied as one group. An output that is an input, or a view of
+one, is made of what the caller gave.
+
+Worked example, a linear layer: ``x`` is copied in, ``weight`` is read in place, ``y`` is copied out, and ``relu``'s mask,
+which only the backward sees, is handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dynafuse.runtime.capture.decide import Layout
+
+guards: Any = torch._C._dynamo.guards
+reinterpret = guards._reinterpret_tensor
+use_count: Callable[[int], int] = torch._C._storage_Use_Count
+Empty: TypeAlias = Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]
+"""Allocates a tensor of some sizes, strides and dtype."""
+
+Maker: TypeAlias = Callable[[Sequence[Any], Sequence[Tensor]], Any]
+"""Makes one result of a call's arguments and of the tensors that were allocated for its outputs."""
+
+
+class Unrecordable(Exception):
+    """A graph turned out, at its recording, to be one that cannot be replayed exactly."""
+
+
+# Inputs ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Which inputs are read in place, at which addresses, and what the others are copied into.
+
+    Where parameters are is part of what a recording is looked up by, so that they need no check.
+    """
+
+    positions: tuple[int, ...]  # of inputs that are read in place, other than parameters
+    addresses: list[int]  # of those
+    storages: frozenset[int]  # of all inputs that are read in place
+    batches: tuple[Load, ...]  # of inputs that are copied
+
+    def fit(self, args: Sequence[Any]) -> bool:
+        """Return whether arguments are where the recording reads them."""
+        return [args[i].data_ptr() for i in self.positions] == self.addresses
+
+    def moved(self, args: Sequence[Any]) -> frozenset[int]:
+        """Return which inputs are elsewhere."""
+        pairs = zip(self.positions, self.addresses, strict=True)
+        return frozenset(i for i, address in pairs if args[i].data_ptr() != address)
+
+    @property
+    def bytes(self) -> int:
+        """Count the bytes that are copied in."""
+        return sum(target.nbytes for batch in self.batches for target in batch.targets)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Inputs of one dtype that are copied into buffers by one call."""
+
+    positions: tuple[int, ...]
+    targets: list[Tensor]
+    extents: tuple[int | None, ...]  # of inputs that are not dense: of the memory that is copied instead
+
+    def __call__(self, args: Sequence[Any]) -> None:
+        if len(self.targets) == 1:
+            self.targets[0].copy_(_source(args[self.positions[0]], self.extents[0]))
+        else:
+            sources = [_source(args[i], extent) for i, extent in zip(self.positions, self.extents, strict=True)]
+            torch._foreach_copy_(self.targets, sources)
+
+
+def _source(tensor: Tensor, extent: int | None) -> Tensor:
+    return tensor if extent is None else tensor.as_strided((extent,), (1,))
+
+
+def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], empty: Empty) -> tuple[Inputs, list[Any]]:
+    """Return how the inputs of a recording are read, and the arguments to record with.
+
+    What the graph writes to is among those in place: a copy would be written instead.
+    """
+    assert layout.written <= in_place
+    recorded, copied = list(args), dict[torch.dtype, list[tuple[int, Tensor, int | None]]]()
+    for i, arg in enumerate(args):
+        if not isinstance(arg, Tensor) or i in in_place:
+            continue
+        recorded[i], target, extent = _buffer(arg, empty)
+        copied.setdefault(arg.dtype, []).append((i, target, extent))
+    stays = [i for i in sorted(in_place) if isinstance(args[i], Tensor)]
+    positions = tuple(i for i in stays if i not in layout.stationary)
+    batches = (tuple(zip(*rows, strict=True)) for rows in copied.values())
+    loads = tuple(Load(numbers, list(targets), extents) for numbers, targets, extents in batches)
+    storages = frozenset(args[i].untyped_storage()._cdata for i in stays)
+    return Inputs(positions, [args[i].data_ptr() for i in positions], storages, loads), recorded
+
+
+def _buffer(arg: Tensor, empty: Empty) -> tuple[Tensor, Tensor, int | None]:
+    """Return a buffer like an input, what is copied into, and the extent of an input that is not dense."""
+    if _is_dense(arg):
+        buffer = empty(tuple(arg.size()), arg.stride(), arg.dtype)
+        return buffer, buffer, None
+    extent = extent_of(arg)
+    memory = empty((extent,), (1,), arg.dtype)
+    return memory.as_strided(arg.size(), arg.stride()), memory, extent
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor's elements are all of the memory that it spans, each once."""
+    return bool(torch._debug_has_internal_overlap(tensor) == 0)
+
+
+def extent_of(tensor: Tensor) -> int:
+    """Return how many elements of memory a tensor spans."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+
+
+# Outputs --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Outputs of a recording in one storage; ``saved`` ones only the backward sees."""
+
+    source: Tensor  # what is copied out of: the output itself, or all the memory up to the end of the last one
+    cdata: int  # of the storage
+    saved: bool
+
+
+@dataclass(frozen=True)
+class Emission:
+    """How a call's results are made after a replay."""
+
+    shapes: tuple[tuple[Sequence[int], Sequence[int], torch.dtype], ...]  # of what is allocated
+    batches: tuple[Store, ...]
+    makers: tuple[Maker, ...]
+
+    def __call__(self, args: Sequence[Any], empty: Empty) -> tuple[Any, ...]:
+        fresh = [empty(*shape) for shape in self.shapes]
+        for batch in self.batches:
+            batch(fresh)
+        return tuple([make(args, fresh) for make in self.makers])
+
+    @property
+    def bytes(self) -> int:
+        """Count the bytes that are copied out."""
+        return sum(source.nbytes for batch in self.batches for source in batch.sources)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Outputs of one dtype that are copied out by one call."""
+
+    positions: tuple[int, ...]  # among what is allocated
+    sources: list[Tensor]
+
+    def __call__(self, fresh: Sequence[Tensor]) -> None:
+        if len(self.sources) == 1:
+            fresh[self.positions[0]].copy_(self.sources[0])
+        else:
+            torch._foreach_copy_([fresh[i] for i in self.positions], self.sources)
+
+
+class Outputs:
+    """The outputs of a recording, and the ways in which they leave it."""
+
+    def __init__(self, outputs: Sequence[Any], args: Sequence[Any], saved: frozenset[int]) -> None:
+        """Take the outputs of a recorded call.
+
+        Args:
+            outputs: What the recorded call returned.
+            args: The arguments that it was recorded with.
+            saved: Positions of outputs that only the backward sees.
+        """
+        self.inputs = {arg.untyped_storage()._cdata: i for i, arg in enumerate(args) if isinstance(arg, Tensor)}
+        members: dict[int, list[int]] = {}
+        for i, output in enumerate(outputs):
+            if isinstance(output, Tensor) and output.untyped_storage()._cdata not in self.inputs:
+                members.setdefault(output.untyped_storage()._cdata, []).append(i)
+        self.groups = tuple(_group([outputs[i] for i in group], saved.issuperset(group)) for group in members.values())
+        self.saved = tuple(group.cdata for group in self.groups if group.saved)
+        self.copying = self._emission(outputs, args, hand_over=False)
+        self.handing = self._emission(outputs, args, hand_over=True) if self.saved else self.copying
+        self.held = tuple(outputs[i] for group in members.values() for i in group)  # keeps the memory
+        self.unused: tuple[int, ...] = ()
+
+    def settle(self) -> None:
+        """Note how often the storages of handed outputs are held when nobody else does: call it when nobody does."""
+        self.unused = tuple(map(use_count, self.saved))
+
+    @property
+    def busy(self) -> bool:
+        """Return whether something still holds an output that was handed over."""
+        return tuple(map(use_count, self.saved)) != self.unused
+
+    def _emission(self, outputs: Sequence[Any], args: Sequence[Any], hand_over: bool) -> Emission:
+        copied = [group for group in self.groups if not (hand_over and group.saved)]
+        places = {group.cdata: place for place, group in enumerate(copied)}
+        batches: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+        for place, group in enumerate(copied):
+            batches.setdefault(group.source.dtype, []).append((place, group.source))
+        rows = (tuple(zip(*pairs, strict=True)) for pairs in batches.values())
+        sources = {group.cdata: group.source for group in copied}
+        return Emission(
+            tuple((tuple(group.source.size()), group.source.stride(), group.source.dtype) for group in copied),
+            tuple(Store(positions, list(tensors)) for positions, tensors in rows),
+            tuple(self._maker(output, args, places, sources) for output in outputs))
+
+    def _maker(self, output: Any, args: Sequence[Any], places: dict[int, int], sources: dict[int, Tensor]) -> Maker:
+        if not isinstance(output, Tensor):
+            return lambda args, fresh: output
+        for i, arg in enumerate(args):
+            if output is arg:
+                return itemgetter_of_arguments(i)
+        cdata = output.untyped_storage()._cdata
+        if cdata in self.inputs:
+            return _view_of_input(output, self.inputs[cdata], args[self.inputs[cdata]])
+        size, stride, offset = tuple(output.size()), output.stride(), output.storage_offset()
+        if cdata not in places:
+            return lambda args, fresh: reinterpret(output, size, stride, 0)
+        place = places[cdata]
+        if output is sources[cdata]:
+            return lambda args, fresh: fresh[place]
+        return lambda args, fresh: reinterpret(fresh[place], size, stride, offset)
+
+
+def itemgetter_of_arguments(position: int) -> Maker:
+    """Return what makes an output that is an input."""
+    get = itemgetter(position)
+    return lambda args, fresh: get(args)
+
+
+def _view_of_input(output: Tensor, position: int, arg: Tensor) -> Maker:
+    if output.dtype != arg.dtype:
+        raise Unrecordable(f"an output is input {position} in another dtype")
+    size, stride, offset = output.size(), output.stride(), output.storage_offset() - arg.storage_offset()
+
+    def view(args: Sequence[Any], fresh: Sequence[Tensor]) -> Tensor:
+        given: Tensor = args[position]
+        return given.as_strided(size, stride, given.storage_offset() + offset)
+
+    return view
+
+
+def _group(outputs: Sequence[Tensor], saved: bool) -> Group:
+    first = outputs[0]
+    if any(output.dtype != first.dtype for output in outputs):
+        raise Unrecordable("outputs of several dtypes share memory")
+    cdata = first.untyped_storage()._cdata
+    if len(outputs) == 1 and first.storage_offset() == 0 and _is_dense(first):
+        return Group(first, cdata, saved)
+    end = max(output.storage_offset() + extent_of(output) for output in outputs)
+    return Group(first.as_strided((end,), (1,), 0), cdata, saved)

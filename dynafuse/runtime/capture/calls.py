@@ -1,0 +1,250 @@
+"""The function of a captured graph: warms up, records, replays, and launches kernel by kernel wherever that is not safe.
+
+Calls with other sizes, on another stream, or with other parameters have a recording of their own, up to a number; what is
+beyond it runs uncaptured. So does a call
+
+- that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward;
+- whose arguments are not where the recording reads them: a backward of a forward that ran uncaptured;
+- during another capture, under a dispatch mode (fake tensors), or with gradients enabled.
+
+Worked example: of a training step's forward, call 1 and 2 warm up, call 3 records and replays, call 4 replays.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dynafuse.fallback import Guard
+from dynafuse.runtime.capture.buffers import Inputs, Outputs, Unrecordable, inputs_of
+from dynafuse.runtime.capture.decide import Layout
+from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorded, Recorder, at_once
+
+WARM_UPS = 2
+"""Calls before one is recorded: kernels are loaded, libraries have chosen theirs."""
+
+MOST_WARM_UPS = 10
+"""Calls of a backward in which its forward may be recorded, so that what that hands over is read in place."""
+
+MOST_SIZES = 8
+MOST_PLACES = 64
+"""Tuples of sizes, and of sizes and addresses of parameters, that are recorded; further ones run uncaptured."""
+
+MOST_MISSES = 3
+"""Calls in a row whose arguments are elsewhere before they are recorded anew."""
+
+MOST_RECORDINGS = 4
+"""Recordings of one slot, before it runs uncaptured for good."""
+
+Call: TypeAlias = Callable[[list[Any]], Any]
+Key: TypeAlias = tuple[Any, ...]
+
+log = logging.getLogger(__name__)
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class Recording:
+    """A recorded call with its memory."""
+
+    def __init__(self, inputs: Inputs, outputs: Outputs, recorded: Recorded, pool: Pool, recorder: Recorder) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.replay = recorded.replay
+        self.pool = pool
+        self.empty = recorder.empty
+        self.hands_over = bool(outputs.saved)
+        self.refused = 0  # calls in a row that found an output of an earlier one still held
+        for cdata in (*outputs.saved, *inputs.storages):
+            _STAYING[cdata] = self
+
+    def run(self, args: list[Any]) -> tuple[Any, ...] | None:
+        """Return the results of a call at whose arguments the recording fits; None where it cannot be replayed now."""
+        lock = self.pool.lock
+        if not lock.acquire(blocking=False):
+            return None
+        try:
+            if self._held():
+                return None
+            for load in self.inputs.batches:
+                load(args)
+            self.replay()
+            emission = self.outputs.handing if self._hands_over_now() else self.outputs.copying
+            results = emission(args, self.empty)
+        finally:
+            lock.release()
+        args.clear()
+        return results
+
+    def _held(self) -> bool:
+        """Return whether handed outputs are still held; where they are again and again, outputs are copied from then on."""
+        if not self.outputs.busy:
+            self.refused = 0
+            return False
+        self.refused += 1
+        if self.refused >= MOST_MISSES:
+            self.hands_over = False
+        return True
+
+    def _hands_over_now(self) -> bool:
+        """Return whether saved tensors may be handed over; whom hooks on saved tensors show them to is not known."""
+        return self.hands_over and saved_tensor_hooks(False) is None
+
+
+_STAYING: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
+"""Recordings by the storages that they hand over or read in place."""
+
+
+def stays(tensor: Tensor) -> bool:
+    """Return whether a tensor is in memory that a recording hands over, or reads in place, at each replay."""
+    return tensor.untyped_storage()._cdata in _STAYING
+
+
+@dataclass
+class Slot:
+    """Calls of one tuple of sizes and places: how far they are on the way to a recording."""
+
+    calls: int = 0
+    recording: Recording | None = None
+    recordings: int = 0
+    misses: int = 0
+    moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
+
+
+class Captured:
+    """The function of a captured graph."""
+
+    def __init__(self, call: Call, layout: Layout, recorder: Recorder, kind: str, strict: bool) -> None:
+        """Take a graph's function.
+
+        Args:
+            call: The function as it launches kernels: it takes a list, and empties it.
+            layout: How a recording treats its inputs and outputs.
+            recorder: What records it.
+            kind: forward, backward or inference.
+            strict: Whether a failed recording raises.
+        """
+        self._boxed_call = True  # torch copies what is in the instance's dictionary
+        self.launched = call
+        self.layout = layout
+        self.recorder = recorder
+        self.kind = kind
+        self.guard = Guard(strict)
+        self.slots: dict[Key, Slot] = {}
+        self.sizes: set[Key] = set()
+        self.stationary = tuple(sorted(layout.stationary - set(layout.numbers)))
+        self.closed = False  # whether a recording has failed
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Return the results of a call, and empty the list of its arguments."""
+        slot = self._slot(args)
+        if slot is None:
+            return self.launched(args)
+        recording = slot.recording
+        if recording is None:
+            return self._warm(slot, args)
+        if not recording.inputs.fit(args):
+            self._missed(slot, recording, args)
+            return self.launched(args)
+        slot.misses = 0
+        results = self._replayed(recording, args)
+        return self.launched(args) if results is None else results
+
+    def _slot(self, args: Sequence[Any]) -> Slot | None:
+        """Return the slot of a call; None for a call that runs uncaptured."""
+        if self.closed or torch.is_grad_enabled() or dispatch_modes():
+            return None
+        stream = self.recorder.stream()
+        if stream is None:
+            return None
+        sizes = self._sizes(args)
+        key = (stream, sizes, *[args[i].data_ptr() for i in self.stationary])
+        return self.slots.get(key) or self._new_slot(key, sizes)
+
+    def _new_slot(self, key: Key, sizes: Key) -> Slot | None:
+        """Return a new slot, in the place of one that nothing is recorded for if there are many; None if there is none."""
+        if sizes not in self.sizes and len(self.sizes) >= MOST_SIZES:
+            return None
+        if len(self.slots) >= MOST_PLACES:
+            unused = next((key for key, slot in list(self.slots.items()) if slot.recording is None), None)
+            if unused is None:
+                return None
+            self.slots.pop(unused, None)
+        self.sizes.add(sizes)
+        slot = self.slots[key] = Slot()
+        return slot
+
+    def _sizes(self, args: Sequence[Any]) -> Key:
+        """Return all numbers of a call that are not the same in every call."""
+        layout = self.layout
+        if not layout.numbers and not layout.sized:
+            return ()
+        tensors = (args[i] for i in layout.sized)
+        return (*(args[i] for i in layout.numbers), *((t.size(), t.stride(), t.storage_offset()) for t in tensors))
+
+    def _missed(self, slot: Slot, recording: Recording, args: Sequence[Any]) -> None:
+        """Note a call whose arguments are elsewhere; after some of them the recording is dropped, to be made anew."""
+        slot.misses += 1
+        if slot.misses < MOST_MISSES:
+            return
+        slot.moving |= recording.inputs.moved(args)
+        slot.calls = slot.misses = 0
+        self.recorder.wait()
+        slot.recording = None
+
+    def _warm(self, slot: Slot, args: list[Any]) -> Any:
+        """Run a call uncaptured, or record it and replay that."""
+        slot.calls += 1
+        if slot.calls <= WARM_UPS or slot.recordings >= MOST_RECORDINGS or self._waits_for_forward(slot, args):
+            return self.launched(args)
+        slot.recordings += 1
+        slot.recording = self.guard.stage("CUDA graphs", lambda: self._recorded(slot, args), self._close)
+        results = None if slot.recording is None else self._replayed(slot.recording, args)
+        return self.launched(args) if results is None else results
+
+    def _waits_for_forward(self, slot: Slot, args: Sequence[Any]) -> bool:
+        """Return whether inputs are not yet where a recorded forward will leave them."""
+        return slot.calls < MOST_WARM_UPS and not all(stays(args[i]) for i in self.layout.handed)
+
+    def _replayed(self, recording: Recording, args: list[Any]) -> tuple[Any, ...] | None:
+        """Return the results of a replay; None where it cannot be now."""
+        return recording.run(args)
+
+    def _close(self) -> None:
+        """Record nothing any more."""
+        self.closed = True
+
+    def _recorded(self, slot: Slot, args: Sequence[Any]) -> Recording | None:
+        """Record a call; None if that cannot be now, or if it turns out that it never can."""
+        stream = self.recorder.stream()
+        assert stream is not None
+        hands_over = self.kind == "forward" and bool(self.layout.saved)
+        pool = self.recorder.pool(stream, shared=not hands_over)
+        with at_once(RECORDING, pool.lock) as free:
+            if not free:
+                slot.recordings -= 1
+                return None
+            try:
+                return self._record(slot, args, pool)
+            except Unrecordable as error:
+                log.info("%s graph not captured: %s", self.kind, error)
+                self._close()
+                return None
+
+    def _record(self, slot: Slot, args: Sequence[Any], pool: Pool) -> Recording:
+        staying = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and stays(arg)}
+        in_place = (self.layout.stationary | staying) - slot.moving
+        with torch.inference_mode(mode=False):  # tensors that every mode may write to
+            inputs, given = inputs_of(args, self.layout, in_place, self.recorder.empty)
+        recorded = self.recorder.record(self.launched, list(given), pool)
+        outputs = Outputs(recorded.outputs, given, self.layout.saved if self.kind == "forward" else frozenset())
+        outputs.settle()
+        log.info("%s graph recorded: %d inputs in place, %d bytes copied in, %d out, %d storages handed over",
+                 self.kind, len(inputs.positions), inputs.bytes, outputs.handing.bytes, len(outputs.saved))
+        return Recording(inputs, outputs, recorded, pool, self.recorder)

@@ -1,0 +1,211 @@
+"""Whether a graph is captured: what stands against it, what it would copy, what that saves.
+
+Worked example: the ``Verdict`` on a forward of 200 small launches is to capture it, and tells what that saves; that on one
+with a collective is ``not captured: _c10d_functional.all_reduce.default (all_reduce) may do more than launch kernels``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynafuse.cost.device import Device
+from dynafuse.cost.library_calls import plan_prediction
+from dynafuse.cost.replay import Copies, saving
+from dynafuse.ir import Annotated, Plan, Role
+from dynafuse.ops.overloads import moves_generator, overloads, written_to
+
+SAFE_NAMESPACES = frozenset({"aten", "prims", "prim"})
+"""Namespaces whose ops do nothing but launch kernels. What a custom op does on the host would be left out by a replay."""
+
+ABSOLUTE = frozenset(overloads(
+    "aten.as_strided.default aten.as_strided_.default aten.as_strided_copy.default aten.as_strided_scatter.default"))
+"""Ops that look at memory by its distance from the beginning of a tensor's storage, which a copy does not have."""
+
+TANGENT = "tangents"  # begins the names that AOTAutograd gives to a backward's incoming gradients
+SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
+
+
+@dataclass
+class Shared:
+    """What the graphs of one model tell each other, in the order in which their functions are made."""
+
+    marked: frozenset[int] = frozenset()  # positions of the Dynamo graph's parameters and buffers
+    by_trees: dict[str, bool] = field(default_factory=dict)  # kinds of graph, and whether torch's trees record them
+    parameters: frozenset[str] = frozenset()  # names of the forward's inputs that stay where they are, and of their views
+    moving: frozenset[str] = frozenset()  # names of the forward's other inputs, and of their views
+    hands_over: bool = False  # whether the forward is recorded, and leaves what it saves where it is
+
+    def note_forward(self, annotated: Annotated, layout: Layout, captured: bool) -> None:
+        """Note what the backward has to know of its forward."""
+        inputs = list(annotated.graph.find_nodes(op="placeholder"))
+        given = {node: annotated.memory(node) for node in (*inputs, *annotated.graph.output_node().all_input_nodes)}
+        stationary = {inputs[i] for i in layout.stationary}
+        self.parameters = frozenset(node.name for node, base in given.items() if base in stationary)
+        self.moving = frozenset(node.name for node, base in given.items() if base in inputs and base not in stationary)
+        self.hands_over = captured
+
+    def handed(self, module: GraphModule) -> frozenset[int]:
+        """Return the inputs of a backward that a recorded forward has made, and that stay where it has made them."""
+        inputs = enumerate(module.graph.find_nodes(op="placeholder"))
+        return frozenset(i for i, node in inputs if self.hands_over and isinstance(node.meta.get("val"), torch.Tensor)
+                         and TANGENT not in node.name and node.name not in self.parameters | self.moving)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Inputs and outputs of a graph by position, as a recording treats them."""
+
+    stationary: frozenset[int]  # inputs that are read in place: parameters, buffers, what the graph writes to
+    handed: frozenset[int]  # inputs that a recorded forward makes, and that stay where it has made them
+    written: frozenset[int]  # inputs that the graph writes to
+    saved: frozenset[int]  # outputs that only the backward sees
+    sized: tuple[int, ...]  # inputs whose sizes, strides or offset are dynamic
+    numbers: tuple[int, ...]  # inputs that are no tensors
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a graph is captured, and why or why not."""
+
+    captured: bool
+    why: str
+
+    def __str__(self) -> str:
+        return self.why if self.captured else f"not captured: {self.why}"
+
+
+def marked_inputs(gm: GraphModule) -> frozenset[int]:
+    """Return the positions of a Dynamo graph's parameters and buffers, also of a part of a graph, where torch finds none."""
+    described = (node.meta.get("tensor_dict") or {} for node in gm.graph.find_nodes(op="placeholder"))
+    return frozenset(i for i, values in enumerate(described) if values.get("_dynamo_static_input_type"))
+
+
+def obstacle(module: GraphModule, annotated: Annotated, device_type: str) -> str | None:
+    """Return why a graph cannot be replayed exactly; None if it can."""
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node  # private to torch
+
+    for check in (_foreign_device(module, device_type), *map(_unsafe_input, module.graph.find_nodes(op="placeholder")),
+                  *(_unsafe_call(node, annotated) for node in module.graph.nodes)):
+        if check is not None:
+            return check
+    node = get_first_incompatible_cudagraph_node(module)
+    return None if node is None else f"{node.target} ({node.name}) cannot be recorded"
+
+
+def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: frozenset[str] = frozenset(),
+              handed: frozenset[int] = frozenset()) -> Layout:
+    """Return how a recording treats a graph's inputs and outputs.
+
+    Args:
+        module: The graph.
+        plan: Its plan.
+        static: Positions of its parameters and buffers, as far as torch knows them.
+        names: Names of further inputs that are parameters.
+        handed: Positions of inputs that a recorded forward has made.
+    """
+    inputs = list(module.graph.find_nodes(op="placeholder"))
+    written = frozenset(inputs.index(node) for node in _written(plan) if node in inputs)
+    named = frozenset(i for i, node in enumerate(inputs) if node.name in names)
+    sized = tuple(i for i, node in enumerate(inputs) if _is_sized(node.meta.get("val")))
+    numbers = tuple(i for i, node in enumerate(inputs) if not isinstance(node.meta.get("val"), torch.Tensor))
+    return Layout(static | named | written, handed, written, _saved(module), sized, numbers)
+
+
+def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict:
+    """Return whether a graph that can be captured should be.
+
+    Args:
+        plan: The graph's plan.
+        layout: How a recording treats its inputs and outputs.
+        device: The device that is priced.
+        always: Whether it should be, whatever that saves.
+    """
+    result = saving(plan_prediction(plan, device), _copies(plan, layout), device)
+    if always and not result.pays:
+        return Verdict(True, f"captured as a CUDA graph, as asked for: it does not pay ({result})")
+    if result.pays:
+        return Verdict(True, f"captured as a CUDA graph, saves about {result.us:.0f} µs a call ({result})")
+    return Verdict(False, f"it does not pay ({result})")
+
+
+def _foreign_device(module: GraphModule, device_type: str) -> str | None:
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+    devices |= {value.device for value in _constants(module)}
+    names = ", ".join(sorted(map(str, devices)))
+    if len(devices) == 1 and next(iter(devices)).type == device_type:
+        return None
+    return f"its tensors are on {names}" if devices else "it has no tensors"
+
+
+def _constants(module: GraphModule) -> Iterator[torch.Tensor]:
+    for node in module.graph.find_nodes(op="get_attr"):
+        holder: Any = module
+        for part in str(node.target).split("."):
+            holder = getattr(holder, part)
+        if isinstance(holder, torch.Tensor):
+            yield holder
+
+
+def _unsafe_input(node: Node) -> str | None:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return None if value.layout is torch.strided else f"{node.name} is {value.layout}"
+    if value is None or isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return None
+    return f"{node.name} is neither tensor nor number"
+
+
+def _unsafe_call(node: Node, annotated: Annotated) -> str | None:
+    if node.op in ("placeholder", "output", "get_attr"):
+        return None
+    target = node.target
+    if node.op != "call_function" or isinstance(target, torch._ops.HigherOrderOperator):
+        return f"{target} ({node.name}) is a graph of its own"
+    if not isinstance(target, torch._ops.OpOverload):
+        return None  # arithmetic on sizes, a piece of a result
+    if target.namespace not in SAFE_NAMESPACES:
+        return f"{target} ({node.name}) may do more than launch kernels"
+    if target in ABSOLUTE and annotated.memory(node.all_input_nodes[0]).op == "placeholder":
+        return f"{target} ({node.name}) looks around in an input's memory"
+    if moves_generator(node) and "dropout_p" in {argument.name for argument in target._schema.arguments}:
+        return f"{target} ({node.name}) draws random numbers of its own"
+    return None
+
+
+def _written(plan: Plan) -> Iterator[Node]:
+    """Return the values that calls and kernels of a plan write to, as the nodes that have the memory."""
+    for node in plan.annotated.graph.nodes:
+        yield from map(plan.annotated.memory, written_to(node))
+    for region in plan.regions:
+        yield from map(plan.annotated.memory, region.copies.values())
+
+
+def _saved(module: GraphModule) -> frozenset[int]:
+    """Return the outputs of a forward that only its backward sees; none where torch does not describe them."""
+    descriptions: Sequence[Any] = module.graph.output_node().meta.get("desc") or ()
+    return frozenset(i for i, value in enumerate(descriptions) if type(value).__name__.startswith(SAVED))
+
+
+def _is_sized(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    return any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride(), value.storage_offset()))
+
+
+def _copies(plan: Plan, layout: Layout) -> Copies:
+    """Count what a replay copies: inputs that are elsewhere each time, and outputs that leave, inputs not among them."""
+    facts, graph = plan.annotated.facts, plan.annotated.graph
+    in_place = layout.stationary | layout.handed
+    inputs = [node for i, node in enumerate(graph.find_nodes(op="placeholder")) if i not in in_place]
+    listed = graph.output_node().args[0]
+    assert isinstance(listed, (list, tuple))
+    leaving = {plan.annotated.memory(n) for i, n in enumerate(listed) if isinstance(n, Node) and i not in layout.saved}
+    results = [node for node in leaving if facts[node].role is not Role.INPUT]
+    tensors = [tensor for node in (*inputs, *results) if (tensor := facts[node].tensor) is not None]
+    return Copies(len(tensors), sum(tensor.bytes for tensor in tensors))

@@ -1,0 +1,69 @@
+"""What becomes of a planned graph under option ``capture``: whether it is captured, and then its function.
+
+Worked example: ``intent_of(setting, plan)`` is None with ``capture="never"``; else ``intent.apply(call)`` is ``call`` itself
+or, where the verdict is to capture, a :class:`Captured` around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dynafuse.ir import Plan
+from dynafuse.runtime.capture.calls import Captured
+from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, verdict
+from dynafuse.runtime.capture.recorder import Recorder, recorder_for
+from dynafuse.runtime.observers import plan_only
+from dynafuse.runtime.setting import Setting
+
+NEVER, ALWAYS = "never", "always"
+
+
+@dataclass(frozen=True)
+class Intent:
+    """Whether a graph is captured, and what that takes."""
+
+    verdict: Verdict
+    layout: Layout | None = field(default=None, compare=False)
+    recorder: Recorder | None = field(default=None, compare=False)
+
+    def apply(self, call: Callable[[list[Any]], Any], kind: str, strict: bool) -> Callable[[list[Any]], Any]:
+        """Return the function of a graph, captured if it is to be."""
+        if not self.verdict.captured or self.layout is None or self.recorder is None:
+            return call
+        return Captured(call, self.layout, self.recorder, kind, strict)
+
+
+def intent_of(setting: Setting, plan: Plan) -> Intent | None:
+    """Return whether a planned graph is captured; None where nobody asked for that, or for a graph inside another."""
+    shared = setting.shared
+    if setting.config.capture == NEVER or setting.config.cudagraphs or shared is None:
+        return None
+    if setting.kind == "backward":
+        layout = layout_of(setting.module, plan, frozenset(), shared.parameters, shared.handed(setting.module))
+    else:
+        layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
+    device = _device(setting)
+    recorder = None if device is None else recorder_for(device)
+    if device is None or (recorder is None and not _only_planned_for_another(setting)):
+        decision = Verdict(False, f"nothing is captured on {device}" if device else "it has no tensors")
+    elif (reason := obstacle(setting.module, plan.annotated, device.type)) is not None:
+        decision = Verdict(False, reason)
+    else:
+        decision = verdict(plan, layout, setting.device, always=setting.config.capture == ALWAYS)
+    if setting.kind == "forward":
+        shared.note_forward(plan.annotated, layout, decision.captured)
+    return Intent(decision, layout, recorder)
+
+
+def _only_planned_for_another(setting: Setting) -> bool:
+    """Return whether a graph is planned as if its tensors were on a device that need not be here."""
+    return plan_only() and setting.config.device is not None
+
+
+def _device(setting: Setting) -> torch.device | None:
+    values = (node.meta.get("val") for node in setting.module.graph.nodes)
+    return next((value.device for value in values if isinstance(value, torch.Tensor)), None)

@@ -1,0 +1,166 @@
+"""How a call is recorded and replayed: by CUDA graphs, or by whatever tests put in their place.
+
+Recordings of one pool share memory for what they compute on the way: they are replayed on one stream, one after the other,
+under the pool's lock. A recording that hands outputs over has a pool of its own, because another one's replay would
+overwrite what is still held.
+
+Worked example::
+
+    recorder = recorder_for(torch.device("cuda", 0))
+    recording = recorder.record(call, [x], recorder.pool(shared=True))
+    recording.replay()              # writes where recording.outputs are
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Memory that recordings share. ``handle`` is the recorder's own."""
+
+    handle: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded call: the outputs that every replay writes anew."""
+
+    outputs: Sequence[Any]
+    replay: Callable[[], object]
+
+
+class Recorder(Protocol):
+    """What records calls on one device."""
+
+    def stream(self) -> int | None:
+        """Return what tells the current stream from others; None where nothing may be recorded or replayed now."""
+
+    def pool(self, stream: int, shared: bool) -> Pool:
+        """Return a pool for a stream: the one that all recordings there share, or a new one."""
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Allocate a tensor on the device, outside of any pool."""
+
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
+        """Record a call without running it; ``args`` is emptied. Raises whatever stands against it."""
+
+    def wait(self) -> None:
+        """Wait until the device is done with every replay."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def stream(self) -> int | None:
+        """Return the current stream's handle; None while it is being captured, or if another device is current."""
+        if torch._C._cuda_isCurrentStreamCapturing() or torch._C._cuda_getDevice() != self.index:
+            return None
+        return torch._C._cuda_getCurrentRawStream(self.index)
+
+    def pool(self, stream: int, shared: bool) -> Pool:
+        """Return the pool of a stream, or a new one."""
+        if not shared:
+            return self._new_pool()
+        with _POOLS_LOCK:
+            key = (self.index, stream)
+            pool = _POOLS.get(key)
+            if pool is None:
+                pool = _POOLS[key] = self._new_pool()
+            return pool
+
+    def _new_pool(self) -> Pool:
+        """Return a pool with the stream that is captured: memory is used again only on the stream that it was used on."""
+        return Pool((torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.index)))
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Allocate a tensor on the device, which is the current one."""
+        allocated: Tensor = torch._C._dynamo.guards._empty_strided_cuda(size, stride, dtype)  # type: ignore[attr-defined]
+        return allocated
+
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
+        """Record a call as a CUDA graph.
+
+        Libraries keep workspaces for products: they are dropped before and after, so that none is used by a replay and by
+        something else at once.
+        """
+        graph, (handle, side) = torch.cuda.CUDAGraph(), pool.handle
+        collects = gc.isenabled()
+        torch.cuda.synchronize(self.index)
+        torch._C._cuda_clearCublasWorkspaces()
+        gc.disable()  # what it frees may be a graph, which must not happen during a capture
+        try:
+            with torch.cuda.stream(side):
+                outputs = _capture(graph, call, args, handle)
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+            if collects:
+                gc.enable()
+        return Recorded(outputs, graph.replay)
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.index)
+
+
+def _capture(graph: torch.cuda.CUDAGraph, call: Callable[[list[Any]], Any], args: list[Any], handle: Any) -> Sequence[Any]:
+    graph.capture_begin(handle, capture_error_mode="thread_local")
+    try:
+        outputs: Sequence[Any] = call(args)
+    except BaseException:
+        with suppress(RuntimeError):  # the first error says what is wrong
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return outputs
+
+
+RECORDING = threading.Lock()
+"""Held while something is recorded: libraries' workspaces are dropped before and after."""
+
+
+@contextmanager
+def at_once(*locks: threading.Lock) -> Iterator[bool]:
+    """Take all of some locks if they are free, and tell whether they were."""
+    with ExitStack() as taken:
+        for lock in locks:
+            if not lock.acquire(blocking=False):
+                yield False
+                return
+            taken.callback(lock.release)
+        yield True
+
+
+_POOLS: weakref.WeakValueDictionary[tuple[int, int], Pool] = weakref.WeakValueDictionary()
+"""Shared pools by device and stream, as long as a recording uses one: after that, torch takes its handle no more."""
+
+_POOLS_LOCK = threading.Lock()
+
+RECORDERS: dict[str, Callable[[int], Recorder]] = {"cuda": CudaRecorder}
+"""What records, by type of device."""
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    """Return what records on a device; None where nothing does."""
+    make = RECORDERS.get(device.type)
+    return None if make is None else make(device.index or 0)
+
+
+def reset() -> None:
+    """Forget the pools that recordings share; recordings that are still in use keep theirs."""
+    with _POOLS_LOCK:
+        _POOLS.clear()

@@ -1,0 +1,678 @@
+"""Captured graphs beside eager: whatever is held, replaced, mutated or called at once, results are eager's.
+
+On the CPU a fake recorder stands in for CUDA graphs, with their hazards (tests/support/fake_recorder.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dynafuse import backend
+from dynafuse.errors import DynafuseWarning
+from dynafuse.runtime.capture import calls
+from tests.support.differential import compiled
+from tests.support.fake_recorder import FakeRecorder, recording_on_cpu, together
+
+STEPS = 7  # of which the first ones warm up
+
+
+@dataclass
+class Machine:
+    """A device whose graphs are captured."""
+
+    device: str
+    replays: dict[str, int] = field(default_factory=dict)  # by kind of graph
+    recordings: int = 0
+    fake: FakeRecorder | None = None
+    captures: list[str] = field(default_factory=list)  # what the report says of each graph
+
+    def compile(self, fn: Any, capture: str = "always", **more: Any) -> Any:
+        """Compile a function whose graphs are captured."""
+        dynamic, fullgraph = more.pop("dynamic", False), more.pop("fullgraph", True)
+        return compiled(fn, capture=capture, executors="triton", dynamic=dynamic, fullgraph=fullgraph, **more)
+
+    def randn(self, *sizes: int, grad: bool = False) -> Tensor:
+        return torch.randn(*sizes, device=self.device).requires_grad_(grad)
+
+    def replayed(self, kind: str = "inference") -> int:
+        return self.replays.get(kind, 0)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine(request.param)
+    run, warm = calls.Captured._replayed, calls.Captured._recorded
+
+    def counted(self: calls.Captured, recording: calls.Recording, args: list[Any]) -> Any:
+        results = run(self, recording, args)
+        made.replays[self.kind] = made.replayed(self.kind) + (results is not None)
+        return results
+
+    def recorded(self: calls.Captured, slot: calls.Slot, args: list[Any]) -> Any:
+        recording = warm(self, slot, args)
+        made.recordings += recording is not None
+        return recording
+
+    monkeypatch.setattr(calls.Captured, "_replayed", counted)
+    monkeypatch.setattr(calls.Captured, "_recorded", recorded)
+    torch.manual_seed(0)
+    with backend.listening(lambda graph: made.captures.append(graph.capture), plan_only=False):
+        if request.param == "cuda":
+            yield made
+        else:
+            with recording_on_cpu() as made.fake:
+                yield made
+
+
+class Block(nn.Module):
+    """A small network with a residual connection."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+def close(ours: Any, eager: Any) -> None:
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+def twins(machine: Machine, make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """A model and its copy."""
+    model = make().to(machine.device)
+    return model, copy.deepcopy(model)
+
+
+def same_parameters(ours: nn.Module, eager: nn.Module) -> None:
+    for (name, a), b in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        close(a, b)
+        assert (a.grad is None) == (b.grad is None), name
+        if a.grad is not None:
+            close(a.grad, b.grad)
+    for a, b in zip(ours.buffers(), eager.buffers(), strict=True):
+        close(a, b)
+
+
+# Inference ------------------------------------------------------------------------------------------------------------
+
+
+def test_results_that_are_held_stay_as_they_are(machine: Machine) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    with torch.no_grad():
+        inputs = [machine.randn(3, 16) for _ in range(STEPS)]
+        outputs = [call(x) for x in inputs]
+        close(outputs, [model(x) for x in inputs])
+    assert machine.recordings == 1 and machine.replayed() >= 3, "inputs are read, outputs are held"
+
+
+def test_results_are_inputs_of_the_next_call(machine: Machine) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    with torch.no_grad():
+        ours = eager = machine.randn(3, 16)
+        for _ in range(STEPS):
+            ours, eager = call(ours), model(eager)
+        close(ours, eager)
+    assert machine.replayed() >= 3
+
+
+def test_modes_without_gradients(machine: Machine) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    for step in range(3 * STEPS):
+        x = machine.randn(3, 16)
+        mode = (torch.no_grad, torch.inference_mode, torch.enable_grad)[step % 3]
+        with mode():
+            ours, eager = call(x), model(x)
+        assert ours.is_inference() == eager.is_inference() and ours.requires_grad == eager.requires_grad
+        close(ours, eager)
+    assert machine.replayed() >= 4 and machine.replayed("forward") >= 2
+
+
+def test_inputs_in_other_layouts(machine: Machine) -> None:
+    def function(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return (a.sin() * b + c).cumsum(0) + d
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        base = machine.randn(6, 10)
+        given = base.t()[1:9], base[:, 2:3].t().expand(8, 6), machine.randn(1).expand(8, 6), machine.randn(16, 6)[::2]
+        close(call(*given), function(*given))
+    assert machine.replayed() >= 3
+
+
+def test_inputs_that_share_memory(machine: Machine) -> None:
+    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        a.mul_(2)
+        return a + b, b * 3
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        base = machine.randn(8)
+        other = base.clone()
+        close(call(base[:6], base[2:]), function(other[:6], other[2:]))
+        close(base, other)
+
+
+def test_results_that_share_memory(machine: Machine) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return y, y[1], y.t(), x.expand(2, *x.shape), x, (x + 1).t()[1:], x[1:]
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        x, other = (lambda x: (x, x.clone()))(machine.randn(3, 4))
+        ours, eager = call(x), function(other)
+        for found, expected in zip(ours, eager, strict=True):
+            assert found.stride() == expected.stride() and found.storage_offset() == expected.storage_offset()
+        ours[0].add_(1)
+        eager[0].add_(1)
+        ours[4].mul_(3)
+        eager[4].mul_(3)
+        close(ours, eager)
+        close(x, other)
+    assert machine.replayed() >= 3
+
+
+def test_odd_results(machine: Machine) -> None:
+    def function(x: Tensor, n: int) -> tuple[Any, ...]:
+        return None, x.argmax(-1), n, x > 0, x[:0] + 1, x.shape[0], x.sum(), x.to(torch.float64), "text"
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        x = machine.randn(3, 4)
+        ours = call(x, 5)
+        assert ours[0] is None and ours[2] == 5 and ours[8] == "text"
+        close(ours[1], function(x, 5)[1])
+        for found, expected in zip(ours[3:8], function(x, 5)[3:8], strict=True):
+            close(found, expected)
+    assert machine.replayed() >= 3
+
+
+def test_empty_inputs(machine: Machine) -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x * 2, y.sin()])
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        x, y = machine.randn(0, 4), machine.randn(3, 4)
+        close(call(x, y), function(x, y))
+    assert machine.replayed() >= 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_changing_sizes(machine: Machine, dynamic: bool) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model, dynamic=dynamic)
+    with torch.no_grad():
+        for step in range(24):
+            x = machine.randn(2 + step % 3, 16)
+            close(call(x), model(x))
+    assert machine.recordings == 3 and machine.replayed() >= 9
+
+
+def test_more_sizes_than_are_captured(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MOST_SIZES", 2)
+    call = machine.compile(torch.sin, dynamic=True)
+    for step in range(24):
+        x = machine.randn(2 + step % 4)
+        close(call(x), x.sin())
+    assert machine.recordings == 2
+
+
+# Writes ---------------------------------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Statistics, a counter and a cache, all of them buffers."""
+
+    cache: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("cache", torch.zeros(3, 4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        self.cache.copy_(self.cache.roll(1, 0))
+        self.cache[0] = x.mean(0)
+        out: Tensor = self.norm(x) + self.cache.sum(0)
+        return out
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_buffers_are_written(machine: Machine, train: bool) -> None:
+    ours, eager = twins(machine, Counting)
+    call = machine.compile(ours)
+    for _ in range(STEPS):
+        x = machine.randn(5, 4)
+        with torch.set_grad_enabled(train):
+            found, expected = call(x), eager(x)
+        close(found, expected)
+        if train:
+            found.square().sum().backward()
+            expected.square().sum().backward()
+        same_parameters(ours, eager)
+    assert machine.replayed("forward" if train else "inference") >= 3
+
+
+def test_inputs_are_written(machine: Machine) -> None:
+    def function(x: Tensor, state: Tensor) -> Tensor:
+        state.mul_(0.5).add_(x)
+        return state.tanh()
+
+    call = machine.compile(function)
+    kept, other = (lambda x: (x, x.clone()))(machine.randn(4))
+    for step in range(4 * STEPS):
+        x = machine.randn(4)
+        if step % STEPS == STEPS - 1:  # elsewhere, once in a while
+            kept = kept.clone()
+        close(call(x, kept), function(x, other))
+        close(kept, other)
+    assert machine.replayed() >= 3
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def train(machine: Machine, make: Callable[[], nn.Module], step: Callable[[Any, nn.Module, list[Tensor]], Any],
+          steps: int = STEPS, **options: Any) -> None:
+    """Take steps with a compiled model and its twin, and compare what each returns, and all parameters."""
+    ours, eager = twins(machine, make)
+    call, results = machine.compile(ours, **options), []
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.002, momentum=0.9) for model in (ours, eager)]
+    for _ in range(steps):
+        inputs = [machine.randn(5, 16) for _ in range(3)]
+        others = [x.clone() for x in inputs]
+        results.append((step(call, ours, inputs), step(eager, eager, others)))
+        same_parameters(ours, eager)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    close([found for found, _ in results], [expected for _, expected in results])
+
+
+def test_training(machine: Machine) -> None:
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        out = call(inputs[0])
+        out.square().mean().backward()
+        return out, [p.grad for p in model.parameters()]  # held over all steps
+
+    train(machine, Block, step)
+    assert machine.recordings == 2 and machine.replayed("forward") >= 3 and machine.replayed("backward") >= 2
+
+
+def test_several_forwards_before_the_backwards(machine: Machine) -> None:
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        outs = [call(x) for x in inputs]
+        for out in (outs[1], outs[0], outs[2]):
+            out.square().mean().backward()
+        return outs
+
+    train(machine, Block, step, steps=3 * STEPS)
+    assert machine.replayed("forward") >= 3
+
+
+def test_a_module_that_is_called_twice(machine: Machine) -> None:
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        out = call(call(inputs[0]).tanh())
+        out.square().mean().backward()
+        return out
+
+    train(machine, Block, step, steps=2 * STEPS)
+
+
+def test_a_retained_graph(machine: Machine) -> None:
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        x = inputs[0].requires_grad_()
+        out = call(x)
+        first = torch.autograd.grad(out.sum(), [x, *model.parameters()], retain_graph=True)
+        again = call(inputs[1])
+        out.square().mean().backward(retain_graph=True)
+        out.sum().backward()
+        return out, again, first, x.grad
+
+    train(machine, Block, step, steps=2 * STEPS)
+    assert machine.replayed("forward") >= 2 and machine.replayed("backward") >= 4
+
+
+def test_accumulated_gradients(machine: Machine) -> None:
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        return [call(x).square().mean().backward() for x in inputs] and [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
+
+    train(machine, Block, step)
+    assert machine.replayed("backward") >= 10
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_call(machine: Machine, reentrant: bool) -> None:
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        x = inputs[0].requires_grad_()
+        out = checkpoint(call, checkpoint(call, x, use_reentrant=reentrant), use_reentrant=reentrant)
+        out.square().mean().backward()
+        return out, x.grad
+
+    train(machine, Block, step, steps=2 * STEPS)
+
+
+def test_a_checkpoint_inside(machine: Machine) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return out * 2
+
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        call(inputs[0]).square().mean().backward()
+
+    train(machine, Outer, step)
+    assert machine.replayed("backward") >= 2
+
+
+def test_hooks_on_saved_tensors(machine: Machine) -> None:
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append((tensor, tensor.detach().clone()))
+        return tensor
+
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = call(inputs[0])
+        out.square().mean().backward()
+        for tensor, before in kept:
+            if not isinstance(tensor, nn.Parameter):
+                assert torch.equal(tensor.detach(), before), "a saved tensor that is held was overwritten"
+        kept[:] = [pair for pair in kept if not any(pair[0].data_ptr() == p.data_ptr() for p in model.parameters())]
+
+    train(machine, Block, step)
+    assert machine.replayed("forward") >= 3
+
+
+def test_saved_tensors_that_are_held(machine: Machine) -> None:
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        out = call(inputs[0])
+        places = {p.data_ptr() for p in model.parameters()}
+        saved = [t for t in getattr(out.grad_fn, "saved_tensors", ()) if t is not None and t.data_ptr() not in places]
+        kept.extend((t, t.detach().clone()) for t in saved if call is not model)
+        out.square().mean().backward()
+        assert all(torch.equal(tensor, before) for tensor, before in kept)
+
+    train(machine, Block, step, steps=2 * STEPS)
+
+
+def test_inference_between_training_steps(machine: Machine) -> None:
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        out = call(inputs[0])
+        with torch.no_grad():
+            checked = call(inputs[1])
+        out.square().mean().backward()
+        return out, checked
+
+    train(machine, Block, step)
+    assert machine.replayed() >= 3 and machine.replayed("forward") >= 3
+
+
+def test_parameters_that_are_replaced(machine: Machine) -> None:
+    ours, eager = twins(machine, Block)
+    call = machine.compile(ours)
+    for step in range(6 * STEPS):
+        x = machine.randn(5, 16)
+        found, expected = call(x), eager(x)
+        found.square().mean().backward()
+        expected.square().mean().backward()
+        close(found, expected)
+        same_parameters(ours, eager)
+        if step % STEPS == STEPS - 1:
+            for model in (ours, eager):
+                for p in model.parameters():
+                    with torch.no_grad():
+                        p.data = p.data.clone() + 0.01
+        elif step % STEPS == 2:
+            for model in (ours, eager):
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.mul_(0.9)
+    assert machine.replayed("forward") >= 6
+
+
+def test_layers_that_share_their_code(machine: Machine) -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    ours, eager = twins(machine, Stack)
+    for layer in ours.layers:  # type: ignore[union-attr]
+        layer.compile(backend=backend.dynafuse, options={"capture": "always", "executors": "triton"}, dynamic=False)
+    for _ in range(STEPS):
+        x = machine.randn(5, 16)
+        found, expected = ours(x), eager(x)
+        found.square().mean().backward()
+        expected.square().mean().backward()
+        close(found, expected)
+        same_parameters(ours, eager)
+    assert machine.recordings == 6 and machine.replayed("forward") >= 9 and machine.replayed("backward") >= 6
+
+
+def test_unused_and_integer_inputs(machine: Machine) -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.unused = nn.Embedding(7, 16), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            index = (x.abs() * 3).long().clamp(max=6)[:, 0]
+            out: Tensor = self.table(index) * x
+            return out, index
+
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        out, index = call(inputs[0])
+        out.square().mean().backward()
+        return out, index
+
+    train(machine, Embedded, step)
+    assert machine.replayed("forward") >= 3
+
+
+# Random numbers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_random_numbers_are_those_of_launches(machine: Machine, fallback: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.dropout(x.exp(), 0.5) * torch.rand_like(x)
+
+    def drawn(capture: str) -> list[Tensor]:
+        torch._dynamo.reset()
+        call = machine.compile(function, capture=capture, fallback_random=fallback)
+        results = []
+        torch.manual_seed(5)
+        for step in range(2 * STEPS):
+            x = torch.ones(40, device=machine.device, requires_grad=True)
+            out = call(x)
+            out.sum().backward()
+            with torch.no_grad():
+                results += [out, x.grad, call(x), torch.rand(3, device=machine.device)]
+            if step == STEPS:
+                torch.manual_seed(6)
+        return results
+
+    for ours, launched in zip(drawn("always"), drawn("never"), strict=True):
+        assert torch.equal(ours, launched)
+    assert machine.replayed("forward") >= 3 and machine.replayed() >= 3 and machine.replayed("backward") >= 3
+
+
+# Threads, other captures, failures --------------------------------------------------------------------------------------
+
+
+def test_threads(machine: Machine) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    x = machine.randn(3, 16)
+    with torch.no_grad():
+        call(x)
+    inputs = [[machine.randn(3, 16) for _ in range(3 * STEPS)] for _ in range(2)]
+    found: list[list[Tensor]] = [[], []]
+
+    def work(number: int) -> None:
+        with torch.no_grad():
+            found[number] += [call(x) for x in inputs[number]]
+
+    together(lambda: work(0), lambda: work(1))
+    for ours, given in zip(found, inputs, strict=True):
+        close(ours, [model(x).detach() for x in given])
+    assert machine.replayed() >= 3
+
+
+def test_a_recording_that_is_in_use_is_left_alone(machine: Machine) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    with torch.no_grad():
+        for _ in range(STEPS):
+            call(x := machine.randn(3, 16))
+        replays = machine.replayed()
+        recording = next(iter(calls._STAYING.values()))
+        with recording.pool.lock:
+            close(call(x), model(x))
+        assert machine.replayed() == replays
+        close(call(x), model(x))
+        assert machine.replayed() == replays + 1
+
+
+def test_another_capture(machine: Machine) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    x = machine.randn(3, 16)
+    with torch.no_grad():
+        for _ in range(STEPS):
+            call(machine.randn(3, 16))
+        replays = machine.replayed()
+        if machine.fake is not None:
+            machine.fake.capturing = True
+            found = call(x)
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = call(x)
+            x.copy_(machine.randn(3, 16))
+            graph.replay()
+        close(found, model(x))
+    assert machine.replayed() == replays
+
+
+def test_a_recording_that_fails(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any, *args: Any) -> Any:
+        raise RuntimeError("cannot be captured")
+
+    monkeypatch.setattr(calls.Captured, "_record", fails)
+    model = Block().to(machine.device)
+    x = machine.randn(3, 16)
+    with torch.no_grad():
+        call = machine.compile(model, strict=False)
+        with pytest.warns(DynafuseWarning, match="launched kernel by kernel") as told:
+            for _ in range(STEPS):
+                close(call(x), model(x))
+        assert len(told) == 1
+        torch._dynamo.reset()
+        call = machine.compile(model, strict=True)
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            for _ in range(STEPS):
+                call(x)
+    assert machine.replayed() == 0
+
+
+# What is not captured -------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("dynafuse_tests::counted", mutates_args=())
+def counted(x: Tensor) -> Tensor:
+    COUNTS.append(1)
+    return x * 2
+
+
+@counted.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+COUNTS: list[int] = []
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "custom op": (lambda x: counted(x) + 1, "may do more than launch kernels"),
+    "as_strided": (lambda x: x.as_strided((2,), (1,), 1) * 2, "looks around in an input's memory"),
+    "attention with dropout": (
+        lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], dropout_p=0.5),
+        "draws random numbers of its own"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(machine: Machine, name: str) -> None:
+    if name == "attention with dropout" and machine.device == "cpu":
+        pytest.skip("is taken apart on the CPU")
+    function, reason = REFUSED[name]
+    call = machine.compile(function)
+    COUNTS.clear()
+    for _ in range(STEPS):
+        x = machine.randn(8, 16)
+        found = call(x)
+        if "dropout" not in name:
+            close(found, function(x))
+    assert machine.replayed() == 0
+    assert any(reason in text and "not captured" in text for text in machine.captures), machine.captures
+    if name == "custom op":
+        assert len(COUNTS) >= 2 * STEPS
+
+
+def test_a_tensor_of_another_device_is_refused() -> None:
+    said: list[str] = []
+    with backend.listening(lambda graph: said.append(graph.capture), plan_only=False):
+        compiled(torch.sin, capture="auto", executors="triton")(torch.randn(4))
+        compiled(torch.cos, capture="never", executors="triton")(torch.randn(4))
+    assert said == ["not captured: nothing is captured on cpu", ""]
+
+
+def test_a_graph_that_does_not_pay_is_not_captured(machine: Machine) -> None:
+    call = machine.compile(torch.sin, capture="auto")
+    for _ in range(STEPS):
+        close(call(x := machine.randn(4)), x.sin())
+    assert machine.recordings == 0 and "it does not pay" in machine.captures[0]
+
+
+def test_a_graph_of_many_launches_is_captured(machine: Machine) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(40):
+            x = (x @ w).tanh()
+        return x
+
+    call = machine.compile(function, capture="auto", device="h200")
+    for _ in range(STEPS):
+        x, w = machine.randn(4, 4), machine.randn(4, 4)
+        close(call(x, w), function(x, w))
+    assert machine.recordings == 1 and "saves about" in machine.captures[0]

@@ -1,0 +1,156 @@
+"""A recorder for CPU tensors with the hazards of CUDA graphs: what it replays reads and writes the recorded addresses.
+
+Recording leaves no trace but garbage in the outputs, as nothing has run; a replay overwrites the outputs of the replay
+before, and what other recordings of its pool have left there.
+
+Worked example::
+
+    with recording_on_cpu() as recorder:
+        compiled(fn, capture="always")(x)       # three times
+    assert recorder.replays == 1
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynafuse.runtime.capture.buffers import extent_of
+from dynafuse.runtime.capture.recorder import RECORDERS, Pool, Recorded
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor by its address: it keeps nothing alive."""
+
+    address: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    extent: int
+
+    @staticmethod
+    def of(tensor: Tensor) -> Place:
+        return Place(tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype, extent_of(tensor))
+
+    def memory(self) -> Tensor:
+        """All memory that it spans, as it is now."""
+        with torch.inference_mode(mode=False):
+            if not self.extent:
+                return torch.empty(0, dtype=self.dtype)
+            memory = (ctypes.c_byte * (self.extent * self.dtype.itemsize)).from_address(self.address)
+            return torch.frombuffer(memory, dtype=torch.uint8).view(self.dtype)
+
+    def tensor(self) -> Tensor:
+        """What is at the address now."""
+        return self.memory().as_strided(self.size, self.stride)
+
+
+def spoil(tensor: Tensor) -> None:
+    """Overwrite all memory that a tensor spans."""
+    memory = Place.of(tensor).memory()
+    memory.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 93)
+
+
+class FakeRecorder:
+    """Records calls on CPU tensors."""
+
+    def __init__(self) -> None:
+        self.recordings = 0
+        self.replays = 0
+        self.capturing = False  # whether somebody else captures the current stream
+        self.failing: Exception | None = None
+        self.shared = Pool(list[list[Tensor]]())
+
+    def stream(self) -> int | None:
+        return None if self.capturing else 0
+
+    def pool(self, stream: int, shared: bool) -> Pool:
+        return self.shared if shared else Pool(list[list[Tensor]]())
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype).zero_()  # valid indices: recording runs the call here
+
+    def wait(self) -> None:
+        pass
+
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
+        if self.failing is not None:
+            raise self.failing
+        self.recordings += 1
+        given = [Place.of(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        inputs = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)}
+        with unchanged([arg for arg in args if isinstance(arg, Tensor)]):
+            outputs, again = call(list(args)), call(list(args))
+        args.clear()
+        constants = {a.untyped_storage()._cdata for a, b in zip(outputs, again, strict=True)
+                     if isinstance(a, Tensor) and a.untyped_storage()._cdata == b.untyped_storage()._cdata}
+        places = [i for i, output in enumerate(outputs) if isinstance(output, Tensor)
+                  and output.untyped_storage()._cdata not in inputs | constants]
+        written = [outputs[i] for i in places]
+        for tensor in written:
+            spoil(tensor)
+        pool.handle.append(written)
+
+        def replay() -> None:
+            self.replays += 1
+            for other in pool.handle:
+                for tensor in other:
+                    spoil(tensor)
+            results = call([arg.tensor() if isinstance(arg, Place) else arg for arg in given])
+            for i, tensor in zip(places, written, strict=True):
+                Place.of(tensor).memory().copy_(Place.of(results[i]).memory())
+
+        return Recorded(outputs, replay)
+
+
+@contextmanager
+def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Put tensors and the generator back as they were."""
+    memories = [Place.of(tensor).memory() for tensor in tensors]
+    before, state = [memory.clone() for memory in memories], torch.get_rng_state()
+    try:
+        yield
+    finally:
+        for memory, old in zip(memories, before, strict=True):
+            memory.copy_(old)
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def recording_on_cpu() -> Iterator[FakeRecorder]:
+    """Have graphs of CPU tensors recorded in the block."""
+    recorder = FakeRecorder()
+    RECORDERS["cpu"] = lambda index: recorder
+    try:
+        yield recorder
+    finally:
+        del RECORDERS["cpu"]
+
+
+def together(*work: Callable[[], None]) -> None:
+    """Run functions in threads that begin together; what one raises is raised."""
+    barrier, errors = threading.Barrier(len(work)), list[BaseException]()
+
+    def run(one: Callable[[], None]) -> None:
+        try:
+            barrier.wait()
+            one()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
