@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.passes import channels_last as layout
+from dynafuse.passes import strides
 from tests.support import graphs
 
 aten = torch.ops.aten
@@ -23,9 +24,9 @@ def conv(g: graphs.Builder, x: Node, weight: Node) -> Node:
 
 def moved(module: GraphModule, *inputs: torch.Tensor) -> GraphModule:
     """The graph in channels-last; it computes what it did, in the strides that it says and its caller had."""
-    before, outputs, expected = layout.strides_of(module), module.graph.output_node().args[0], module(*inputs)
+    before, outputs, expected = strides.strides_of(module), module.graph.output_node().args[0], module(*inputs)
     layout.to_channels_last(module, before)
-    layout.restore_outputs("inference", module, before)
+    strides.restore_outputs("inference", module, before)
     module.recompile()
     module.graph.lint()
     for found, want, output in zip(module(*inputs), expected, outputs, strict=True):
