@@ -285,6 +285,13 @@ OPTIONS: tuple[Option, ...] = (
         choices=("min_cut", "cost"),
     ),
     Option(
+        "pad_products",
+        True,
+        BOOL,
+        "DYNAFUSE_PAD_PRODUCTS",
+        "run matrix products whose rows are no multiple of 16 bytes in padded sizes, where that is predicted to be faster",
+    ),
+    Option(
         "max_region_ops",
         200,
         POSITIVE,
@@ -404,6 +411,7 @@ class Config:
     trace: Path | None
     recompute: bool
     rematerialize: str
+    pad_products: bool
     max_region_ops: int
     reuse_layers: str
     cudagraphs: bool

@@ -46,6 +46,7 @@ STAGES: Mapping[str, str] = {
     "inputs saved for the backward": EAGER,
     "normalization": EAGER,
     "layout": "convolutions stay in the layout that they have",
+    "sizes of matrix products": "matrix products run in the sizes that they have",
     "bases of scatters": "ops that write at loaded indices run eager",
     "planning": EAGER,
     "fold families": "every region runs on a kernel of its own",

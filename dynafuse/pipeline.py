@@ -31,6 +31,7 @@ from dynafuse.cache import plans
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
 from dynafuse.config import Config
 from dynafuse.cost.model import Meanwhile
+from dynafuse.cost.products import uses_tf32
 from dynafuse.fallback import left_out
 from dynafuse.futures import has_failed, outcome
 from dynafuse.ir import Plan
@@ -43,6 +44,7 @@ from dynafuse.passes.channels_last import optimize_layout
 from dynafuse.passes.embedding_gradients import scatter_gradients
 from dynafuse.passes.joint import replace_random
 from dynafuse.passes.normalize import normalize
+from dynafuse.passes.padded_products import pad_products
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.runtime.capture.decide import Shared
@@ -99,6 +101,8 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), left_out)
     if setting is None:
         return eager(normal)
+    if shared is not None:
+        setting = _with_padded_products(setting)
     setting = replace(_with_bases(setting), shared=shared)
     with dynamo_timed("dynafuse.plan"):
         planned = stage("planning", lambda: plan_graph(setting, Demoted()), left_out)
@@ -127,7 +131,7 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
     def grow() -> Plan:
         return partition(facts, device, executors, **options)
 
-    depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()))
+    depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()), uses_tf32())
     plan = grow() if plan_only() else plans.get_or_make(facts, depends, config, setting.guard, grow)
     trace.note("plan", lambda: str(plan))
     placed = place(plan, config, setting.capability)
@@ -199,6 +203,21 @@ def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], 
 
     laid_out: GraphModule = stage("layout", optimized, before.restored)
     return laid_out
+
+
+def _with_padded_products(setting: Setting) -> Setting:
+    """Return a setting whose graph's matrix products run in the sizes in which they are fastest."""
+    if not setting.config.pad_products:
+        return setting
+    before = Snapshot.of(setting.module)
+    forced = setting.forcing.forced_to_eager(setting.module.graph)
+
+    def padded() -> GraphModule:
+        captured = setting.config.cudagraphs
+        pad_products(setting.kind, setting.module, setting.device, setting.fused_device, captured, forced)
+        return setting.module
+
+    return replace(setting, module=setting.guard.stage("sizes of matrix products", padded, before.restored))
 
 
 def _with_bases(setting: Setting) -> Setting:

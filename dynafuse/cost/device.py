@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 EXECUTORS = tuple(SHIPPED)
 CLASSES = ("pointwise", "row", "column", "split", "rowcol")
-RATES = ("flops_tflops", "contraction_tflops", "contraction_tflops_float32", "atomics_gops", "sorted_adds_gops")
+RATES = ("flops_tflops", "contraction_tflops", "contraction_tflops_float32", "contraction_tflops_tf32", "atomics_gops",
+         "sorted_adds_gops")
 CORES_TO_FILL_MEMORY = 16  # beyond which more cores move no more bytes
 BY_LENGTH = ("row", "rowcol")  # classes whose efficiency depends on the row length
 REFERENCE_LENGTH = 4096
@@ -50,6 +51,13 @@ def _documented() -> dict[str, str]:
         "flops_tflops": "rate of plain float32 arithmetic in fused kernels, TFLOP/s",
         "contraction_tflops": "rate of matrix products, convolutions and attention in 16-bit floats, TFLOP/s",
         "contraction_tflops_float32": "the same in float32, without TensorFloat-32",
+        "contraction_tflops_tf32": "the same in float32, as TensorFloat-32",
+        "contraction_share_8": "share of the rate that products of 16-bit matrices reach with rows of a multiple of 8 "
+                               "bytes, not of 16",
+        "contraction_share_4": "the same with rows of a multiple of 4 bytes",
+        "contraction_share_2": "the same with rows of a multiple of 2 bytes",
+        "contraction_share_tf32": "the same of float32 matrices as TensorFloat-32, with rows of no multiple of 16 bytes",
+        "unaligned_share": "share of the bandwidth that copies reach where one side's rows are no multiple of 16 bytes",
         "atomics_gops": "rate of atomic operations of kernels on elements in memory, 1e9 a second",
         "sorted_adds_gops": "rate at which eager adds values at indices that it has sorted before, 1e9 a second",
         "processors": "streaming multiprocessors, or cores",

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import LEAST, Prediction, Work, predict, work_us
+from dynafuse.cost.products import PRODUCTS, Product, aligned_dtype, product_of, product_tflops
 from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view
 from dynafuse.ir import Facts, Plan, Role
@@ -51,9 +52,15 @@ def _torchs(formula: Callable[..., Any], args: Any, kwargs: Any, result: Any) ->
 
 def _bound(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return a call's arguments by schema name, tensors as their sizes."""
-    names = (argument.name for argument in target._schema.arguments)
-    given: dict[str, Any] = pytree.tree_map(_sizes, dict(zip(names, args, strict=False)) | kwargs)
+    given: dict[str, Any] = pytree.tree_map(_sizes, _named(target, args, kwargs))
     return given
+
+
+def _named(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return a call's arguments by schema name."""
+    names = (argument.name for argument in target._schema.arguments)
+    named: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
+    return named
 
 
 def _attention(given: Mapping[str, Any], of_query: int, of_value: int) -> float:
@@ -127,9 +134,27 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
         return replace(memory, device_us=memory.device_us + further, captured_us=memory.captured_us + further)
     if not flops:
         return replace(memory, partial=flops is None)
-    rate = device.contraction_tflops if _width((args, kwargs)) <= 2 else device.contraction_tflops_float32
-    busy = max(flops / max(rate * 1e6, LEAST), memory.device_us - device.launch_us_eager)
+    return _computing(flops, _tflops(target, args, kwargs, device), memory, device)
+
+
+def product_prediction(product: Product, device: Device) -> Prediction:
+    """Predict what a matrix product costs, of a dtype whose rate depends on its sizes."""
+    memory = predict(Work(product.bytes, 0.0, 1 << 30, "pointwise"), device, EAGER)
+    return _computing(product.flops, product_tflops(product, device), memory, device)
+
+
+def _computing(flops: float, tflops: float, memory: Prediction, device: Device) -> Prediction:
+    """Predict what a library's kernel costs that computes, and moves what ``memory`` is the price of."""
+    busy = max(flops / max(tflops * 1e6, LEAST), memory.device_us - device.launch_us_eager)
     return Prediction(busy + device.launch_us_eager, memory.host_us, 0.0, busy + device.replay_us)
+
+
+def _tflops(target: Any, args: Any, kwargs: Any, device: Device) -> float:
+    """Return the rate at which a library's kernel computes, TFLOP/s."""
+    product = product_of(target, _named(target, args, kwargs)) if target in PRODUCTS else None
+    if product is not None and aligned_dtype(product.dtype):
+        return product_tflops(product, device)
+    return device.contraction_tflops if _width((args, kwargs)) <= 2 else device.contraction_tflops_float32
 
 
 SORT_LAUNCHES = 16

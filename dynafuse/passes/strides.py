@@ -77,13 +77,22 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
 
 def _restore_operands(node: Node, restored: Restored) -> None:
     """Have a call read tensors with their strides of before, if it depends on them."""
-    row = lookup(node.target)
-    if row is not None and row.by_strides:
+    if _places_by_strides(node):
         node.update_arg(0, restored.at(node.args[0], node.prev))  # type: ignore[arg-type]
     elif _may_look_at_strides(node.target):
         args, kwargs = torch.fx.map_arg(
             (node.args, node.kwargs), lambda n: restored.at(n, node.prev) if _has_strides(n) else n)
         node.args, node.kwargs = args, kwargs
+
+
+def may_look_at_strides(node: Node) -> bool:
+    """Return whether a call depends on the strides that eager's tensors have."""
+    return _places_by_strides(node) or _may_look_at_strides(node.target)
+
+
+def _places_by_strides(node: Node) -> bool:
+    row = lookup(node.target)
+    return row is not None and row.by_strides
 
 
 def _may_look_at_strides(target: Any) -> bool:

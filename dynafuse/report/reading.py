@@ -19,6 +19,7 @@ from dynafuse.cost.library_calls import call_prediction, launches
 from dynafuse.fx import base, user_line
 from dynafuse.ir import Annotated, Option, Override, Plan, Region, Role
 from dynafuse.lowering.registry import EAGER
+from dynafuse.passes.padded_products import PADDED
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
 from dynafuse.runtime.observers import Compiled
@@ -132,6 +133,8 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
         prediction = call_prediction(node, sum(size for size in sizes if size is not None), device)
         prices = (Price(EAGER, prediction.device_us, prediction.host_us),)
         notes = (PARTIAL,) if prediction.partial else ()
+    if PADDED in node.meta:
+        notes = (*notes, node.meta[PADDED])
     forced, fallback = _forcing([node], annotated, EAGER)
     return ReportedStep(
         node.name, EAGER, (str(node.target),), None, None if None in sizes else sum(filter(None, sizes)),

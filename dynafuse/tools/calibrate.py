@@ -4,8 +4,8 @@ Every constant is measured by kernels of its class that dynafuse compiles itself
 their time by turning the cost model's formula around. Two clocks: on the device, CUDA events around many calls that were
 queued while the device was held busy, so that the host's pace does not count; on the host, calls of kernels too small for
 the device's to count. A constant whose samples scatter, whose value cannot be, or that no time is left for keeps its
-shipped value; so do those that are not measured: compile seconds, arithmetic, elements of 1 and 8 bytes, and what is a
-matter of taste (expected calls, the hidden share, the model's error).
+shipped value; so do those that are not measured: compile seconds, arithmetic but that of products in 16 bits, elements of 1
+and 8 bytes, and what is a matter of taste (expected calls, the hidden share, the model's error).
 
 Worked example: softmax of ``bfloat16[32768, 4096]`` moves 537 MB; if Triton takes 146 µs, of which 2 are for the launch,
 where a copy reaches 4.28 TB/s, then ``efficiency_triton_row`` is 537 / (144 × 4.28) = 0.87.
@@ -34,6 +34,7 @@ from dynafuse.cost import device as devices
 from dynafuse.cost.calibration import Calibration
 from dynafuse.cost.device import CLASSES, REFERENCE_LENGTH, Device
 from dynafuse.cost.model import efficiency_to_match
+from dynafuse.cost.products import ALIGNED, SHARES
 from dynafuse.errors import DynafuseError
 from dynafuse.lowering.nvfuser import availability
 from dynafuse.lowering.registry import EAGER
@@ -43,7 +44,7 @@ from dynafuse.passes.decompositions import decompositions
 from dynafuse.pipeline import compile_graph
 from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.select.clock import Gpu, Refused, Run, Timer
-from dynafuse.tools.calibrate_cases import BF16, Case, bandwidth_cases, chain, copied
+from dynafuse.tools.calibrate_cases import BF16, Case, bandwidth_cases, chain, copied, product
 
 SECONDS = 45.0  # after which no new constant is begun
 ROUNDS = 7
@@ -56,6 +57,7 @@ MEMORY_SHARE = 32  # of the device's memory is what one call moves at most
 SANE: Mapping[str, tuple[float, float]] = {
     "bandwidth": (0.02, 50.0), "efficiency": (0.01, 1.3), "length": (0.05, 20.0), "width": (0.05, 20.0),
     "launch": (0.2, 100.0), "replay": (0.1, 100.0), "host": (0.1, 1000.0), "allocation": (0.05, 1000.0),
+    "contraction": (0.001, 20000.0),
 }
 """The least and the greatest plausible value of a constant, by the first word of its name."""
 
@@ -119,7 +121,9 @@ class Calibrator:
                              ("row", 256)):
             for executor in (*fused, EAGER) if kind == "row" else fused:
                 steps.append((f"length_{executor}_{kind}_{length}", partial(self.length, executor, kind, length)))
-        return steps + [(f"width_{executor}_4", partial(self.width, executor, 4)) for executor in self.builds]
+        steps += [(f"width_{executor}_4", partial(self.width, executor, 4)) for executor in self.builds]
+        steps.append(("contraction_tflops", partial(self.contraction, ALIGNED)))
+        return steps + [(name, partial(self.contraction_share, alignment)) for alignment, name in SHARES.items()]
 
     # ------------------------------------------------------------------ launches
 
@@ -175,6 +179,22 @@ class Calibrator:
         """Measure the factor of an element width (bytes) by pointwise kernels."""
         assert width == 4, width
         return self.efficiency(executor, "pointwise", dtype=torch.float32) / self._base(executor, "pointwise")
+
+    # ------------------------------------------------------------------ matrix products
+
+    def contraction(self, alignment: int) -> float:
+        """Measure the rate of a product whose result has rows of a multiple of so many bytes, TFLOP/s."""
+        case = product(alignment)
+        us = self._us(case) - self.device.launch_us_eager
+        return case.work.flops / us / 1e6 if us > 0 else math.nan
+
+    def contraction_share(self, alignment: int) -> float:
+        """Measure the share of the rate that is left in unaligned rows. Raises Refused without the rate."""
+        if "contraction_tflops" not in self.measured:
+            raise Refused("rests on contraction_tflops, which was not measured")
+        return self.contraction(alignment) / self.measured["contraction_tflops"]
+
+    # ------------------------------------------------------------------ what measurements share
 
     def _base(self, executor: str, kind: str) -> float:
         name = f"efficiency_{executor}_{kind}"

@@ -16,12 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dynafuse.cost.model import Work
+from dynafuse.cost.products import ALIGNED
 from dynafuse.lowering.registry import executor as executor_of
 
 BF16 = torch.bfloat16
 TINY = 256  # elements of a tensor that takes no time
 FEW_ROWS = 16
 COLUMNS = 16384
+PRODUCT = (8192, 1024, 8192)  # m, k, n
 NO_WORK = Work(0, 0.0, 1, "pointwise")
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -62,6 +64,10 @@ def _layer_norm(x: Tensor) -> tuple[Tensor, ...]:
     return (F.layer_norm(x, x.shape[-1:]),)
 
 
+def _product(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (x @ y.t(),)
+
+
 def _column_squares(x: Tensor) -> tuple[Tensor, ...]:
     return ((x * x).sum(0),)
 
@@ -100,6 +106,14 @@ def copied(moved: int) -> Case:
     elements = moved // 4
     work = Work(4 * elements, 0.0, _programs(elements), "pointwise")
     return Case("copy", "eager", _copy, ((elements,),), BF16, work)
+
+
+def product(alignment: int) -> Case:
+    """Return a case of eager: a matrix product whose result has rows of a multiple of so many bytes, and of no more."""
+    m, k, n = PRODUCT
+    n += alignment // BF16.itemsize if alignment < ALIGNED else 0
+    work = Work(0, 2.0 * m * k * n, 1 << 30, "pointwise")
+    return Case(f"product of {m} × {k} × {n}", "eager", _product, ((m, k), (n, k)), BF16, work)
 
 
 def chain(executor: str, count: int) -> Case:

@@ -16,6 +16,7 @@ from dynafuse.cost import calibration
 from dynafuse.cost import device as devices
 from dynafuse.cost.device import CLASSES, EXECUTORS, describe
 from dynafuse.cost.model import region_us
+from dynafuse.cost.products import Product, product_tflops
 from dynafuse.errors import DynafuseError
 from dynafuse.tools import calibrate, cli
 from dynafuse.tools.calibrate import Calibrator, Refused
@@ -28,6 +29,7 @@ OTHER = {
     "efficiency_triton_row": 0.7, "efficiency_nvfuser_rowcol": 0.5, "efficiency_eager_split": 0.3,
     "length_triton_row_16384": 0.6, "length_triton_rowcol_1024": 0.8, "length_nvfuser_row_65536": 0.9,
     "width_nvfuser_4": 1.1, "width_eager_4": 0.9,
+    "contraction_tflops": 600.0, "contraction_share_8": 0.5, "contraction_share_4": 0.3, "contraction_share_2": 0.2,
 }
 TRUTH = SHIPPED.overridden(OTHER)
 
@@ -54,6 +56,10 @@ class Clocks:
         case = run.case
         if case.name == "copy":
             us = case.work.bytes / self.truth.bandwidth_tbs / 1e6 + self.truth.launch_us_eager
+        elif case.name.startswith("product"):
+            value = Product.of(*(torch.empty(shape, dtype=case.dtype, device="meta") for shape in (
+                case.shapes[0], case.shapes[1][::-1])))
+            us = value.flops / product_tflops(value, self.truth) / 1e6 + self.truth.launch_us_eager
         elif not case.work.bytes:
             us = len(case.shapes) * self.truth.constants[f"launch_us_{case.executor}"]
         else:

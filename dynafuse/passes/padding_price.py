@@ -1,0 +1,263 @@
+"""Prices of matrix products in padded sizes, and which of them pay.
+
+What is padded for several products is paid for once, so products that share something are decided together: those whose
+copies cost more than they save are left out one by one, and the others have to win by more than the model's error.
+
+A copy moves what it reads and writes; along odd rows at a share of the bandwidth (``unaligned_share``). An operand that a
+pointwise kernel makes for padded products alone is written padded by that kernel, for nothing; if rows have to be reduced
+first, by a second kernel that reads them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+
+from dynafuse.cost.device import Device
+from dynafuse.cost.library_calls import call_prediction, product_prediction
+from dynafuse.cost.model import Prediction, Work, objective, predict
+from dynafuse.cost.products import COLUMNS, ROWS, Product
+from dynafuse.fx import hint, is_view, looked_at
+from dynafuse.lowering.registry import PREFERRED
+from dynafuse.ops import Kind, is_library, lookup
+from dynafuse.passes.strides import may_look_at_strides
+
+
+@dataclass(frozen=True)
+class Pad:
+    """A tensor with zeros behind its last dimensions: ``amounts`` of them, the outermost dimension's first.
+
+    ``turned`` tells that the tensor's last two dimensions are exchanged before.
+    """
+
+    source: Node
+    turned: bool
+    amounts: tuple[int, ...]
+
+    @property
+    def from_last(self) -> list[int]:
+        """Return what ``constant_pad_nd`` takes: the zeros before and behind each dimension, the last dimension's first."""
+        inner, *outer = reversed(self.amounts)
+        return [0, inner, *([0, outer[0]] if outer and outer[0] else [])]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Return the elements before and after."""
+        shape = [hint(size) for size in self.source.meta["val"].shape]
+        if self.turned:
+            shape[-2:] = reversed(shape[-2:])
+        grown = list(shape)
+        for place, amount in enumerate(self.amounts, len(shape) - len(self.amounts)):
+            grown[place] += amount
+        return math.prod(shape), math.prod(grown)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A product, its sizes before and after, by how much m, k and n grow, and what is padded by argument name."""
+
+    node: Node
+    before: Product
+    after: Product
+    more: tuple[int, ...]
+    pads: Mapping[str, Pad] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A padding that pays: predicted microseconds of the product before and after, and of the copies that it needs.
+
+    Copies that several products share count for each.
+    """
+
+    padding: Padding
+    before_us: float
+    after_us: float
+    copies_us: float
+
+    def __str__(self) -> str:
+        copies = f", and {self.copies_us:.1f} for copies" if self.copies_us else ""
+        return (f"in sizes {self.padding.after}, which takes {self.after_us:.1f} µs{copies}, instead of "
+                f"{self.padding.before}, {self.before_us:.1f} µs")
+
+
+def worthwhile(candidates: Sequence[Padding], module: GraphModule, device: Device, device_type: str | None,
+               captured: bool, seen: int) -> Sequence[Priced]:
+    """Return the paddings that pay, in the order of the graph; ``seen`` results of it are the caller's."""
+    prices = Prices(module, device, device_type, captured, seen, candidates)
+    chosen = {padding for group in _sharing(candidates) for padding in prices.worthwhile(group)}
+    return [prices.priced(padding) for padding in candidates if padding in chosen]
+
+
+def _sharing(candidates: Sequence[Padding]) -> Iterator[list[Padding]]:
+    """Yield the paddings in groups that share no padded tensor."""
+    left = list(candidates)
+    while left:
+        group, pads = [left.pop(0)], set()
+        for padding in group:  # which grows
+            pads |= set(padding.pads.values())
+            joined = [other for other in left if not pads.isdisjoint(other.pads.values())]
+            group += joined
+            left = [other for other in left if other not in joined]
+        yield group
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices in one graph. ``candidates`` are all products that could be padded."""
+
+    module: GraphModule
+    device: Device
+    device_type: str | None
+    captured: bool
+    seen: int
+    candidates: Sequence[Padding]
+
+    def worthwhile(self, group: Collection[Padding]) -> Collection[Padding]:
+        """Return the products of a group that are best padded, together; none if that gains less than the model's error."""
+        chosen = list(group)
+        while chosen:
+            less = [[other for other in chosen if other is not padding] for padding in chosen]
+            best = min(less, key=lambda fewer: self._waited(group, fewer))
+            if self._waited(group, best) >= self._waited(group, chosen):
+                break
+            chosen = best
+        gain = self._waited(group, ()) - self._waited(group, chosen)
+        error = self.device.model_error * objective(self._padded(chosen), self.device, self.captured)
+        return chosen if gain > error else ()
+
+    def priced(self, padding: Padding) -> Priced:
+        """Return a padding with its prices."""
+        def us(prediction: Prediction) -> float:
+            return prediction.captured_us if self.captured else prediction.device_us
+
+        return Priced(padding, us(self._plain(padding)), us(self._product(padding)),
+                      us(_sum([*map(self._pad, padding.pads.values()), self._result(padding)])))
+
+    def _waited(self, group: Iterable[Padding], chosen: Collection[Padding]) -> float:
+        """Predict what the user waits for beside the graph's other library calls, if some products of a group are padded."""
+        plain = _sum(map(self._plain, (padding for padding in group if padding not in chosen)))
+        others = self._library.less(_sum(map(self._plain, group)))
+        return objective(others + plain + self._padded(chosen), self.device, self.captured)
+
+    def _padded(self, chosen: Iterable[Padding]) -> Prediction:
+        """Predict what padded products cost, with their copies."""
+        chosen = list(chosen)
+        pads = dict.fromkeys(pad for padding in chosen for pad in padding.pads.values())
+        return _sum([*map(self._product, chosen), *map(self._pad, pads), *map(self._result, chosen)])
+
+    @cached_property
+    def _library(self) -> Prediction:
+        """Predict what the graph's library calls cost, unpadded."""
+        return _sum(call_prediction(node, _moved(node), self.device)
+                    for node in self.module.graph.nodes if node.op == "call_function" and is_library(node.target))
+
+    def _plain(self, padding: Padding) -> Prediction:
+        return call_prediction(padding.node, _moved(padding.node), self.device)
+
+    def _product(self, padding: Padding) -> Prediction:
+        return product_prediction(padding.after, self.device)
+
+    def _pad(self, pad: Pad) -> Prediction:
+        """Predict what it costs to pad a tensor: a copy, unless the kernel that makes it can do so."""
+        before, after = pad.sizes
+        width = pad.source.meta["val"].dtype.itemsize
+        if not self._is_made_for_products(pad.source):
+            return self._copy((before + after) * width, pad.amounts[-1] > 0)
+        return self._copy(before * width, False) if self._is_reduced_before(pad.source) else Prediction()
+
+    def _is_made_for_products(self, source: Node) -> bool:
+        """Return whether a pointwise kernel makes a tensor, and only products that may be padded read it."""
+        maker = looked_at(source, is_view)
+        row = lookup(maker.target)
+        if row is None or row.kind is not Kind.POINTWISE or maker.meta["val"].device.type != self.device_type:
+            return False
+        products = {padding.node for padding in self.candidates
+                    if any(pad.source is source for pad in padding.pads.values())}
+        return set(_readers(maker)) <= products
+
+    def _is_reduced_before(self, source: Node) -> bool:
+        """Return whether a kernel that makes a tensor reduces rows first, so that it cannot write longer ones."""
+        size, asked, seen = _count(source), [looked_at(source, is_view)], set[Node]()
+        while asked:
+            node = asked.pop()
+            row = lookup(node.target)
+            if node in seen or row is None or row.kind not in (Kind.POINTWISE, Kind.VIEW, Kind.REDUCTION):
+                continue
+            seen.add(node)
+            if row.kind is Kind.REDUCTION:
+                if any(_count(operand) >= size for operand in node.all_input_nodes):
+                    return True
+                continue
+            asked += node.all_input_nodes
+        return False
+
+    def _result(self, padding: Padding) -> Prediction:
+        """Predict what it costs to copy a result, because somebody needs the strides that it has without padding."""
+        value = padding.node.meta["val"]
+        mode = detect_fake_mode([value])
+        with mode or nullcontext():
+            shape = list(value.shape)
+            shape[ROWS], shape[COLUMNS] = shape[ROWS] + padding.more[0], shape[COLUMNS] + padding.more[2]
+            view = value.new_empty(shape).narrow(ROWS, 0, value.shape[ROWS]).narrow(COLUMNS, 0, value.shape[COLUMNS])
+            is_copied = view.stride() != value.stride() and self._is_copied(padding.node, view)
+        bytes_ = math.prod(map(hint, value.shape)) * value.dtype.itemsize
+        return self._copy(2 * bytes_, padding.more[2] > 0) if is_copied else Prediction()
+
+    def _is_copied(self, node: Node, value: torch.Tensor) -> bool:
+        """Return whether somebody needs the strides that a node has, and not those of ``value``."""
+        outputs = self.module.graph.output_node().args[0]
+        assert isinstance(outputs, (list, tuple))
+        if node in outputs[:self.seen] or (node in outputs and not all(isinstance(s, int) for s in value.stride())):
+            return True
+        return any(self._copies(user, node, value) for user in node.users if user.op != "output")
+
+    def _copies(self, user: Node, node: Node, value: torch.Tensor) -> bool:
+        if may_look_at_strides(user):
+            return True
+        if not is_view(user):
+            return False
+        args, kwargs = torch.fx.map_arg(
+            (user.args, user.kwargs), lambda operand: value if operand is node else operand.meta["val"])
+        try:
+            view = user.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, ValueError):  # no strides make it a view
+            return True
+        return self._is_copied(user, view)
+
+    def _copy(self, moved: int, is_odd: bool) -> Prediction:
+        """Predict what a kernel costs that moves so many bytes, on one side along rows that are ``odd``."""
+        share = self.device.unaligned_share if is_odd else 1.0
+        return predict(Work(int(moved / share), 0.0, 1 << 30, "pointwise"), self.device, PREFERRED, compiled=True)
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Yield what reads a tensor, also by way of views."""
+    for user in node.users:
+        if is_view(user):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _count(node: Node) -> int:
+    """Return how many elements a tensor has; 0 for what is none."""
+    value = node.meta.get("val")
+    return math.prod(map(hint, value.shape)) if isinstance(value, torch.Tensor) else 0
+
+
+def _moved(node: Node) -> int:
+    """Return the bytes of a call's tensors."""
+    tensors = {tensor: tensor.meta.get("val") for tensor in (node, *node.all_input_nodes)}
+    return sum(_count(tensor) * value.dtype.itemsize for tensor, value in tensors.items() if isinstance(value, torch.Tensor))
+
+
+def _sum(parts: Iterable[Prediction]) -> Prediction:
+    return sum(parts, Prediction())
