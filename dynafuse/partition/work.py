@@ -207,9 +207,13 @@ def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
 
 
 def _accesses(spaces: Spaces, asked: Asked) -> Iterator[tuple[Node, AxisDims]]:
-    """Yield the tensors that are written or read along whole axes, with these."""
+    """Yield the tensors, or views of them, that are written or read along whole axes, with these."""
     yield from ((node, spaces.out_dims(node)) for node in asked.outputs if not spaces.is_scatter(node))
-    yield from ((read.source, read.dims) for read in asked.reads if read.source in asked.sources and read.dims is not None)
+    for read in asked.reads:
+        if read.source in asked.sources and read.dims is not None:
+            yield read.source, read.dims
+        elif read.source in asked.sources and read.view is not None and read.view_dims is not None:
+            yield read.view, read.view_dims
 
 
 def _splits(spaces: Spaces, asked: Asked) -> bool:

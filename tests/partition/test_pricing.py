@@ -138,6 +138,11 @@ def test_reductions_by_shape(shape: tuple[int, ...], dims: list[int], expected: 
     assert region.decision.kernel_class == expected
 
 
+def test_what_reads_a_slice_along_its_rows_reduces_rows() -> None:
+    region = region_of(lambda g, x: g.op("aten.sum.dim_IntList", g.op("aten.slice.Tensor", x, 1, 0, 500), [1]), torch.empty(4096, 512))
+    assert region.decision.kernel_class == "row"
+
+
 def test_rows_are_not_split_where_all_of_a_row_is_needed() -> None:
     """A softmax is one kernel however few its rows are; its sum alone would be two."""
     assert region_of(softmax, torch.empty(4, 1 << 14)).decision.kernel_class == "row"

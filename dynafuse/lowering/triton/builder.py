@@ -99,9 +99,14 @@ class KernelBuilder:
         """Return the text of the index that lays points along the dimension of a tile dimension."""
         return "[None, :]" if self.tile_dim(tile) == 1 else "[:, None]"
 
-    def tile_shape(self, x: str, r: str) -> str:
-        """Return the text of the shape of a tile of ``x`` by ``r`` points."""
-        return f"[{x}, {r}]" if self.tile_dim("r") == 1 else f"[{r}, {x}]"
+    def tile_shape(self, x: str, *r: str) -> str:
+        """Return the text of the shape of a tile of ``x`` by ``r`` points; ``r`` may be several dimensions."""
+        return f"[{', '.join((x, *r) if self.tile_dim('r') == 1 else (*r, x))}]"
+
+    def running_states(self, rule: Recurrence) -> int:
+        """Return how many states of a reduction a loop over the row keeps along it."""
+        is_combined_first = self.schedule.running and len(rule.states) == 1
+        return self.schedule.running if is_combined_first else self.schedule.block["r"]
 
 
 def numel(spec: Spec, axes: Sequence[int]) -> Size:
@@ -299,9 +304,10 @@ def identity_text(dtype: torch.dtype, identity: str) -> str:
 
 
 def start_states(builder: KernelBuilder, emitter: Emitter, rule: Recurrence) -> list[str]:
-    """Write the running states of a reduction before a loop, one per lane; returns their names."""
+    """Write the running states of a reduction before a loop; returns their names."""
     names = []
-    shape = builder.tile_shape("XBLOCK", "RBLOCK")
+    running = builder.running_states(rule)
+    shape = builder.tile_shape("XBLOCK", "RBLOCK" if running == builder.schedule.block["r"] else str(running))
     for dtype, identity in rule.states:
         names.append(emitter.new_name("acc"))
         emitter.add_line(f"{names[-1]} = tl.full({shape}, {identity}, {triton_type(dtype)})", frozenset())

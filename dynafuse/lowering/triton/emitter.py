@@ -75,6 +75,7 @@ class Emitter(ControlFlow):
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
         self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
         self._rounded_texts: dict[tuple[str, torch.dtype], str] = {}  # rounded values before they were widened again
+        self.eviction = ""  # how long the cache is to hold what is loaded along rows now
         self._current_op: int | None = None  # the op that is being lowered
 
     # ------------------------------------------------------------------ indices
@@ -319,14 +320,21 @@ class Emitter(ControlFlow):
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles)
         if not any(access.tensor == tensor and access.offset == offset for access in self.accesses):
             self.accesses.append(Access(tensor, layout, offset, False, tuple(mask.name for mask in self.masks)))
-        # What every row reads again is to stay in the cache longest.
-        hint = ', eviction_policy="evict_last"' if tiles == {"r"} and "x" not in self.unit_tiles else ""
+        hint = self._eviction_hint(tiles)
         text = f"tl.load({pointer}{mask}{hint})"
         if layout.dtype is torch.bool:
             text += ".to(tl.int1)"
         elif opmath(layout.dtype) is not layout.dtype:
             text += ".to(tl.float32)"
         return self.define(text, layout.dtype, tiles, offset)
+
+    def _eviction_hint(self, tiles: frozenset[str]) -> str:
+        """Return the text of the argument that says how long the cache is to hold what is loaded along ``tiles``."""
+        if "r" not in tiles:
+            return ""
+        is_of_every_row = "x" not in tiles | self.unit_tiles
+        policy = "evict_last" if is_of_every_row else self.eviction
+        return f', eviction_policy="{policy}"' if policy else ""
 
     def _pointer_and_mask(
         self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset()

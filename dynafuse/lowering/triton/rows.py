@@ -101,7 +101,8 @@ def looped(builder: KernelBuilder) -> None:
     """Add a kernel that passes over the row: each pass computes the reductions whose operands are known by then.
 
     A pass stores what is known, too; an input is overwritten in the last pass, since those before it may read it again.
-    Every other pass goes backwards: it begins with what the one before has left in the cache.
+    Every other pass goes backwards: it begins with what the one before has left in the cache. What a later pass may read
+    again is to stay there longer than what only the last one reads.
     """
     spec, row_axes = builder.spec, builder.schedule.order["r"]
     emitter = make_emitter(builder, loop="r")
@@ -115,6 +116,7 @@ def looped(builder: KernelBuilder) -> None:
         stores = [(number, store) for number, store in along_row
                   if current == (needed_passes[store.op] if store.into is None else count - 1)]
         if reductions or stores:
+            emitter.eviction = ("evict_last" if current < count - 1 else "evict_first") if count > 1 else ""
             # Lanes of a Welford recurrence that end early have to begin with the others.
             needs_order = any(recurrence_of(spec, op).needs_share for op in reductions)
             emit_pass(builder, emitter, reductions, stores, online_sums=online_sums,
@@ -188,15 +190,32 @@ def _define_shares(builder: KernelBuilder, emitter: Emitter, ops: Collection[int
 def _update_states(
     builder: KernelBuilder, emitter: Emitter, op: int, states: list[str], shares: Mapping[torch.dtype, str]
 ) -> None:
-    """Take one element per lane into the states of a reduction."""
+    """Take the elements of a tile into the states of a reduction."""
     rule = recurrence_of(builder.spec, op)
     element, position = element_and_position(builder, emitter, op, rule)
+    if builder.running_states(rule) < builder.schedule.block["r"]:
+        _combine_and_update(builder, emitter, rule, element, states)
+        return
     updates = rule.update(states, element.name, position.name if position else "", shares.get(rule.element_dtype, ""))
     candidates = [emitter.new_name("next") for _ in states]
     emitter.add_line(f"{', '.join(candidates)} = {updates}", ROW_TILES)
     mask = builder.mask("r")  # where rows are whole tiles, so are the chunks of split rows
     for state, candidate in zip(states, candidates, strict=True):
         emitter.add_line(f"{state} = " + (f"tl.where({mask}, {candidate}, {state})" if mask else candidate), ROW_TILES)
+
+
+def _combine_and_update(
+    builder: KernelBuilder, emitter: Emitter, rule: Recurrence, element: Value, states: list[str]
+) -> None:
+    """Combine the elements of a tile that one lane holds, and take the result into its state.
+
+    With a state per element the compiler loads one element after the other where registers are few.
+    """
+    running = builder.running_states(rule)
+    (of_tile,) = states_of_element(emitter, rule, element, None, builder.mask("r"))
+    groups = f"tl.reshape({of_tile}, {builder.tile_shape('XBLOCK', f'RBLOCK // {running}', str(running))})"
+    combined = rule.combine([groups], "").replace("AXIS", str(builder.tile_dim("r")))
+    emitter.add_line(f"{states[0]} = {rule.update(states, combined, '', '')}", ROW_TILES)
 
 
 # ---------------------------------------------------------------------- sums of exponentials

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynafuse.ir import Spec, references
 from dynafuse.lowering.triton.builder import recurrence_of
@@ -21,6 +21,7 @@ from dynafuse.lowering.triton.online import find_online_sums
 from dynafuse.lowering.triton.pointwise_schedule import pointwise_schedules
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.tiles import (
+    LANES,
     Schedule,
     by_stride,
     clamp,
@@ -30,6 +31,7 @@ from dynafuse.lowering.triton.tiles import (
     reduced_axes,
     strides_of,
     traffic,
+    vector_length,
 )
 from dynafuse.partition.kernel_class import PROCESSORS, estimate, reduction_class
 
@@ -40,6 +42,7 @@ LONG_ROW = 16384  # elements from which on fewer warps with more registers each 
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
+RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 MOST_SPLITS = 1024  # partial states of a row that the second kernel holds at a time
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
@@ -141,6 +144,7 @@ class _Rows:
     states: int  # of all reductions together
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
+    vector: int  # elements that a lane moves at most with one instruction
     is_mixed: bool  # whether many bytes are contiguous along the other one
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
 
@@ -148,8 +152,22 @@ class _Rows:
 def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Iterable[Schedule]:
     """Return schedules of a spec that reduces rows alone."""
     facts = _facts(spec, probed, accesses, reduced)
+    return (_with_running_states(facts, schedule) for schedule in _row_schedules(facts, reduced))
+
+
+def _with_running_states(facts: _Rows, schedule: Schedule) -> Schedule:
+    """Return a schedule whose loop keeps a state per element that a lane moves at once, not one per element of its tile."""
+    if schedule.kernel_class not in ("looped", "split"):
+        return schedule
+    moved = LANES * schedule.warps * facts.vector  # elements
+    running = max(moved // (schedule.block["x"] if schedule.lanes == "x" else 1), 1)
+    return replace(schedule, running=running) if running < schedule.block["r"] else schedule
+
+
+def _row_schedules(facts: _Rows, reduced: frozenset[int]) -> Iterable[Schedule]:
+    """Return schedules of a spec that reduces rows alone, which keep a state per element of a tile."""
     by_rows = _by_rows(facts)
-    if reduction_class(facts.rows, facts.length, contiguous=by_rows, splittable=splittable(spec, reduced)) == "split":
+    if reduction_class(facts.rows, facts.length, contiguous=by_rows, splittable=splittable(facts.spec, reduced)) == "split":
         return _split_rows(facts) if by_rows else _split_columns(facts)
     # Few programs that take neighbouring rows would be slower than many that do not.
     are_few = facts.is_mixed and facts.rows < 32 * PROCESSORS and facts.is_static and facts.length <= LONGEST_AHEAD
@@ -167,6 +185,7 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
     along, across = (_contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
     reads = [access for access in probed.accesses if not access.is_store]
+    lanes = "x" if across > along else "r"
     return _Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(_full_reads(spec, probed))),
@@ -176,7 +195,9 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
         itemsize=accesses[0].layout.dtype.itemsize,
         states=sum(len(recurrence_of(spec, op).states) for op, _ in spec.reductions),
         is_static=is_static,
-        lanes="x" if across > along else "r",
+        lanes=lanes,
+        vector=max((vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
+                    if _varies(probed, access, reduced)), default=1),
         is_mixed=min(along, across) > MIXED * max(along, across),
         block=_even_block(spec, probed, order["r"]),
     )
@@ -379,7 +400,10 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
             (best, 4096, 1024, RESIDENT // 2, ahead), (best, 2048, 1024, RESIDENT, 3)):
         r = _row_block(facts, tile, x)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
-        yield _split(facts, x, r, warps, programs * max(1, 4 // warps if stages == 1 and lanes == 512 else 1),
+        programs *= max(1, 4 // warps if stages == 1 and lanes == 512 else 1)
+        if facts.vector == 1:  # lanes that load an element at a time have little under way: it takes all that can run
+            programs = RESIDENT_WARPS // warps
+        yield _split(facts, x, r, warps, programs,
                      min(stages, _stages(x * r * facts.bytes_read, stages)))
 
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
+
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access, Emitter
@@ -20,6 +22,7 @@ from dynafuse.ops.symbols import with_symbols_at
 from dynafuse.partition.kernel_class import estimate
 
 LANES = 32  # of a warp
+VECTOR = 16  # bytes that a lane moves at most with one instruction
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Schedule:
     deferred: frozenset[int] = frozenset()  # reductions that a second kernel completes
     hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
     lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
+    running: int = 0  # along the row, the states of a loop: a tile is combined to these first; 0 for one per element
 
     def tile_of(self, axis_count: int) -> list[str]:
         """Return the tile dimension that walks each axis."""
@@ -100,6 +104,20 @@ def strides_of(probed: Emitter, access: Access) -> list[int | None]:
         rest = access.offset - factor * axis
         strides.append(None if rest.has(axis) else with_symbols_at(factor, UNKNOWN_SIZE))
     return strides
+
+
+def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[int]) -> int:
+    """Return how many neighbours along ``axes``, outermost first, an access moves with one instruction of a lane."""
+    strides = strides_of(probed, access)
+    start = access.offset.subs(dict.fromkeys(probed.axes, 0)) if None not in strides else sympy.nan
+    if not access.layout.aligned or not start.is_Integer:
+        return 1
+    run, inner = 1, list(axes)
+    while inner and strides[inner[-1]] == run:
+        run *= estimate(spec.axes[inner.pop()].size)
+    others = [stride or 0 for k, stride in enumerate(strides) if k in inner or k not in axes]
+    ends = [run] if inner else []  # where a run ends the next begins elsewhere
+    return math.gcd(VECTOR // access.layout.dtype.itemsize, int(start), *others, *ends) if run > 1 else 1
 
 
 def by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:

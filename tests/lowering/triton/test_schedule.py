@@ -129,6 +129,23 @@ def test_tiles_are_cut_so_that_both_accesses_are_contiguous_in_one() -> None:
     assert (found.kernel_class, found.order) == ("tiled", {"y": (0, 1), "x": (2,)}) and min(found.block.values()) >= 32
 
 
+@pytest.mark.parametrize(("shape", "columns", "vector"), [((4096, 4096), 4096, 8), ((4096, 4100), 4096, 4), ((4096, 4096), 4095, 8),
+                                                          ((4096, 4095), 4095, 1), ((4096, 64, 64), 63, 1)])
+def test_loops_keep_a_state_for_each_element_that_lanes_move_at_once(
+    shape: tuple[int, ...], columns: int, vector: int
+) -> None:
+    """With a state for each element of a tile the compiler loads one after the other where registers are few."""
+    found = scheduled(total(0), torch.empty(shape, dtype=BF16)[..., :columns])
+    moved = 32 * found.warps * vector // found.block["x"]
+    assert found.lanes == "x" and max(moved, 1) < found.block["r"]
+    assert found.running == max(moved, 1)
+
+
+def test_columns_that_are_loaded_one_by_one_have_all_programs_that_can_run() -> None:
+    odd, even = (scheduled(total(0), torch.empty(2048, columns, dtype=BF16)) for columns in (20005, 20008))
+    assert odd.splits * odd.warps > 2 * even.splits * even.warps
+
+
 def test_columns_go_side_by_side() -> None:
     """Down the columns of a row-major matrix, a program takes neighbouring ones."""
     found = scheduled(total(0), torch.empty(100, 8192))
