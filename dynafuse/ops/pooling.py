@@ -22,7 +22,7 @@ from sympy import S
 from torch._ops import OpOverload
 
 from dynafuse.ops.indexing import Bounds, inside, under
-from dynafuse.ops.indexing_math import as_expr, floordiv, mod
+from dynafuse.ops.indexing_math import as_expr, floordiv, known_less, known_nonnegative, mod
 from dynafuse.ops.literals import literal, opmath, reciprocal_parts
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Lower, Value, eager, register, rewrite
@@ -298,16 +298,32 @@ def _avg_pool(build: Builder, call: Call, index: Index) -> Value:
 
 def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
     """Return ``total`` over the divisor of the window at ``at``."""
-    common = _common_divisor(call)
+    common = _common_divisor(call) or _known_count(call, at, sizes)
     if common:
         return _quotient(build, call, total, common)
     count = build.cast(_count(build, call, at, sizes), opmath(call.dtype))
     return build.expression("lm.div({0}, {1})", call.dtype, total, count)
 
 
+def _known_count(call: Call, at: Index, sizes: Sequence[sympy.Expr]) -> int:
+    """Return how many elements the window at ``at`` counts, wherever that is; 0 if an edge cuts some."""
+    spans = [_known_span(position, window, size, call["count_include_pad"])
+             for position, window, size in zip(at, _of(call), sizes, strict=True)]
+    return math.prod(spans)
+
+
+def _known_span(at: sympy.Expr, window: Window, size: sympy.Expr, with_padding: bool) -> int:
+    """Return how many elements a window counts in one dimension; 0 if an edge may cut it."""
+    start, edge = at * window.stride - window.padding, size + window.padding if with_padding else size
+    ends_inside = known_less(start + window.length - 1, edge)
+    return window.length if ends_inside and (with_padding or known_nonnegative(start)) else 0
+
+
 def _quotient(build: Builder, call: Call, total: Value, count: int) -> Value:
     """Return ``total / count``, rounded as a division is; by the parts of the reciprocal where that is faster."""
     wide = opmath(call.dtype)
+    if count & (count - 1) == 0:  # the reciprocal is exact
+        return build.expression("{0} * {1}", call.dtype, total, build.constant(1 / count, wide))
     parts = reciprocal_parts(count) if wide is torch.float32 else None
     if parts is None:
         return build.expression("lm.div({0}, {1})", call.dtype, total, build.constant(count, wide))

@@ -142,6 +142,7 @@ class _Rows:
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
     states: int  # of all reductions together
+    stores_along: bool  # whether something is stored along the row
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
@@ -194,6 +195,7 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
         bytes_read=_bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
         states=sum(len(recurrence_of(spec, op).states) for op, _ in spec.reductions),
+        stores_along=any(runs_along(store, reduced) for store in spec.stores),
         is_static=is_static,
         lanes=lanes,
         vector=max((vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
@@ -282,10 +284,10 @@ def _online(facts: _Rows) -> Iterator[Schedule]:
     Where the row is read again, large programs are an alternative: few rows are under way at a time, which then are still in
     the cache.
     """
-    has_stores = any(runs_along(store, facts.order["r"]) for store in facts.spec.stores)
-    r = clamp(power_of_two(facts.length), 128, 4096 if has_stores else 8192)
-    stages = _stages(r * facts.bytes_read, 3) if has_stores else 1
-    if has_stores and facts.length * facts.itemsize % COPIED and facts.length >= LONG_ROW:  # nothing can be loaded ahead
+    r = clamp(power_of_two(facts.length), 128, 4096 if facts.stores_along else 8192)
+    stages = _stages(r * facts.bytes_read, 3) if facts.stores_along else 1
+    cannot_be_ahead = facts.length * facts.itemsize % COPIED
+    if facts.stores_along and cannot_be_ahead and facts.length >= LONG_ROW:
         yield from _loops(facts, (LONG_ROW, 16, 1))
     yield Schedule("looped", facts.order, {"x": 1, "r": r}, 4 if facts.tensors == 1 else 8, stages)
     yield from _loops(facts, (8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 2), (2048, 4, 4), (16384, 16, 1))
@@ -391,8 +393,10 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
     if facts.is_mixed:
         widths = [min(32, power_of_two(facts.rows)), *widths]
     best = widths[0]
-    ahead = 1 if facts.is_mixed or facts.rows * facts.itemsize % COPIED or best > 2 * facts.rows else 3
-    fewest, most = (512, 1024) if ahead > 1 else (1024, 512)
+    # What is copied ahead arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise.
+    is_alone = facts.is_mixed or facts.stores_along or facts.rows * facts.itemsize % COPIED or best > 2 * facts.rows
+    ahead = 1 if is_alone else 3
+    fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
     for x, tile, lanes, programs, stages in (
             (best, 2048, fewest, RESIDENT // 2, ahead), (best, 2048, most, RESIDENT // 2, 4 - ahead),
             (best, 2048, 1024, RESIDENT, 1), (best, 1024, 512, RESIDENT // 2, ahead),
@@ -400,11 +404,10 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
             (best, 4096, 1024, RESIDENT // 2, ahead), (best, 2048, 1024, RESIDENT, 3)):
         r = _row_block(facts, tile, x)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
-        programs *= max(1, 4 // warps if stages == 1 and lanes == 512 else 1)
+        programs *= max(1, 4 // warps) if stages == 1 and lanes == 512 else 1
         if facts.vector == 1:  # lanes that load an element at a time have little under way: it takes all that can run
             programs = RESIDENT_WARPS // warps
-        yield _split(facts, x, r, warps, programs,
-                     min(stages, _stages(x * r * facts.bytes_read, stages)))
+        yield _split(facts, x, r, warps, programs, min(stages, _stages(x * r * facts.bytes_read, stages)))
 
 
 # ---------------------------------------------------------------------- rows and columns in one pass
