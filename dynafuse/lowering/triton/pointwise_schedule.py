@@ -10,7 +10,7 @@ so that the reads of both tensors are contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access
@@ -35,6 +35,8 @@ SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
 MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
 PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
+PREFERENCE_SIZE = 1.05  # how much cheaper a tile of one dimension must be than one of the usual size
+PREFERENCE_RUN = 1.25  # the same where all that is walked is one run
 PREFERENCE_UNKNOWN = 2.0  # the same where sizes are known at run time only: a short row may fill little of a tile
 
 
@@ -52,14 +54,24 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
     base = by_stride(probed, accesses, range(len(spec.axes)))
     flat = list(_flat_tiles(spec, base))
     cost = TileCost(spec, probed)
-    if point_count(spec, base) < SMALL or len(cost.groups(base)) < 2:
+    if point_count(spec, base) < SMALL:
         return flat
-    usual = cost.price(flat[0])  # of the sizes of one dimension the first is taken, whatever the price says of others
-    priced = [(max(usual, cost.price(schedule)), schedule) for schedule in flat]
+    usual, is_run = cost.price(flat[0]), len(cost.groups(base)) < 2
+    # Of the sizes of one dimension the first is taken, unless another is much cheaper: as where lanes jump in memory.
+    least = PREFERENCE_RUN if is_run else PREFERENCE_SIZE
+    priced = [(price if least * price < usual else max(usual, price), schedule)
+              for schedule, price in ((schedule, cost.price(schedule)) for schedule in flat)]
+    if is_run:
+        return _cheapest_first(priced)
     is_known = all(isinstance(axis.size, int) for axis in spec.axes)
     preference = PREFERENCE if is_known else PREFERENCE_UNKNOWN
     priced += [(preference * cost.price(schedule), schedule)
                for order in _orders(cost, probed, accesses, base) for schedule in _tiles(cost, order)]
+    return _cheapest_first(priced)
+
+
+def _cheapest_first(priced: Iterable[tuple[float, Schedule]]) -> list[Schedule]:
+    """Return schedules by price; of equal ones the first stays first."""
     return [schedule for _, schedule in sorted(priced, key=lambda entry: entry[0])]
 
 
@@ -96,7 +108,8 @@ def _flat_tiles(spec: Spec, order: tuple[int, ...]) -> Iterator[Schedule]:
     """Yield tiles of one dimension: enough programs for all processors, then fewer and more points in each."""
     total = point_count(spec, order)
     usual = clamp(power_of_two(total // (PROCESSORS * 2)), 128, 1024)
-    sizes = [(usual, 4 if usual >= 256 else 2), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4)]
+    sizes = [(usual, 4 if usual >= 256 else 2), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4), (512, 8), (256, 8),
+             (128, 4), (512, 16)]
     blocks = [(min(block, power_of_two(total)), warps) for block, warps in sizes]
     for block, warps in dict.fromkeys(blocks):
         yield Schedule("flat", {"x": order}, {"x": block}, warps)

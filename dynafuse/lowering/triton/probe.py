@@ -17,6 +17,7 @@ from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.ops import Value
 
 FUNCTION = 8.0  # instructions of a function of the math library besides its flops: it looks for special values
+SINGLE = ("lm.maximum(", "lm.minimum(", "lm.neg(")  # functions that are one instruction
 WIDE = 2.0  # instructions of 32 bits for one of 64
 WIDE_DIVISION = 16.0
 DIVISION = 3.0  # a multiplication, shifts and corrections
@@ -58,7 +59,7 @@ class Probe(Emitter):
         if is_op and self._current_op is not None:
             flops = self.calls[self._current_op][0].flops
             return flops if flops < 4 else flops + FUNCTION
-        return 4 + FUNCTION if "lm." in text else 1.0
+        return 4 + FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0
 
     def axes_along(self, expr: sympy.Expr) -> frozenset[int]:
         """Return the axes that an index expression varies along, by way of loaded indices too."""

@@ -41,10 +41,15 @@ BYTES = 4.2e6  # from or to memory per microsecond
 LINES = PROCESSORS * CYCLES  # that all processors touch per microsecond
 INSTRUCTIONS = 0.7 * 4 * LANES * PROCESSORS * CYCLES  # of one lane, per microsecond, as far as kernels come near the peak
 LATENCY = 0.8  # microseconds from the start of a program to its end, but for its work
+STARTED = 1640.0  # programs per microsecond, of all processors together
+BUSY = 16  # warps of a processor from which on it issues instructions as fast as it can
 REGISTERS = 1 << 16  # of a processor
 MOST_LANES = 2048  # of a processor
 ACCESS = 3.0  # instructions of a load or store with its address and mask
 EXCHANGE = 6.0  # instructions by which an element goes through shared memory to another lane
+ELSEWHERE = 32.0  # bytes between neighbours along an axis that a loaded index follows: somewhere, but often near
+FAR = 4096  # bytes between rows that may need the same place in a processor's first cache
+WAYS, MOST_CONFLICTS = 4, 8.0  # such rows that it holds; how often at most a line of more of them is fetched
 OVERLAP = 0.15  # share of what does not bound a kernel that adds to its time
 PROBED = 16  # points over which the stride of an index that is not linear is averaged
 VECTOR = 16  # bytes that a lane moves at once
@@ -60,9 +65,18 @@ class _Access:
     axes: frozenset[int]
     share: float  # of the points at which it is made
     vector: int  # the most elements that a lane may move at once, by alignment and masks
+    jump: int  # of what elements an offset is a multiple, but for the axes with strides; 0 if nothing is added to these
     masks: tuple[str, ...]
     numel: int
     is_store: bool
+
+
+@dataclass(frozen=True)
+class _Touched:
+    """What an access touches per element: lines of memory, and lines that could be while parts of sectors are written."""
+
+    lines: float
+    partial: float
 
 
 @dataclass(frozen=True)
@@ -94,12 +108,22 @@ class TileCost:
         axes = self._probed.axes_along(access.offset)
         strides = tuple(self._stride(access.offset, k, k in axes) for k in range(len(self.sizes)))
         numel = math.prod(map(estimate, access.layout.shape))
-        walked = math.prod(self.sizes[k] for k in axes)
-        is_partial = bool(access.masks) and None not in strides
         vector = VECTOR // access.layout.dtype.itemsize if access.layout.aligned else 1
-        share = min(1.0, numel / walked) if is_partial else 1.0
-        return _Access(access.tensor, access.layout.dtype.itemsize, strides, axes, share, vector, access.masks, numel,
-                       access.is_store)
+        share = min(1.0, numel / self._reached(strides)) if access.masks else 1.0
+        return _Access(access.tensor, access.layout.dtype.itemsize, strides, axes, share, vector, self._jump(access.offset),
+                       access.masks, numel, access.is_store)
+
+    def _jump(self, offset: sympy.Expr) -> int:
+        """Return of how many elements the part of an offset is a multiple that follows loaded indices; 0 without such."""
+        loaded = [symbol for symbol in offset.free_symbols - set(self._probed.axes) if str(symbol) not in self.spec.symbols]
+        factors = [offset.coeff(symbol) for symbol in loaded]
+        return math.gcd(*(int(factor) if factor.is_Integer and factor else 1 for factor in factors)) if factors else 0
+
+    def _reached(self, strides: Sequence[float | None]) -> float:
+        """Return how many elements indices reach that have these strides by axis, but for masks; each counts once."""
+        along = [(stride, size) for stride, size in zip(strides, self.sizes, strict=True) if stride != 0]
+        span = sum(abs(stride) * (size - 1) for stride, size in along if stride is not None) + 1
+        return min(span, math.prod(size for _, size in along)) if all(stride is not None for stride, _ in along) else 1.0
 
     def _stride(self, offset: sympy.Expr, axis: int, varies: bool) -> float | None:
         """Return how far apart neighbours along an axis are, on average over the first few; None if that is not known."""
@@ -158,7 +182,7 @@ class TileCost:
         return sum(access.itemsize for access in whole)
 
     @cached_property
-    def _bytes_moved(self) -> float:
+    def bytes_moved(self) -> float:
         """The bytes that go to or from memory: no tensor more than once, nor more of it than there are points."""
         moved: dict[str, float] = {}
         for access in self.accesses:
@@ -169,10 +193,24 @@ class TileCost:
     def price(self, schedule: Schedule) -> float:
         """Return about how many microseconds a kernel takes."""
         tiling = _Tiling(self, schedule)
-        partial = max(0.0, tiling.distinct_lines() - self._bytes_moved / LINE)  # lines that are moved for a part of them
-        times = [self._bytes_moved / BYTES + partial / LINES, tiling.lines() / LINES, tiling.instructions() / INSTRUCTIONS,
+        times = [self.bytes_moved / BYTES + tiling.partial() / LINES, tiling.lines() / LINES, tiling.issue(),
                  tiling.latency()]
-        return (1 - OVERLAP) * max(times) + OVERLAP * sum(times)
+        return max((1 - OVERLAP) * max(times) + OVERLAP * sum(times), tiling.programs / STARTED)
+
+
+def _sums(left: set[int], right: set[int]) -> set[int]:
+    """Return the sums of a number of one set and one of another."""
+    return right if left == {0} else {a + b for a in left for b in right}
+
+
+def _partial(offsets: set[int], size: int, lines: int) -> float:
+    """Return the lines that could be touched while a store of ``size`` bytes at each offset writes parts of sectors."""
+    runs = sum(offset - size not in offsets for offset in offsets)
+    if size * len(offsets) < SECTOR * runs:
+        return (SCATTERED - 1) * lines
+    begins = sum(offset % SECTOR != 0 and offset - size not in offsets for offset in offsets)
+    ends = sum((offset + size) % SECTOR != 0 and offset + size not in offsets for offset in offsets)
+    return PARTIAL_SECTORS / 2 * (begins + ends)
 
 
 def _merges(expr: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbol) -> bool:
@@ -207,6 +245,7 @@ class _Tiling:
         self.per_lane = max(1.0, math.prod(schedule.block.values()) / self.lanes)
         self.programs = math.prod(-(-self.walked[tile] // block) for tile, block in schedule.block.items())
         self.held = dict(values_per_tile(cost.spec, schedule.order, schedule.block))
+        self._besides: dict[str, int] = {}
         self._best = [self._best_tile(access) for access in cost.accesses]
 
     def _tiles(self, axes: frozenset[int]) -> frozenset[str]:
@@ -234,26 +273,54 @@ class _Tiling:
         (other,) = missing
         if self.block[tile] >= self.lanes:
             return 1 / self.block[other]  # each lane computes its own, and they are exchanged
-        along_x = min(self.lanes, max(1, self.block["x"] // 4))
+        along_x = min(self.lanes, max(1, self.block["x"] // self._beside("x")))
         lanes_along = {"x": along_x, "y": max(1, self.lanes // along_x)}
         return min(1.0, lanes_along[other] / self.block[other])
 
-    def _lines_along(self, access: _Access, tile: str) -> float:
-        """Return how many lines of memory an access touches per element, with lanes side by side along a tile dimension."""
-        most = min(4 * LANES, self.block[tile])
-        covered, runs, extent = 1, 1.0, float(access.itemsize)
-        for group in reversed(self.groups[tile]):
-            count = min(group.size, -(-most // covered))
+    def _touched(self, access: _Access, tile: str) -> _Touched:
+        """Return what an access touches per element with lanes side by side along a tile dimension."""
+        beside = self._beside(tile)
+        width = min(self._vector(access, tile), beside)
+        lanes = self._lanes(tile, width if access.is_store else beside)
+        offsets = {0}
+        for dimension, count, apart in lanes:
+            offsets = _sums(offsets, self._offsets(access, dimension, count, apart))
+        lines = len({offset // LINE for offset in offsets})
+        taken = math.prod(count for _, count, _ in lanes) * width
+        partial = _partial(offsets, width * access.itemsize, lines) if access.is_store else 0.0
+        again = 0.0  # lines that are returned to, and fetched again where others have taken their place
+        if not any(access.strides[group.axis] == 1 for group in self.groups[tile][-1:]):
+            again = max(0.0, lines / taken - self._distinct_lines(access)) * self._conflicts(access)
+        return _Touched(lines / taken + again, partial / taken)
+
+    def _lanes(self, tile: str, beside: int) -> list[tuple[str, int, int]]:
+        """Return how many lanes of a warp lie along each tile dimension, and how many points apart.
+
+        A lane takes ``beside`` points of ``tile`` side by side, so its neighbour begins as many points further.
+        """
+        lanes, apart, found = LANES, beside, []
+        for dimension in (tile, *(other for other in self.block if other != tile)):
+            count = min(lanes, max(1, self.block[dimension] // apart))
+            found.append((dimension, count, apart))
+            lanes, apart = max(1, lanes // count), 1
+        return found
+
+    def _offsets(self, access: _Access, dimension: str, count: int, apart: int) -> set[int]:
+        """Return the offsets, in bytes, at which lanes along a tile dimension are in an access."""
+        offsets, inner = [0.0] * count, 1
+        for group in reversed(self.groups[dimension]):
             stride = access.strides[group.axis]
-            if stride is not None and abs(stride) * access.itemsize < LINE:
-                extent += abs(stride) * access.itemsize * (count - 1)
-            else:
-                runs *= count if stride is not None else max(1.0, count / 4)  # somewhere, but often near
-            covered *= count
-            if covered >= most:
-                break
-        is_scattered = access.is_store and extent < SECTOR
-        return runs * max(SCATTERED if is_scattered else 1.0, extent / LINE) / covered
+            apart_bytes = ELSEWHERE if stride is None else stride * access.itemsize
+            if apart_bytes:
+                for lane in range(count):
+                    offsets[lane] += lane * apart // inner % group.size * apart_bytes
+            inner *= group.size
+        return set(map(int, offsets))
+
+    def _conflicts(self, access: _Access) -> float:
+        """Return how often a line is fetched again that is returned to: a cache holds few rows that are far apart."""
+        far = math.prod(count for tile in self.block for apart, count in self._steps(access, tile) if apart >= FAR)
+        return min(MOST_CONFLICTS, far / WAYS - 1) if far > WAYS else 0.0
 
     def _distinct_lines(self, access: _Access) -> float:
         """Return how many different lines of memory an access touches per point of a tile."""
@@ -279,11 +346,18 @@ class _Tiling:
             yield (access.itemsize if stride is None else abs(stride) * access.itemsize), count
             covered *= count
 
-    def _best_tile(self, access: _Access) -> tuple[str, float]:
-        """Return along which tile dimension the lanes of an access lie side by side, and the lines that it touches."""
-        lines = [(self._lines_along(access, tile), tile != "x", tile) for tile in self.block]
-        fewest, _, tile = min(lines)
-        return tile, fewest
+    def _best_tile(self, access: _Access) -> tuple[str, _Touched]:
+        """Return along which tile dimension the lanes of an access lie side by side, and what it touches."""
+        touched = {tile: self._touched(access, tile) for tile in self.block}
+        tile = min(touched, key=lambda tile: (touched[tile].lines + touched[tile].partial, tile != "x", tile))
+        return tile, touched[tile]
+
+    def _beside(self, tile: str) -> int:
+        """Return how many points side by side a lane loads along a tile dimension: as many as an access moves at once."""
+        if tile not in self._besides:
+            widest = max((self._vector(access, tile) for access in self.cost.accesses), default=1)
+            self._besides[tile] = min(widest, max(1, int(self.per_lane)), self.block[tile])
+        return self._besides[tile]
 
     def _vector(self, access: _Access, tile: str) -> int:
         """Return how many elements a lane moves at once."""
@@ -298,7 +372,8 @@ class _Tiling:
         for group, t in groups:
             stride = access.strides[group.axis]
             if group is not innermost and not (is_whole and t == tile):
-                width = math.gcd(width, int(stride)) if stride is not None and stride == int(stride) else 1
+                jump = (access.jump or 1) if stride is None else int(stride) if stride == int(stride) else 1
+                width = math.gcd(width, jump)
         bounds = [self.cost.conditions.get(mask, (frozenset(), 1)) for mask in access.masks]
         for axes, bound in bounds:
             if innermost.axis in axes:
@@ -344,11 +419,31 @@ class _Tiling:
     def lines(self) -> float:
         """Return how many lines of memory all accesses touch."""
         pairs = zip(self.cost.accesses, self._best, strict=True)
-        return self.cost.points * sum(lines * access.share * self._repeats(access.axes) for access, (_, lines) in pairs)
+        return self.cost.points * sum(
+            touched.lines * access.share * self._repeats(access.axes) for access, (_, touched) in pairs)
+
+    def partial(self) -> float:
+        """Return how many lines could be touched while parts of sectors are read or written."""
+        pairs = zip(self.cost.accesses, self._best, strict=True)
+        written = sum(touched.partial * access.share for access, (_, touched) in pairs)
+        return max(0.0, self.distinct_lines() - self.cost.bytes_moved / LINE) + self.cost.points * written
+
+    def issue(self) -> float:
+        """Return the microseconds that it takes to issue all instructions."""
+        warps = min(self._at_a_time(), max(1.0, self.programs / PROCESSORS)) * self.lanes / LANES
+        return self.instructions() / (INSTRUCTIONS * min(1.0, warps / BUSY))
+
+    def _at_a_time(self) -> int:
+        """Return how many programs run side by side on a processor: as many as there are registers for."""
+        whole = sum(len(self._tiles(access.axes)) == len(self.block) for access in self.cost.accesses)
+        registers = min(255, 24 + self.per_lane * whole)
+        return max(1, min(MOST_LANES // self.lanes, 32, int(REGISTERS / (self.lanes * registers))))
 
     def latency(self) -> float:
         """Return the microseconds that programs spend waiting, with as many side by side as there are registers for."""
-        whole = sum(len(self._tiles(access.axes)) == len(self.block) for access in self.cost.accesses)
-        registers = min(255, 24 + self.per_lane * whole)
-        at_a_time = max(1, min(MOST_LANES // self.lanes, 32, int(REGISTERS / (self.lanes * registers))))
-        return LATENCY * max(1.0, self.programs / (PROCESSORS * at_a_time))
+        return LATENCY * (max(1.0, self.programs / (PROCESSORS * self._at_a_time())) + self._branches())
+
+    def _branches(self) -> int:
+        """Return how often a program waits for the loads of a branch before it begins those of the next: once a store."""
+        masks = {mask for access in self.cost.accesses for mask in access.masks if mask in self.cost.conditions}
+        return sum(access.is_store for access in self.cost.accesses) - 1 if any(map(self._is_uniform, masks)) else 0

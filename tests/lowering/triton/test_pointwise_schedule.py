@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,21 @@ def test_an_access_that_walks_all_axes_as_one_divides_nothing() -> None:
     assert "tl.store(out0 + (x)," in write_kernels(spec, flat, False).source
     tiled = next(schedule for schedule in candidates(spec) if schedule.kernel_class == "tiled")
     assert "//" not in write_kernels(spec, tiled, False).source
+
+
+def test_lanes_that_jump_in_memory_take_few_points_each() -> None:
+    """Windows of a pooling are two apart: lanes with eight neighbours each would touch eight lines at a time."""
+    found = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, 2, 1), torch.empty(8, 64, 112, 112, dtype=BF16)))
+    assert math.prod(found.block.values()) <= 2 * LANES * found.warps
+
+
+def test_rows_that_lie_far_apart_are_priced_as_conflicts() -> None:
+    """What returns to the lines of many rows at distances of powers of two fetches them again."""
+    spec = spec_of(lambda x: F.interpolate(x, scale_factor=2, mode="nearest") * 2, torch.empty(64, 16, 64, 32, dtype=BF16))
+    cost = TileCost(spec, probe(spec))
+    near = Schedule("tiled", {"y": (0, 1, 2), "x": (3,)}, {"y": 32, "x": 64}, 4)
+    far = Schedule("tiled", {"y": (0,), "x": (1, 2, 3)}, {"y": 32, "x": 64}, 4)
+    assert cost.price(far) > 1.5 * cost.price(near)
 
 
 def test_sizes_that_are_unknown_are_not_cut_for_little() -> None:
