@@ -51,6 +51,7 @@ def test_defaults() -> None:
         trace=None,
         recompute=True,
         rematerialize="min_cut",
+        pad_products=True,
         max_region_ops=200,
         reuse_layers="auto",
         cudagraphs=False,

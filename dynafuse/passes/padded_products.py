@@ -23,7 +23,8 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.products import ALIGNED, COLUMNS, PRODUCTS, ROWS, Product, aligned_dtype, runs_along
-from dynafuse.fx import arguments
+from dynafuse.fx import arguments, is_view
+from dynafuse.passes.cones import Cone
 from dynafuse.passes.padding_price import Pad, Padding, Priced, worthwhile
 from dynafuse.passes.scatters import insert
 from dynafuse.passes.strides import num_seen, propagate, report_strides, restore_outputs, strides_of
@@ -167,7 +168,7 @@ class _Change:
         """Insert a product in padded sizes before the product, and return the part of it that is the product's result."""
         padding = priced.padding
         node, value = padding.node, padding.node.meta["val"]
-        operands = {name: self._operand(padding, name, pad) for name, pad in padding.pads.items()}
+        operands = {name: self._operand(priced, name, pad) for name, pad in padding.pads.items()}
         names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
         args = tuple(operands.get(name, arg) for name, arg in zip(names, node.args, strict=False))
         kwargs = {name: operands.get(name, arg) for name, arg in node.kwargs.items()}
@@ -179,14 +180,25 @@ class _Change:
         self.views[node] = result
         return result
 
-    def _operand(self, padding: Padding, name: str, pad: Pad) -> Node:
+    def _operand(self, priced: Priced, name: str, pad: Pad) -> Node:
         """Return an operand of a product padded, in the order in memory that it has; one pad serves all products."""
-        node = padding.node
+        node = priced.padding.node
         turn = _swapped(pad.source.meta["val"].dim())
         if pad not in self._padded:
-            source = self.views.get(pad.source, pad.source)
+            source = self._apart(pad.source, node) if pad in priced.apart else self.views.get(pad.source, pad.source)
             source = insert(node, aten.permute.default, (source, turn)) if pad.turned else source
             self._padded[pad] = insert(node, aten.constant_pad_nd.default, (source, pad.from_last))
-        runs = dict(zip(PRODUCTS[node.target], padding.before.runs, strict=True)).get(name, COLUMNS)
+        runs = dict(zip(PRODUCTS[node.target], priced.padding.before.runs, strict=True)).get(name, COLUMNS)
         padded = self._padded[pad]
         return padded if runs == COLUMNS else insert(node, aten.permute.default, (padded, turn))
+
+    def _apart(self, source: Node, node: Node) -> Node:
+        """Return a tensor computed once more before a node, by ops that nothing else reads."""
+        views = [source]
+        while is_view(views[-1]):
+            views.append(views[-1].all_input_nodes[0])
+        copies = dict(Cone.of(views.pop()).copied(node))
+        with node.graph.inserting_before(node):
+            for view in reversed(views):
+                copies[view] = node.graph.node_copy(view, lambda operand: copies.get(operand, operand))
+        return copies[source]

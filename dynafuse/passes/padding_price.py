@@ -4,8 +4,8 @@ What is padded for several products is paid for once, so products that share som
 copies cost more than they save are left out one by one, and the others have to win by more than the model's error.
 
 A copy moves what it reads and writes; along odd rows at a share of the bandwidth (``unaligned_share``). An operand that a
-pointwise kernel makes for padded products alone is written padded by that kernel, for nothing; if rows have to be reduced
-first, by a second kernel that reads them again.
+pointwise kernel makes for padded products alone is written padded by that kernel, for nothing. If rows have to be reduced
+first, it is computed by a second kernel (``cones.py``), which costs what both kernels read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dynafuse.cost.products import COLUMNS, ROWS, Product
 from dynafuse.fx import hint, is_view, looked_at
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import Kind, is_library, lookup
+from dynafuse.passes.cones import Cone, count
 from dynafuse.passes.strides import may_look_at_strides
 
 
@@ -74,13 +75,15 @@ class Padding:
 class Priced:
     """A padding that pays: predicted microseconds of the product before and after, and of the copies that it needs.
 
-    Copies that several products share count for each.
+    Copies that several products share count for each. ``apart`` are those of its pads whose tensors a kernel computes padded
+    that runs after the reductions on which they depend.
     """
 
     padding: Padding
     before_us: float
     after_us: float
     copies_us: float
+    apart: frozenset[Pad]
 
     def __str__(self) -> str:
         copies = f", and {self.copies_us:.1f} for copies" if self.copies_us else ""
@@ -139,7 +142,8 @@ class Prices:
             return prediction.captured_us if self.captured else prediction.device_us
 
         return Priced(padding, us(self._plain(padding)), us(self._product(padding)),
-                      us(_sum([*map(self._pad, padding.pads.values()), self._result(padding)])))
+                      us(_sum([*map(self._pad, padding.pads.values()), self._result(padding)])),
+                      frozenset(filter(self.is_apart, padding.pads.values())))
 
     def _waited(self, group: Iterable[Padding], chosen: Collection[Padding]) -> float:
         """Predict what the user waits for beside the graph's other library calls, if some products of a group are padded."""
@@ -166,12 +170,27 @@ class Prices:
         return product_prediction(padding.after, self.device)
 
     def _pad(self, pad: Pad) -> Prediction:
-        """Predict what it costs to pad a tensor: a copy, unless the kernel that makes it can do so."""
-        before, after = pad.sizes
-        width = pad.source.meta["val"].dtype.itemsize
+        """Predict what it costs to pad a tensor: a copy, unless the kernel that makes it can do so, or another one."""
         if not self._is_made_for_products(pad.source):
-            return self._copy((before + after) * width, pad.amounts[-1] > 0)
-        return self._copy(before * width, False) if self._is_reduced_before(pad.source) else Prediction()
+            return self._copy_of(pad)
+        cone = self._cone(pad.source)
+        if not cone.reductions:
+            return Prediction()
+        return self._copy(cone.read_again or 0, False) if self.is_apart(pad) else self._copy_of(pad)
+
+    def is_apart(self, pad: Pad) -> bool:
+        """Return whether a tensor is best computed in a kernel that pads it, after the reductions on which it depends."""
+        cone = self._cone(pad.source)
+        if not cone.reductions or cone.read_again is None or not self._is_made_for_products(pad.source):
+            return False
+        return self._copy(cone.read_again, False).device_us < self._copy_of(pad).device_us
+
+    def _cone(self, value: Node) -> Cone:
+        return Cone.of(looked_at(value, is_view))
+
+    def _copy_of(self, pad: Pad) -> Prediction:
+        """Predict what a copy with zeros costs."""
+        return self._copy(sum(pad.sizes) * pad.source.meta["val"].dtype.itemsize, pad.amounts[-1] > 0)
 
     def _is_made_for_products(self, source: Node) -> bool:
         """Return whether a pointwise kernel makes a tensor, and only products that may be padded read it."""
@@ -182,22 +201,6 @@ class Prices:
         products = {padding.node for padding in self.candidates
                     if any(pad.source is source for pad in padding.pads.values())}
         return set(_readers(maker)) <= products
-
-    def _is_reduced_before(self, source: Node) -> bool:
-        """Return whether a kernel that makes a tensor reduces rows first, so that it cannot write longer ones."""
-        size, asked, seen = _count(source), [looked_at(source, is_view)], set[Node]()
-        while asked:
-            node = asked.pop()
-            row = lookup(node.target)
-            if node in seen or row is None or row.kind not in (Kind.POINTWISE, Kind.VIEW, Kind.REDUCTION):
-                continue
-            seen.add(node)
-            if row.kind is Kind.REDUCTION:
-                if any(_count(operand) >= size for operand in node.all_input_nodes):
-                    return True
-                continue
-            asked += node.all_input_nodes
-        return False
 
     def _result(self, padding: Padding) -> Prediction:
         """Predict what it costs to copy a result, because somebody needs the strides that it has without padding."""
@@ -247,16 +250,10 @@ def _readers(node: Node) -> Iterator[Node]:
             yield user
 
 
-def _count(node: Node) -> int:
-    """Return how many elements a tensor has; 0 for what is none."""
-    value = node.meta.get("val")
-    return math.prod(map(hint, value.shape)) if isinstance(value, torch.Tensor) else 0
-
-
 def _moved(node: Node) -> int:
     """Return the bytes of a call's tensors."""
     tensors = {tensor: tensor.meta.get("val") for tensor in (node, *node.all_input_nodes)}
-    return sum(_count(tensor) * value.dtype.itemsize for tensor, value in tensors.items() if isinstance(value, torch.Tensor))
+    return sum(count(tensor) * value.dtype.itemsize for tensor, value in tensors.items() if isinstance(value, torch.Tensor))
 
 
 def _sum(parts: Iterable[Prediction]) -> Prediction:

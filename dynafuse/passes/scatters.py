@@ -43,7 +43,7 @@ def give_bases(module: GraphModule, device_type: str | None, eager: Collection[N
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     for node in list(module.graph.nodes):
-        scatter = _scatter(node)
+        scatter = scatter_of(node)
         if scatter is not None and node not in eager and _may_fuse(node, scatter, device_type, deterministic):
             _give_base(node, scatter)
     places = {node: place for place, node in enumerate(module.graph.nodes)}
@@ -53,7 +53,7 @@ def give_bases(module: GraphModule, device_type: str | None, eager: Collection[N
     return module
 
 
-def _scatter(node: Node) -> Scatter | None:
+def scatter_of(node: Node) -> Scatter | None:
     """Return what a node scatters, unless it is fused in another way."""
     row = lookup(node.target)
     if row is None or not isinstance(node.meta.get("val"), torch.Tensor):

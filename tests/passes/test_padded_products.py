@@ -185,6 +185,35 @@ def test_known_sizes_are_padded_beside_dynamic_ones() -> None:
     assert len(padded(module)) == 1 and "×13" in padded(module)[0]
 
 
+def softmax(b: Builder, x: Node) -> Node:
+    weights = b.op("aten.exp.default", x)
+    return b.op("aten.div.Tensor", weights, b.op("aten.sum.dim_IntList", weights, [-1], True))
+
+
+def test_what_rows_are_reduced_for_is_computed_once_more() -> None:
+    found = after(lambda b, x, y: b.op("aten.mm.default", softmax(b, x), y), random(6, 13), random(13, 16))
+    assert found.startswith("exp_default = aten.exp.default(arg0)\n"
+                            "sum_dim_int_list = aten.sum.dim_IntList(exp_default, [-1], True)\n"
+                            "exp_default_1 = aten.exp.default(arg0)\n"
+                            "div_tensor_1 = aten.div.Tensor(exp_default_1, sum_dim_int_list)\n"
+                            "constant_pad_nd_default = aten.constant_pad_nd.default(div_tensor_1, [0, 3])\n")
+
+
+def test_but_not_if_it_is_read_elsewhere_or_drawn() -> None:
+    def kept(b: Builder, x: Node, y: Node) -> tuple[Node, Node]:
+        weights = softmax(b, x)
+        return weights, b.op("aten.mm.default", weights, y)
+
+    def dropped(b: Builder, x: Node, y: Node) -> Node:
+        seed = b.op("prims.inductor_seed.default", torch.device("cpu"))
+        draws = b.op("prims.inductor_random.default", [6, 13], seed, "rand")
+        mask = b.op("aten.gt.Scalar", draws, 0.5)
+        return b.op("aten.mm.default", b.op("aten.mul.Tensor", softmax(b, x), b.op("prims.convert_element_type.default", mask, BF16)), y)
+
+    for write in (kept, dropped):
+        assert text(priced(write, random(6, 13), random(13, 16), device=ALWAYS)).count("aten.exp") == 1
+
+
 # ---------------------------------------------------------------------- when it pays
 
 
@@ -216,8 +245,7 @@ def test_copies_for_the_caller_count() -> None:
 
 def test_attention_of_images() -> None:
     def write(b: Builder, s: Node, v: Node) -> Node:
-        weights = b.op("aten.exp.default", s)
-        return b.op("aten.bmm.default", b.op("aten.div.Tensor", weights, b.op("aten.sum.dim_IntList", weights, [-1], True)), v)
+        return b.op("aten.bmm.default", softmax(b, s), v)
 
     assert len(padded(priced(write, sized(96, 577, 577), sized(96, 577, 64)))) == 1
     assert padded(priced(write, sized(128, 49, 49), sized(128, 49, 32))) == []
