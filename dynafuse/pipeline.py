@@ -107,14 +107,14 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     with dynamo_timed("dynafuse.plan"):
         planned = stage("planning", lambda: plan_graph(setting, Demoted()), left_out)
     if planned is None:
-        return eager(normal)
+        return eager(setting.module)
     if plan_only():
         _report(setting, planned[0], intent=_intent(setting, planned[0]))
-        return eager(normal)
+        return eager(setting.module)
     with dynamo_timed("dynafuse.lower"):
         requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), left_out)
     if requests is None:
-        return eager(normal)
+        return eager(setting.module)
     call = _call(setting, *planned, requests)
     return call if shared is None or not config.cudagraphs else _recorded(setting, call, shared.by_trees)
 

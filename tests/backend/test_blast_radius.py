@@ -72,6 +72,7 @@ FAULTS = [
     Fault("normalization", pipeline, "normalize", spoils=True),
     Fault("normalization", pipeline, "replace_random", training=False, spoils=True),
     Fault("layout", pipeline, "optimize_layout"),
+    Fault("sizes of matrix products", pipeline, "pad_products", spoils=True),
     Fault("bases of scatters", pipeline, "give_bases", spoils=True),
     Fault("planning", pipeline, "annotate", training=False),
     Fault("planning", pipeline, "Executors"),
