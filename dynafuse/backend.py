@@ -34,8 +34,8 @@ from dynafuse.lowering.registry import executor
 from dynafuse.lowering.triton import pool
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.forcing import Forcing
-from dynafuse.passes.attention_masks import rewrite
 from dynafuse.passes.decompositions import decompositions
+from dynafuse.passes.early import rewrite
 from dynafuse.passes.joint import NotSplit, split_joint
 from dynafuse.passes.layers import take_apart
 from dynafuse.passes.rematerialize import Sides, saved_values

@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from dynafuse import __version__
 from dynafuse.cache.difference import differences
 from dynafuse.cache.fold_families import Member, member
 from dynafuse.cache.hoisted import hoist_scalars
@@ -183,9 +184,7 @@ class CanonicalPlan:
 @cache
 def versions() -> tuple[str, ...]:
     """Return the versions that change what a kernel's source or binary is."""
-    import dynafuse
-
-    return dynafuse.__version__, torch.__version__, version("triton")
+    return __version__, torch.__version__, version("triton")
 
 
 def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str,

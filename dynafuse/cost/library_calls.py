@@ -20,6 +20,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import LEAST, Prediction, Work, predict, work_us
@@ -33,8 +34,6 @@ from dynafuse.ops import is_library
 
 def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None:
     """Predict the floating-point operations of a call: 0 for an op of little arithmetic per byte, None if not known."""
-    from torch.utils.flop_counter import flop_registry
-
     packet = getattr(target, "overloadpacket", None)
     own, torchs = FORMULAS.get(packet), flop_registry.get(packet)
     if own is not None:

@@ -211,7 +211,7 @@ def family_loss_us(arguments: int, terms: int, points: int, device: Device, capt
 def family_gain_us(lengths: int, sites: int, device: Device) -> float:
     """Return what a call saves of compile time if one kernel serves several lengths, each with ``sites`` in its graph."""
     share = (lengths - 1) / lengths
-    return share * device.constants["compile_s_triton"] * 1e6 / max(device.expected_runs * sites, LEAST)
+    return share * device.constants[f"compile_s_{PREFERRED}"] * 1e6 / max(device.expected_runs * sites, LEAST)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Meanwhile:
 
 def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Device) -> Meanwhile:
     """Predict what calls lose that cost ``instead``, not ``exact``, while a graph's ``kernels`` are compiled."""
-    saved, us = kernels * device.constants["compile_s_triton"] * 1e6, objective(instead, device)
+    saved, us = kernels * device.constants[f"compile_s_{PREFERRED}"] * 1e6, objective(instead, device)
     calls = min(max(saved / max(us, LEAST), 1.0), device.expected_runs)
     return Meanwhile(calls, us - objective(exact, device), saved)
 

@@ -22,12 +22,6 @@ LARGEST_MASK = 2**28  # elements; a larger one is left as it is
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-def rewrite(module: GraphModule) -> GraphModule:
-    """Run the rewrites of the Dynamo graph in place, and return the module."""
-    recover_constant_masks(module)
-    return module
-
-
 def recover_constant_masks(module: GraphModule) -> None:
     """Replace constant attention masks by no mask, or by ``is_causal``, in place."""
     attentions = [n for n in module.graph.nodes if n.op == "call_function" and n.target in ATTENTION]

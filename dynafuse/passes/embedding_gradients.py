@@ -24,15 +24,12 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import call_prediction
 from dynafuse.cost.model import Work, work_us
 from dynafuse.fx import arguments, hint, is_view, looked_at
+from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import lookup
 from dynafuse.ops.literals import opmath
 from dynafuse.passes.scatters import insert
 
 aten, prims = torch.ops.aten, torch.ops.prims
-
-PRICED_AS = "triton"
-"""The executor whose kernels scatter."""
-
 
 def scatter_gradients(module: GraphModule, device: Device, device_type: str | None, eager: Collection[Node] = ()) -> None:
     """Replace gradients of embeddings by scatters into zeros, in place.
@@ -77,7 +74,8 @@ def _pays(node: Node, device: Device) -> bool:
     parts = [_moving(size * width), _moving(min(size, added) * width + (0 if is_joined else row_bytes), added)]
     if width != table.dtype.itemsize:
         parts.append(_moving(size * (width + table.dtype.itemsize)))
-    fused = sum(work_us(part, device, PRICED_AS) for part in parts) + (len(parts) - is_joined) * device.launch_us_triton
+    launch_us = device.constants[f"launch_us_{PREFERRED}"]
+    fused = sum(work_us(part, device) for part in parts) + (len(parts) - is_joined) * launch_us
     index_bytes = _count(given["indices"].meta["val"]) * given["indices"].meta["val"].dtype.itemsize
     moved = size * table.dtype.itemsize + row_bytes * (1 + is_joined) + index_bytes
     return fused <= call_prediction(node, moved, device).device_us

@@ -27,6 +27,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.config import resolve
 from dynafuse.cost import calibration
@@ -258,8 +259,6 @@ def compiled(executor: str, case: Case) -> Run:
 
 def bound(executor: str, case: Case, inputs: Sequence[Tensor]) -> Run:
     """Return the compiled function of a case with its inputs bound."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     module = make_fx(case.function, decompositions(), tracing_mode="fake")(*inputs)
     costly = {"host_us_eager": 1e6, "launch_us_eager": 1e6}  # so that nothing is left to eager
     config = resolve(None, {"executors": [executor], "strict": True, "tune": "never", "workers": 0, "cost": costly}, {})

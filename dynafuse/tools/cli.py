@@ -16,6 +16,9 @@ from pathlib import Path
 
 import dynafuse
 from dynafuse import config
+from dynafuse.cache.commands import COMMANDS, WITH_FILE, run
+from dynafuse.cache.disk import KERNELS, Disk
+from dynafuse.cost.calibration import cache_folder
 from dynafuse.errors import DynafuseError
 
 EXIT_USAGE = 2
@@ -55,8 +58,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_cache_commands(cache: argparse.ArgumentParser) -> None:
-    from dynafuse.cache.commands import COMMANDS, WITH_FILE
-
     actions = cache.add_subparsers(dest="action", required=True, metavar="action")
     for name, doc in COMMANDS.items():
         action = actions.add_parser(name, help=doc, description=doc)
@@ -66,10 +67,6 @@ def _add_cache_commands(cache: argparse.ArgumentParser) -> None:
 
 
 def _cache(arguments: argparse.Namespace) -> int:
-    from dynafuse.cache.commands import run
-    from dynafuse.cache.disk import KERNELS, Disk
-    from dynafuse.cost.calibration import cache_folder
-
     # Cost constants are declared by the cost model, which would bring torch; the cache has nothing to do with them.
     environment = {name: text for name, text in os.environ.items() if not name.startswith(config.COST_PREFIX)}
     limit = config.resolve(environ=environment).cache_size_mb

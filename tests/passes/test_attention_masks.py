@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dynafuse.passes import attention_masks
-from dynafuse.passes.attention_masks import ATTENTION, rewrite
+from dynafuse.passes.attention_masks import ATTENTION
+from dynafuse.passes.early import rewrite
 
 N = 5
 Q = torch.randn(2, 3, N, 4)

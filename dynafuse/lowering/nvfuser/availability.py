@@ -23,6 +23,8 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 MODULE = "nvfuser_direct"
 OVERRIDE = "DYNAFUSE_NVFUSER_UNMATCHED"
 PORT = "NVFUSER_MASTER_PORT"
@@ -47,8 +49,6 @@ class Availability:
 @cache
 def find() -> Availability:
     """Return the answer for this process; asked once."""
-    import torch
-
     present = find_spec(MODULE) is not None
     return judge(installed(), present, torch.__version__, torch.version.cuda, os.environ.get(OVERRIDE) == "1")
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dynafuse.lowering.nvfuser.availability import load
 from dynafuse.lowering.nvfuser.recipe import Input, Output, Recipe, Step, Var
 
 
@@ -100,8 +101,6 @@ def define(recipe: Recipe) -> Any:
 
     It imports nvFuser: call it only where :func:`availability.find` says that nvFuser is available.
     """
-    from dynafuse.lowering.nvfuser.availability import load
-
     nvfuser = load()
     fd = nvfuser.FusionDefinition()
     with _disable_current_modes(), fd:  # nvFuser sorts strides with tensors, which no tracing mode around us may see

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import op_prediction
 from dynafuse.cost.model import LEAST, Prediction, Work, objective, predict
+from dynafuse.lowering.registry import PREFERRED
 from dynafuse.passes.layers.cuts import Program, bytes_of, value_of
 
 
@@ -61,8 +62,8 @@ def _prediction(program: Program, calls: Sequence[Node], crossing: Sequence[Any]
         between += _bytes(tensors, weights)
     kernels = len(library_calls) + 1
     fused = predict(Work(between, 0.0, 1 << 30, "pointwise"), device)
-    return total + fused + Prediction(device_us=(kernels - 1) * device.launch_us_triton,
-                                      host_us=(kernels - 1) * device.host_us_triton)
+    return total + fused + Prediction(device_us=(kernels - 1) * device.constants[f"launch_us_{PREFERRED}"],
+                                      host_us=(kernels - 1) * device.constants[f"host_us_{PREFERRED}"])
 
 
 def _bytes(values: Any, weights: set[int]) -> int:
