@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
@@ -45,13 +45,13 @@ def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None
 
 def _torchs(formula: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> float:
     """Return what a formula of torch's says."""
-    args, kwargs, out = pytree.tree_map(_sizes, (args, kwargs, result))
+    args, kwargs, out = map_aggregate((args, kwargs, result), _sizes)
     return float(formula(*args, **kwargs, out_val=out))
 
 
 def _bound(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return a call's arguments by schema name, tensors as their sizes."""
-    given: dict[str, Any] = pytree.tree_map(_sizes, _named(target, args, kwargs))
+    given: dict[str, Any] = map_aggregate(_named(target, args, kwargs), _sizes)
     return given
 
 

@@ -109,13 +109,15 @@ class Choice:
     """The cheapest of several executors. ``margin`` is how much more the second costs, relative to the cheapest.
 
     ``unsure`` are the executors, cheapest first, that the model cannot tell from the cheapest: a measurement has to.
-    It holds at least two, or is empty. ``error`` is how far off the model may be, relatively.
+    It holds at least two, or is empty. ``error`` is how far off the model may be, relatively. ``us`` is what the user waits
+    longer for the cheapest.
     """
 
     executor: str
     margin: float
     unsure: tuple[str, ...]
     error: float = field(default=0.0, compare=False)
+    us: float = field(default=0.0, compare=False)
 
 
 def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
@@ -173,8 +175,9 @@ def objective(prediction: Prediction, device: Device, captured: bool = False) ->
     compiling = prediction.compile_s * 1e6 / max(device.expected_calls, LEAST)
     if captured:
         return prediction.captured_us + compiling
-    longer = max(prediction.device_us, prediction.host_us)
-    shorter = min(prediction.device_us, prediction.host_us)
+    longer, shorter = prediction.device_us, prediction.host_us
+    if longer < shorter:
+        longer, shorter = shorter, longer
     return longer + device.hidden_share * shorter + compiling
 
 
@@ -190,13 +193,13 @@ def choose(
     order = sorted(totals, key=lambda name: totals[name])
     if not order:
         raise ValueError("no executor to choose from")
-    without = objective(around, device, captured)
-    cheapest = max(totals[order[0]] - without, LEAST)
+    us = totals[order[0]] - objective(around, device, captured)
+    cheapest = max(us, LEAST)
     margins = {name: (totals[name] - totals[order[0]]) / cheapest for name in order}
     error = max(device.model_error, *(prediction.error for prediction in candidates.values()))
     close = tuple(name for name in order if margins[name] <= error)
     margin = margins[order[1]] if len(order) > 1 else float("inf")
-    return Choice(order[0], margin, close if len(close) > 1 else (), error)
+    return Choice(order[0], margin, close if len(close) > 1 else (), error, us)
 
 
 def family_loss_us(arguments: int, terms: int, points: int, device: Device, captured: bool = False) -> float:

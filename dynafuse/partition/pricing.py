@@ -94,7 +94,8 @@ class Pricing:
         A refusal where no executor has one.
         """
         outputs = self.outputs(nodes)
-        sources = {read.source for read in reads} - set(nodes)
+        inside = set(nodes)
+        sources = dict.fromkeys(read.source for read in reads if read.source not in inside)
         tensors = len(sources) + len(outputs)
         if tensors > MAX_TENSORS and len(nodes) > 1:
             return Refusal(RefusalKind.TOO_MANY_TENSORS, nodes[0].name, nodes[-1].name, f"{tensors}, at most {MAX_TENSORS}")
@@ -110,14 +111,15 @@ class Pricing:
         if not names:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
-        work = work_of(self.spaces, Asked(shape, members, reads, sources, outputs, closure))
+        stored = [node for node in nodes if node in outputs]
+        work = work_of(self.spaces, Asked(shape, members, reads, sources, stored, closure))
         predictions = {name: self._predict(name, work) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)
         fused, eager = predictions[choice.executor], self._eager(closure)
-        us = self.adds(fused, rest)
-        is_eager = self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < us and self._may_be_eager(closure)
-        return Priced(shape, work, predictions, choice, us, eager, is_eager)
+        is_eager = (self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < choice.us
+                    and self._may_be_eager(closure))
+        return Priced(shape, work, predictions, choice, choice.us, eager, is_eager)
 
     def _predict(self, name: str, work: Work) -> Prediction:
         if (name, work) not in self._predictions:

@@ -7,7 +7,7 @@ kernel of 2,048 programs of 4,096 points, and one that combines what they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Node
@@ -28,13 +28,16 @@ TILE_COLUMNS = 64  # columns of a program that reduces columns
 
 @dataclass(frozen=True)
 class Asked:
-    """A region whose work is asked for: its iteration space and members, what it reads and stores, all that it computes."""
+    """A region whose work is asked for: its iteration space and members, what it reads and stores, all that it computes.
+
+    Everything is in an order that is the same in every process: of equal tensors the first one decides.
+    """
 
     shape: Shape
     members: Sequence[Member]
     reads: Sequence[Read]
-    sources: set[Node]
-    outputs: frozenset[Node]
+    sources: Collection[Node]
+    outputs: Sequence[Node]
     closure: Sequence[Node]
 
 
@@ -64,7 +67,7 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     return Work(moved, flops, programs, kernel_class, 2 if kernel_class == "split" else 1, width, length, count)
 
 
-def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: set[Node]) -> int:
+def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> int:
     """Count the bytes that a row + column kernel holds: a row of what it reads, a running state per column reduction."""
     points = product(shape.axes)
     read = sum(t.dtype.itemsize for t in map(spaces.tensor, sources) if t.hint >= points)

@@ -334,6 +334,18 @@ def test_planning_takes_no_longer_where_a_value_is_read_by_many_ways() -> None:
     assert time.perf_counter() - start < 10
 
 
+def test_prices_do_not_depend_on_where_nodes_lie_in_memory() -> None:
+    """Two stores of equal size: which one tells whether rows are contiguous is not left to the order of a set."""
+    def write(g: graphs.Builder, x: Node, y: Node) -> tuple[Node, ...]:
+        both = g.op("aten.add.Tensor", x, g.op("aten.permute.default", y, [1, 0]))
+        other = g.op("aten.clone.default", g.op("aten.permute.default", both, [1, 0]), memory_format=torch.contiguous_format)
+        return both, other, g.op("aten.sum.dim_IntList", both, [1])
+
+    plans = [plan_of(write, torch.empty(70, 65), torch.empty(65, 70)) for _ in range(16)]  # all are kept: nothing is reused
+    assert len({tuple(region.decision.kernel_class for region in plan.regions) for plan in plans}) == 1
+    assert len({str(plan) for plan in plans}) == 1
+
+
 def layers(count: int) -> Any:
     """Norms, products, slices and sums on a residual stream, and a gradient that reads all of it."""
     def write(g: graphs.Builder, x: Node, w: Node) -> Node:
