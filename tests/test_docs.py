@@ -111,8 +111,8 @@ def test_files_that_the_architecture_names_exist() -> None:
 
 
 def test_names_that_the_architecture_quotes_exist() -> None:
-    """Functions, classes, fields and options, wherever they are in the package or in the tests."""
-    sources = (path for folder in ("dynafuse", "tests") for path in (ROOT / folder).rglob("*.py") if path != Path(__file__))
+    """Functions, classes, fields and options, wherever they are in the package, the tests or the benchmarks."""
+    sources = (path for folder in ("dynafuse", "tests", "bench") for path in (ROOT / folder).rglob("*.py") if path != Path(__file__))
     words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
     text = ARCHITECTURE.read_text(encoding="utf-8").split("## Files")[0]
     quoted = set(re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\)|=[^`]*)?`", text))

@@ -134,12 +134,6 @@ def in_use(work: Work, device: Device) -> float:
     return min(1.0, max(work.programs, 1) / max(device.programs_per_processor * device.processors, LEAST))
 
 
-def region_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
-    """Predict the device time of a fused region or of an eager op, microseconds."""
-    launch_us = device.constants[f"launch_us_{_priced_as(executor)}"]
-    return work_us(work, device, executor) + _launches(work, executor) * launch_us
-
-
 def _priced_as(executor: str) -> str:
     """Return the executor by whose constants one is priced: Triton, where no device is described for it."""
     named = executor_of(executor).priced_as

@@ -226,8 +226,3 @@ _register("aten.index_copy.default", Scatter("self", _source_points, _rows("sour
 _register("aten.index_fill.int_Scalar",
           Scatter("self", _filled_points, _rows("value", wraps=True), _always(Combine.STORE)), (), indexed_dim,
           _accepts_slices)
-
-
-def scatter_of(row: Row) -> Scatter | None:
-    """Return what an op scatters, by its row or the one behind it."""
-    return row.scatter or (None if row.otherwise is None else row.otherwise.scatter)

@@ -20,7 +20,6 @@ from dynafuse.cost.model import (
     meanwhile,
     objective,
     predict,
-    region_us,
 )
 
 # The shipped description, with prices of rows that these tests tell apart whatever is measured next.
@@ -51,6 +50,10 @@ predictions = st.builds(Prediction, times, times, st.floats(0, 100), times)
 
 def row(bytes_: int = 134 * MB, length: int = 4096, rows: int = 8192) -> Work:
     return Work(bytes_, 0.0, rows, "row", length=length)
+
+
+def region_us(work: Work, device: cost.Device, executor: str = "triton") -> float:
+    return predict(work, device, executor).device_us
 
 
 def all_of(work: Work, device: cost.Device = H200) -> dict[str, Prediction]:
@@ -102,7 +105,7 @@ def test_what_is_compiled_needs_no_compiling() -> None:
 
 def test_eager_ops_are_priced_as_pointwise_ones() -> None:
     work = Work(90 * MB, 0.0, 1 << 30, "pointwise")
-    assert cost.region_us(work, H200, "eager") == pytest.approx(90 / (4.28 * 0.9) + 2.0)
+    assert region_us(work, H200, "eager") == pytest.approx(90 / (4.28 * 0.9) + 2.0)
 
 
 def test_objective_by_hand() -> None:

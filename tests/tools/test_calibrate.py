@@ -15,7 +15,7 @@ from rich.console import Console
 from dynafuse.cost import calibration
 from dynafuse.cost import device as devices
 from dynafuse.cost.device import CLASSES, EXECUTORS, describe
-from dynafuse.cost.model import region_us
+from dynafuse.cost.model import predict
 from dynafuse.cost.products import Product, product_tflops
 from dynafuse.errors import DynafuseError
 from dynafuse.tools import calibrate, cli
@@ -63,7 +63,7 @@ class Clocks:
         elif not case.work.bytes:
             us = len(case.shapes) * self.truth.constants[f"launch_us_{case.executor}"]
         else:
-            us = region_us(case.work, self.truth, case.executor)
+            us = predict(case.work, self.truth, case.executor).device_us
         return us * self.noise()
 
     def host(self, run: Any, calls: int) -> float:
