@@ -43,6 +43,7 @@ LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded a
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
+UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
 MOST_SPLITS = 1024  # partial states of a row that the second kernel holds at a time
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
@@ -146,6 +147,7 @@ class _Rows:
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
+    is_scattered: bool  # whether lanes move most bytes along the row an element at a time
     is_mixed: bool  # whether many bytes are contiguous along the other one
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
 
@@ -187,6 +189,8 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
     along, across = (_contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
     reads = [access for access in probed.accesses if not access.is_store]
     lanes = "x" if across > along else "r"
+    vectors = {access: vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
+               if _varies(probed, access, reduced)}
     return _Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(_full_reads(spec, probed))),
@@ -198,8 +202,9 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
         stores_along=any(runs_along(store, reduced) for store in spec.stores),
         is_static=is_static,
         lanes=lanes,
-        vector=max((vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
-                    if _varies(probed, access, reduced)), default=1),
+        vector=max(vectors.values(), default=1),
+        is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) > (
+            sum(traffic(spec, probed, access) for access in vectors)),
         is_mixed=min(along, across) > MIXED * max(along, across),
         block=_even_block(spec, probed, order["r"]),
     )
@@ -373,8 +378,24 @@ def _columns(facts: _Rows) -> Iterator[Schedule]:
             (best, 2048, 1024, 1), (narrow, 512, 512, 1), (widths[-1], 1024, 512, 1)):
         r = _row_block(facts, tile, x)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
+        if stages == 1 and _can_be_ahead(facts) and _is_little_under_way(facts, x, r, warps):
+            stages = 3
         ahead = min(stages, _stages(x * r * facts.bytes_read, stages)) if facts.length > 4 * r else 1
         yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, ahead, lanes=facts.lanes)
+
+
+def _can_be_ahead(facts: _Rows) -> bool:
+    """Return whether columns may be copied ahead.
+
+    What is copied arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise.
+    """
+    return not (facts.is_mixed or facts.stores_along or facts.rows * facts.itemsize % COPIED)
+
+
+def _is_little_under_way(facts: _Rows, x: int, r: int, warps: int) -> bool:
+    """Return whether the tiles of all programs that run at a time are fewer bytes than keep the memory busy."""
+    programs = min(-(-facts.rows // x), RESIDENT_WARPS // warps)
+    return programs * x * r * facts.bytes_read < UNDER_WAY
 
 
 def _narrow_columns(facts: _Rows) -> Iterator[Schedule]:
@@ -393,9 +414,7 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
     if facts.is_mixed:
         widths = [min(32, power_of_two(facts.rows)), *widths]
     best = widths[0]
-    # What is copied ahead arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise.
-    is_alone = facts.is_mixed or facts.stores_along or facts.rows * facts.itemsize % COPIED or best > 2 * facts.rows
-    ahead = 1 if is_alone else 3
+    ahead = 3 if _can_be_ahead(facts) and best <= 2 * facts.rows else 1
     fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
     for x, tile, lanes, programs, stages in (
             (best, 2048, fewest, RESIDENT // 2, ahead), (best, 2048, most, RESIDENT // 2, 4 - ahead),
@@ -405,7 +424,7 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
         r = _row_block(facts, tile, x)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
         programs *= max(1, 4 // warps) if stages == 1 and lanes == 512 else 1
-        if facts.vector == 1:  # lanes that load an element at a time have little under way: it takes all that can run
+        if facts.is_scattered:  # lanes that move an element at a time have little under way: it takes all that can run
             programs = RESIDENT_WARPS // warps
         yield _split(facts, x, r, warps, programs, min(stages, _stages(x * r * facts.bytes_read, stages)))
 

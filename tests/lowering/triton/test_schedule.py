@@ -146,6 +146,22 @@ def test_columns_that_are_loaded_one_by_one_have_all_programs_that_can_run() -> 
     assert odd.splits * odd.warps > 2 * even.splits * even.warps
 
 
+@pytest.mark.parametrize(("images", "stages"), [(16, 3), (256, 1)])
+def test_columns_are_loaded_ahead_where_few_programs_run(images: int, stages: int) -> None:
+    assert scheduled(total(1), torch.empty(images, 196, 4096)).stages == stages
+
+
+def test_columns_that_are_also_stored_are_not_copied_ahead() -> None:
+    """Triton would read what was copied one by one."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        wave = g.op("aten.sin.default", x)
+        return [wave, g.op("aten.sum.dim_IntList", wave, [0])]
+
+    found = scheduled(write, torch.empty(1 << 16, 1024, dtype=BF16))
+    assert (found.kernel_class, found.stages) == ("split", 1)
+    assert scheduled(total(0), torch.empty(1 << 16, 1024, dtype=BF16)).stages == 3
+
+
 def test_columns_go_side_by_side() -> None:
     """Down the columns of a row-major matrix, a program takes neighbouring ones."""
     found = scheduled(total(0), torch.empty(100, 8192))
