@@ -2,7 +2,8 @@
 
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
 (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
-are corrected; ops that do nothing are removed; equal calls are merged; dead code is removed. A new step is a call in
+are corrected; ops that do nothing are removed; gathers move before what computes much more than they pick (``picks.py``);
+equal calls are merged; dead code is removed. A new step is a call in
 :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
@@ -23,6 +24,7 @@ from dynafuse.fx import arguments, is_view, makes_memory, shares_memory
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.duplicates import merge_duplicates
+from dynafuse.passes.picks import pick_early
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -43,6 +45,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     unbatch(module)
     settle_strides(module)
     remove_noops(module)
+    pick_early(module)
     if merge_equal:
         merge_duplicates(module.graph)
     module.graph.eliminate_dead_code()
