@@ -31,7 +31,7 @@ from dynafuse.partition.iteration_space import Place, Read, Spaces
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import NOTHING, Priced, Pricing
 
-BRIEF = 2  # launches that a region takes as long as if it may be joined with another for a launch less
+BRIEF = 2  # launches as long as which a region of one takes if it may be joined with another for a launch less
 NEARBY = 100  # nodes of the graph between two units that are joined for a launch less: none waits long for the other
 ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
 
@@ -235,13 +235,28 @@ class _Growth:
             here, there = [self.spaces.dims[candidate.first]], [self.spaces.dims[candidate.second]]
         if not self.spaces.unifier.unify_dims(here[0], there[0]):  # type: ignore[arg-type]
             return Refusal(RefusalKind.DIMENSIONS_DIFFER, a, b)
+        if not candidate.vertical:
+            self._line_up(candidate.first, candidate.second)
         return inlined
+
+    def _line_up(self, first: Node, second: Node) -> None:
+        """Unify dimensions of two units along which neither is known to run with the other, where their sizes are equal."""
+        left, right = self.spaces.dims[first], self.spaces.dims[second]
+        if len(left) != len(right):
+            return
+        known = [set(leaves(axis for dim in dims for axis in dim)) for dims in (left, right)]
+        for own, other in zip(left, right, strict=True):
+            if known[1].isdisjoint(leaves(own)) and known[0].isdisjoint(leaves(other)):
+                mark = self.spaces.unifier.mark()
+                if not self.spaces.unifier.unify(own, other):
+                    self.spaces.unifier.undo(mark)
 
     def _side_by_side(self, candidate: Candidate, first: Group, second: Group) -> Refusal | None:
         """Unify the axes of two units that share nothing but how many points they run over."""
         a, b = candidate.first, candidate.second
-        brief_us = BRIEF * self.device.constants[f"launch_us_{PREFERRED}"]
-        if any(group.priced is None or group.prediction.device_us > brief_us for group in (first, second)):
+        launch_us = self.device.constants[f"launch_us_{PREFERRED}"]
+        if any(group.priced is None or group.prediction.device_us > (BRIEF - 1 + group.priced.work.launches) * launch_us
+               for group in (first, second)):
             return Refusal(RefusalKind.DOES_NOT_PAY, a.name, b.name, "only a launch is saved")
         left, right = ([axis for dim in self.spaces.dims[unit] for axis in dim] for unit in (a, b))
         return None if self.spaces.unifier.unify(left, right) else Refusal(RefusalKind.DIMENSIONS_DIFFER, a.name, b.name)

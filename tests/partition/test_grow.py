@@ -132,6 +132,43 @@ def test_small_loops_over_equally_many_points_share_a_launch() -> None:
     assert len(plan_of(write, torch.empty(1 << 14, 1 << 12), torch.empty(1 << 14, 1 << 12)).regions) == 2
 
 
+def test_results_that_share_an_operand_along_a_dimension_run_along_the_others_together() -> None:
+    def write(g: graphs.Builder, x: Node, row: Node) -> list[Node]:
+        rows, columns = g.op("aten.unsqueeze.default", row, 1), g.op("aten.unsqueeze.default", row, 0)
+        return [g.op("aten.eq.Tensor", rows, columns), g.op("aten.le.Tensor", rows, columns)]
+
+    (region,) = plan_of(write, X, torch.empty(4096)).regions
+    assert [axis.size for axis in region.axes] == [4096, 4096]
+
+
+def test_readers_across_each_other_stay_apart_along_the_rest() -> None:
+    """The rows of one result are the columns of the other: no dimension is taken for the other one."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        across = g.op("aten.permute.default", x, [1, 0])
+        return [g.op("aten.sin.default", x), g.op("aten.cos.default", across)]
+
+    (region,) = plan_of(write, torch.empty(1024, 1024)).regions
+    assert sorted(map(tuple, region.dims.values())) == [((0,), (1,)), ((1,), (0,))]
+
+
+def test_sums_of_two_kernels_share_their_launches() -> None:
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        return [g.op("aten.sum.default", x), g.op("aten.sum.default", y)]
+
+    assert len(plan_of(write, torch.empty(1 << 14), torch.empty(1 << 14)).regions) == 1
+
+
+def test_a_softmax_of_long_slices_shares_a_region() -> None:
+    """A slice that is read along its rows is contiguous along them, so that its rows are not taken for columns."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        part = g.op("aten.slice.Tensor", x, 1, 0, 100_100)
+        most = g.op("aten.amax.default", part, [1], True)
+        return g.op("aten.sum.dim_IntList", g.op("aten.exp.default", g.op("aten.sub.Tensor", part, most)), [1])
+
+    (region,) = plan_of(write, torch.empty(2048, 100_104)).regions
+    assert [axis.size for axis in region.axes] == [2048, 100_100]
+
+
 def test_a_reshape_splits_axes() -> None:
     def write(g: graphs.Builder, x: Node) -> list[Node]:
         return [g.op("aten.sin.default", x), g.op("aten.cos.default", g.op("aten.view.default", x, [512, 4096]))]
