@@ -32,13 +32,13 @@ MOST_GATHERS = 4  # gathers that one may become
 def pick_early(module: GraphModule) -> None:
     """Move gathers of few elements before the pointwise ops that compute what they pick from, in place."""
     for node in list(module.graph.find_nodes(op="call_function", target=aten.gather.default)):
-        pending, made = [node], 1
-        while pending and made <= MOST_GATHERS:
+        pending, count = [node], 1
+        while pending and count <= MOST_GATHERS:
             gather = pending.pop()
             if _may_move(gather):
                 gathers = _moved(gather)
                 pending += gathers
-                made += len(gathers) - 1
+                count += len(gathers) - 1
     module.graph.eliminate_dead_code()
 
 
