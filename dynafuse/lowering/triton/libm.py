@@ -270,7 +270,7 @@ def minus_zero(dtype: tl.constexpr):
 
 @jit
 def reciprocal(x):
-    return libdevice.div_rn(tl.full([], 1.0, x.dtype), x)
+    return libdevice.rcp_rn(x)
 
 
 @jit
@@ -368,7 +368,7 @@ def right_shift(x, y):
 
 @jit
 def sigmoid(x):
-    return libdevice.div_rn(tl.full([], 1.0, x.dtype), 1 + libdevice.exp(-x))
+    return libdevice.rcp_rn(1 + libdevice.exp(-x))
 
 
 @jit
