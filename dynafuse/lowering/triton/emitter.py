@@ -22,7 +22,7 @@ from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
-from dynafuse.lowering.triton.propagation import argument, propagated
+from dynafuse.lowering.triton.propagation import argument, comparison, propagated
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.lowering.triton.scopes import PER_STEP
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
@@ -275,6 +275,10 @@ class Emitter(ControlFlow):
         expr = None if guard else propagated(call, exprs, self.spec.wide)
         if expr is not None:
             return self.index_value(expr)
+        operator = None if guard else comparison(call, exprs, self.spec.wide)
+        if operator is not None and tiles:
+            comment = f"%{position} {call.target}"
+            return self.define(f"{{0}} {operator} {{1}}", torch.bool, tiles, *exprs, comment=comment)
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
         text = escape(_expression_text(row, context, operands))

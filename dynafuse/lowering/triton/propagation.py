@@ -42,6 +42,15 @@ def propagated(call: Call, operands: Sequence[sympy.Expr | None], wide: bool) ->
     return expr if expr is not None and all(_is_small(limit, wide) for limit in limits(expr)) else None
 
 
+def comparison(call: Call, operands: Sequence[sympy.Expr | None], wide: bool) -> str | None:
+    """Return the operator by which an op compares two index expressions; None if it does not, or they might be too large."""
+    known = [operand for operand in operands if operand is not None]
+    if len(operands) != 2 or len(known) != 2 or all(operand.is_number for operand in known):
+        return None
+    are_small = all(_is_small(limit, wide) for operand in known for limit in limits(operand))
+    return COMPARISONS.get(op_name(call)) if are_small else None
+
+
 def _is_small(limit: sympy.Expr | None, wide: bool) -> bool:
     """Return whether index arithmetic can hold a limit: a number that is not large, or a sum of few sizes in 64 bits."""
     if limit is None:
@@ -88,6 +97,9 @@ def _floor_divide(value: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
 def _divides(value: sympy.Expr, divisor: sympy.Expr) -> bool:
     return bool(divisor.is_Integer and divisor > 0) and known_nonnegative(value)
 
+
+COMPARISONS: Mapping[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""The operators of ops that compare integers, by their names without the overload."""
 
 RULES: Mapping[str, Rule] = {
     "add": _add, "sub": _sub, "mul": _mul, "neg": _neg, "remainder": _remainder, "fmod": _remainder,

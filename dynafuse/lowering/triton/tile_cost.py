@@ -2,7 +2,11 @@
 
 Four things can bound a kernel: the bytes that it moves, the lines of memory that its loads and stores touch, the
 instructions that it issues, and the time from a load to its store where too few programs run side by side. The price is the
-longest of them and a share of the others.
+longest of them and a share of the others, but no less than it takes to start all programs.
+
+A line is touched once by each instruction of a warp in which one of its lanes needs it. Lanes that hold several points side
+by side, as many as the widest access moves at once, are as far apart in every other access: one that jumps touches a line
+per lane. Where a tile has many rows that lie far apart, lines that are returned to have left the cache.
 
 What varies along one tile dimension alone is computed once for all points along the other one. That is why a batch norm
 over ``[128, 384, 14, 14]``, whose square roots vary along the channels alone, is cheaper in tiles of several positions by

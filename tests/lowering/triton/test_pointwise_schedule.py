@@ -204,6 +204,22 @@ def test_what_is_computed_from_indices_alone_needs_no_check(function: Callable[.
     assert "device_assert" not in source and "int64" not in source
 
 
+@pytest.mark.parametrize("compare", [torch.lt, torch.le, torch.gt, torch.ge, torch.eq, torch.ne])
+def test_positions_are_compared_as_indices(compare: Callable[..., torch.Tensor]) -> None:
+    """In the 32 bits that offsets have, and with the same outcome."""
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = torch.arange(24)[:, None], torch.arange(40)
+        return torch.where(compare(rows, columns - 7) & compare(columns, 11), x, -1.0)
+
+    x = torch.randn(24, 40)
+    assert "int64" not in kernel_of(masked, x)
+    for bound in bounds_of(masked, x):
+        inputs = inputs_for(bound.spec, {}, CPU)
+        expected = eager(bound.spec, {}, CPU)([t.clone() for t in inputs])
+        found = runner(kernel(bound, choose_schedule(bound.code)), bound.spec, {}, CPU)(inputs)
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+
+
 def test_an_index_that_might_be_negative_is_checked() -> None:
     source = kernel_of(lambda x: x[torch.arange(28) - 3] * 2, torch.empty(28, 300))
     assert "tl.where" in source  # from the end
