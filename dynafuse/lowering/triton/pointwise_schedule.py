@@ -66,8 +66,18 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
     is_known = all(isinstance(axis.size, int) for axis in spec.axes)
     preference = PREFERENCE if is_known else PREFERENCE_UNKNOWN
     priced += [(preference * cost.price(schedule), schedule)
-               for order in _orders(cost, probed, accesses, base) for schedule in _tiles(cost, order)]
+               for order in _orders(cost, probed, accesses, base) if not _jumps_along(probed, order["x"])
+               for schedule in _tiles(cost, order)]
     return _cheapest_first(priced)
+
+
+def _jumps_along(probed: Probe, columns: tuple[int, ...]) -> bool:
+    """Return whether an access is at loaded indices that vary along columns.
+
+    Triton then knows no dimension of a tile along which memory is contiguous, and some versions let lanes walk its rows.
+    """
+    return any(not probed.axes_along(symbol).isdisjoint(columns)
+               for access in probed.accesses for symbol in access.offset.free_symbols if symbol not in probed.axes)
 
 
 def _cheapest_first(priced: Iterable[tuple[float, Schedule]]) -> list[Schedule]:

@@ -90,6 +90,10 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 }
 
 
+JUMPING = {"upsampled"}
+"""Cases that read at computed indices along their columns: Triton's layout of two dimensions may have lanes walk the rows."""
+
+
 def kernel(bound: CanonicalRegion, schedule: Schedule) -> Kernel:
     lowered = write_kernels(bound.code, schedule, False)
     return Kernel(bound.key, lowered.source, lowered.launches, lowered.workspaces, load(lowered, None), True)
@@ -110,7 +114,7 @@ def test_every_candidate_is_right(name: str) -> None:
                 assert mine.dtype is right.dtype
                 rounding = 1e-2 if mine.dtype is BF16 else 1e-5
                 torch.testing.assert_close(mine, right, rtol=rounding, atol=rounding, equal_nan=True, msg=str(schedule))
-    assert tiled
+    assert tiled is (name not in JUMPING)
 
 
 @pytest.mark.parametrize("name", CASES)
