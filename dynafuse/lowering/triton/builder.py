@@ -134,8 +134,9 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
         emitter.exact_tiles = PER_STEP.union(exact_tiles)
         if loop == "r":
             emitter.tile_of.update((emitter.axes[axis], PER_STEP) for axis in builder.even_axes("r"))
-    if loop is None and not builder.spec.reductions:
-        counts = values_per_tile(builder.spec, schedule.order, schedule.block)
+    if tile_of is None and (loop == "r" or not builder.spec.reductions):  # elsewhere a branch might hold a reduction
+        order = {"x": schedule.order["x"]} if loop == "r" else schedule.order
+        counts = values_per_tile(builder.spec, order, schedule.block)
         emitter.values_per_tile = {emitter.axes[axis]: count for axis, count in counts}
     return emitter
 

@@ -10,12 +10,12 @@ Worked example: in blocks of 1024 elements of ``cat([x, y])`` over ``[2048, 128]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sympy
 import torch
 
-from dynafuse.lowering.triton.scopes import Line, Scope, Scopes
+from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope, Scopes
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Value
 from dynafuse.ops.indexing_math import known_nonnegative, limits
@@ -33,6 +33,7 @@ class ControlFlow(Scopes):
     def __init__(self, loop: str | None = None) -> None:
         super().__init__(loop)
         self.tile_of: dict[sympy.Symbol, frozenset[str]] = {}  # the tile dimensions that an index symbol varies along
+        self.tile_dims: Mapping[str, int] = {}  # which dimension of a tile that has two each tile dimension is
         # How many values of an axis a tile holds, for axes of which every tile begins at a multiple of that many.
         self.values_per_tile: dict[sympy.Symbol, int] = {}
         self.has_asserts = False  # whether the kernel checks something on the device
@@ -108,8 +109,10 @@ class ControlFlow(Scopes):
             return if_true()
         if condition.name == "False":
             return if_false(self._dtype_of(if_true))
-        if condition.name in self._uniform_conditions:
-            return self._branch_on(condition, if_true, if_false)
+        if condition.name in self._uniform_conditions and (self.loop is None or self.open_loop_scope is not None):
+            chosen = self._branch_on(condition, if_true, if_false)
+            if chosen is not None:
+                return chosen
         left = self._under_mask(condition, if_true)
         right = self._under_mask(self._negate(condition), lambda: if_false(left.dtype))
         if left.name == right.name:
@@ -153,15 +156,22 @@ class ControlFlow(Scopes):
                 return self.compare(left, OPPOSITES[op], right)
         return self.expression("{0} == 0", torch.bool, condition)
 
-    def _branch_on(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]) -> Value:
-        """Return the value of an ``if`` that a program evaluates once for its whole tile; the other side is not computed."""
+    def _branch_on(
+        self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]
+    ) -> Value | None:
+        """Return the value of an ``if`` that a program evaluates once for its whole tile; the other side is not computed.
+
+        None in a loop that neither side varies along: then it is better computed before the loop.
+        """
         line, comparison = self._uniform_conditions[condition.name], self.comparisons.get(condition.name)
         opposite = None
         if comparison and comparison[1] in OPPOSITES:
             opposite = (comparison[0], OPPOSITES[comparison[1]], comparison[2])
         true_scope, left = self._in_branch(Line(f"if {line.text}:", line.exprs), if_true, comparison)
         false_scope, right = self._in_branch(Line("else:"), lambda: if_false(left.dtype), opposite)
-        chosen = Value(self.new_name(), left.dtype, self._all_tiles)
+        if self.loop is not None and self.loop not in left.tiles | right.tiles:
+            return None
+        chosen = Value(self.new_name(), left.dtype, self._all_tiles - PER_STEP)
         for scope, value in ((true_scope, left), (false_scope, right)):
             scope.lines.append(Line(f"{chosen.name} = {self._broadcast_text(value, left.dtype)}"))
         self.scope(chosen.tiles).lines.extend((true_scope, false_scope))
@@ -184,10 +194,11 @@ class ControlFlow(Scopes):
 
     def _broadcast_text(self, value: Value, dtype: torch.dtype) -> str:
         """Return the text of a value in the shape of the whole tile."""
-        shape = "[" + ", ".join(f"{tile.upper()}BLOCK" for tile in sorted(self._all_tiles, reverse=True)) + "]"
+        tiles = sorted(self._all_tiles - PER_STEP, key=lambda tile: self.tile_dims.get(tile, 0))
+        shape = "[" + ", ".join(f"{tile.upper()}BLOCK" for tile in tiles) + "]"
         if is_literal(value):
             return f"tl.full({shape}, {value}, {triton_type(opmath(dtype))})"
-        return value.name if value.tiles == self._all_tiles else f"tl.broadcast_to({value}, {shape})"
+        return value.name if value.tiles >= set(tiles) else f"tl.broadcast_to({value}, {shape})"
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
         """Return the value of a Triton expression over operands, which are ``{0}``, ``{1}`` … in ``text``."""

@@ -9,7 +9,7 @@ at ``(j, i)``; the lines are ``v0 = tl.load(in0 + (8*i + j))``, ``v1 = tl.load(i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,6 @@ class Emitter(ControlFlow):
         self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
         self.unit_tiles = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: a single point
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
-        self.tile_dims: Mapping[str, int] = {}  # which dimension of a tile that has two each tile dimension is
         self.accesses: list[Access] = []
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
         self.reduced: dict[int, Value] = {}  # the results of reductions, by op

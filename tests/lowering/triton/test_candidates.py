@@ -42,6 +42,12 @@ def shifted_sum(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     return ((x - shift).exp() / 2).sum()
 
 
+def joined(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """What is computed of two tensors that lie side by side, and its sum over all but the channels."""
+    both = torch.cat([x.sigmoid() * y, x - y.exp()], 1)
+    return both, both.sum([0, 2])
+
+
 def norm_backward(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> Any:
     return torch.func.vjp(lambda x, w: F.layer_norm(x, [x.shape[-1]], w), x, weight)[1](grad)
 
@@ -57,6 +63,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "infinite_variance": (lambda x: torch.var(x, [0, 2, 3]), (channels_last(special(random(6, 40, 20, 20)[0])[None].repeat(6, 1, 1, 1)),)),
     "mean_of_channels": (lambda x: x.relu().mean([2, 3]), (channels_last(random(3, 70, 7, 7, dtype=BF16)),)),
     "mean_of_planes": (lambda x, w: (x * w[:, None, None]).mean([2, 3]), (random(3, 70, 7, 7), random(70))),
+    "channels_of_two": (joined, (random(3, 4, 3001), random(3, 4, 3001))),
+    "columns_of_two": (lambda x, y: torch.cat([x.sin(), x * y], 1).sum(0), (random(40, 128), random(40, 128))),
+    "scale_of_two": (lambda x, a, b: (x * torch.cat([a, b])[:, None]).sum(1), (random(8, 3001), random(4), random(4))),
     "both_orders": (lambda x, y: (x * y).sum([0, 2, 3]), (random(4, 36, 28, 28), channels_last(random(4, 36, 28, 28)))),
     "gated_channels": (lambda x, g: ((x * g).sum([0, 2, 3]), x * g), (channels_last(random(6, 24, 20, 20)), random(6, 24, 1, 1))),
     "whole": (shifted_sum, (random(200, 512), random(200, 1))),
