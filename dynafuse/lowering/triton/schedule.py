@@ -44,7 +44,7 @@ SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less tha
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
-MOST_SPLITS = 1024  # partial states of a row that the second kernel holds at a time
+MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
@@ -325,8 +325,10 @@ def _split_rows(facts: _Rows) -> Iterator[Schedule]:
             (1024, 1024, 2 * RESIDENT), (4096, 512, RESIDENT), (size, lanes, RESIDENT // 2), (2048, 512, RESIDENT)):
         r = min(tile, largest, power_of_two(facts.length))
         # Rows of which there cannot be enough programs have more warps in each.
-        fewest = 4 * RESIDENT // (facts.rows * MOST_SPLITS) if facts.length >= r * MOST_SPLITS else 1
+        fewest = RESIDENT_WARPS // (facts.rows * MOST_SPLITS) if facts.length >= r * MOST_SPLITS else 1
         warps = clamp(max(r // elements, fewest), 1, min(16, r // 32))
+        if fewest > r // elements:
+            programs = RESIDENT_WARPS // warps
         yield _split(facts, 1, r, warps, max(min(4 * programs // warps, 4 * RESIDENT), programs))
 
 
