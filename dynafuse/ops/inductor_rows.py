@@ -52,8 +52,9 @@ POOLING_GRADIENTS = frozenset(overloads("aten.avg_pool2d_backward.default"))
 
 
 INEXACT = frozenset(overloads(
-    "aten.acosh.default prims.acosh.default aten.asinh.default prims.asinh.default aten.atanh.default prims.atanh.default"))
-"""Ops whose formulas in C++ overflow, or lose the sign of a zero, with some version of torch."""
+    "aten.acosh.default prims.acosh.default aten.asinh.default prims.asinh.default aten.atanh.default prims.atanh.default "
+    "aten.logit_backward.default"))
+"""Ops whose formulas in C++ overflow, or lose a NaN or the sign of a zero, with some version of torch."""
 
 
 def refusal(row: Row, call: Call) -> str:
@@ -67,7 +68,7 @@ def refusal(row: Row, call: Call) -> str:
     if row.target in DIVISIONS and not call.dtype.is_floating_point and not _is_nonzero(tuple(call.args.values())[1]):
         return "integers divided by what may be 0: eager raises, C++ ends the process"
     if row.target in INEXACT:
-        return f"Inductor's {row.target} overflows, or loses signs of zeros"
+        return f"Inductor's {row.target} overflows, or loses NaN or signs of zeros"
     if row.target in POOLING_GRADIENTS and call["ceil_mode"] and call["count_include_pad"] and not call["divisor_override"]:
         return "Inductor divides the gradients of windows that ceil_mode cuts off by the size of whole windows"
     return f"Inductor has no {row.target}" if row.target in MISSING else ""

@@ -509,8 +509,8 @@ _row("aten.logit_backward.default",
 def _logit_backward(context: Context, grad: str, value: str, eps: float | None) -> str:
     slope = f"lm.div({grad}, {value} * (1 - {value}))"
     low, high, outside = (0.0, 1.0, 'float("nan")') if eps is None else (eps, 1.0 - eps, "0.0")
-    inside = f"({value} >= {literal(low, context.dtype)}) & ({value} <= {literal(high, context.dtype)})"
-    return f"tl.where({inside}, {slope}, {outside})"
+    is_outside = f"({value} < {literal(low, context.dtype)}) | ({value} > {literal(high, context.dtype)})"  # not of NaN
+    return f"tl.where({is_outside}, {outside}, {slope})"
 
 
 # Copies and casts -----------------------------------------------------------------------------------------------------

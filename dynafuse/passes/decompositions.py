@@ -24,6 +24,7 @@ WHOLE = {
     aten.index_copy: "negative indices are out of range in eager; in the decomposition they are not",
     aten.index_fill: "made of index_copy, which takes no negative indices",
     aten.index_select: "negative indices are out of range in eager; in the decomposition they are not",
+    aten.logit_backward: "NaN where the input is NaN; 0 in the decomposition",
     aten.max_pool2d_with_indices: "one kernel of eager's makes both results; decomposed only where kernels do so too",
     aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
     aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",

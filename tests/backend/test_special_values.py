@@ -55,6 +55,7 @@ LITERALS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 EXACT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "slope of logit": lambda x, y: torch.ops.aten.logit_backward(y, x, 0.25),
     "copysign": torch.copysign, "sign": lambda x, y: torch.sign(x), "abs": lambda x, y: x.abs(),
     "round": lambda x, y: torch.round(x * 0.25), "ceil": lambda x, y: torch.ceil(x * 0.25),
     "trunc": lambda x, y: torch.trunc(x * 0.25), "floor": lambda x, y: torch.floor(x * 0.25),
