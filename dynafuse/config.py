@@ -68,7 +68,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """Which values are valid, in words."""
+        """Return which values are valid, in words."""
         parts = [self.kind.expected]
         if self._names:
             parts.append(f"out of {', '.join(self._names)}")
@@ -78,18 +78,18 @@ class Option:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The names that are valid; none where any value is."""
+        """Return the names that are valid; none where any value is."""
         return self.choices() if callable(self.choices) else self.choices or ()
 
     def from_text(self, text: str) -> object:
-        """The value that the environment variable's text stands for."""
+        """Return the value that the environment variable's text stands for."""
         try:
             return self._checked(self.kind.parse(text))
         except ValueError:
             raise OptionError.ill_typed(f"environment variable {self.env}", text, self.expected) from None
 
     def from_value(self, value: object) -> object:
-        """The value as given in `options`, checked and in its stored type."""
+        """Return the value as given in `options`, checked and in its stored type."""
         if value is None and self.default is None:
             return None
         try:
@@ -130,7 +130,7 @@ def _check_path(value: str | os.PathLike[str]) -> Path:
 
 
 def _check_executors(value: Any) -> tuple[str, ...]:
-    """Names in the order given, once each; eager is always allowed, so it is added last when it is missing."""
+    """Return names in the order given, once each; eager is always allowed, so it is added last when it is missing."""
     given = value.split(",") if isinstance(value, str) else value
     _require(isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given))
     return tuple(dict.fromkeys([*(name.strip() for name in given), EAGER]))
@@ -157,7 +157,7 @@ def _check_costs(value: Any) -> dict[str, float]:
 
 
 def _parse_force(text: str) -> object:
-    """``"model.*.mlp=triton, head=eager?"`` as a dict."""
+    """Parse ``"model.*.mlp=triton, head=eager?"`` into a dict."""
     entries = [entry.partition("=") for entry in text.split(",")]
     for pattern, equals, _ in entries:
         if not equals:
@@ -444,7 +444,7 @@ def resolve(
     options: Mapping[str, object] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
-    """The options in force: `options` over the environment over `mode` over the defaults.
+    """Return the options in force: `options` over the environment over `mode` over the defaults.
 
     Raises OptionError for an unknown mode, option or `DYNAFUSE_` variable, and for a value of the wrong type or range.
     An empty variable counts as not set.
@@ -460,7 +460,7 @@ def resolve(
 
 
 def describe() -> str:
-    """All options and environment variables as a Markdown table."""
+    """Return all options and environment variables as a Markdown table."""
     head = ["| option | environment | default | values | in key | meaning |", "|---|---|---|---|---|---|"]
     rows = [_row(option) for option in OPTIONS]
     rows += [f"| | `{name}` | | | | {doc} |" for name, doc in RESERVED.items()]

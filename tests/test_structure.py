@@ -46,14 +46,7 @@ VERBS = frozenset(re.findall(r"\w+", """
 SAYS_NOTHING = frozenset({"found", "made", "one", "there", "kept", "among"})
 """Names that say how a value came about, not what it holds."""
 
-UNDER_REVISION = frozenset(map(Path, (
-    "config.py", "lowering/triton/binary.py", "lowering/triton/compiler.py", "lowering/triton/launch.py",
-    "lowering/triton/pool.py", "lowering/triton/tile_cost.py", "partition/grow.py", "runtime/observers.py",
-    "runtime/setting.py")))
-"""Files that keep their words until work on them is done."""
-
 every_source = pytest.mark.parametrize("source", SOURCES, ids=str)
-every_settled_source = pytest.mark.parametrize("source", [path for path in SOURCES if path not in UNDER_REVISION], ids=str)
 
 
 def part_of(source: Path) -> str:
@@ -169,13 +162,13 @@ def functions_of(source: Path) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree_of(source)) if isinstance(node, ast.FunctionDef)]
 
 
-@every_settled_source
+@every_source
 def test_docstrings_start_with_a_verb(source: Path) -> None:
     documented = {f"{function.name}:{function.lineno}": text for function in functions_of(source) if (text := ast.get_docstring(function))}
     assert {name: text for name, text in documented.items() if text.split()[0].rstrip(",:;.") not in VERBS} == {}
 
 
-@every_settled_source
+@every_source
 def test_locals_are_named_for_what_they_hold(source: Path) -> None:
     """Attributes are not asked: they are read with what they belong to, as in ``graph.kept``."""
     names = {node.arg if isinstance(node, ast.arg) else node.id

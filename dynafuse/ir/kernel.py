@@ -47,5 +47,5 @@ class Lowered:
     source: str
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
-    kernel_class: str = ""  # of the schedule; that of a Decision is the cost model's
+    schedule_class: str = ""
     notes: tuple[str, ...] = field(default=())

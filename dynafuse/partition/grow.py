@@ -48,7 +48,7 @@ class Group:
 
     @property
     def prediction(self) -> Prediction:
-        """What the region costs; nothing yet if it has no kernel."""
+        """Return what the region costs; nothing yet if it has no kernel."""
         return self.priced.prediction if self.priced else NOTHING
 
 
@@ -65,7 +65,7 @@ class Candidate:
 
 def partition(annotated: Annotated, device: Device, executors: Executors | None = None, *, captured: bool = False,
               recompute: bool = True, max_ops: int = 200) -> Plan:
-    """The plan for a graph on a device: regions, eager calls and views in an order that respects every dependency.
+    """Return the plan for a graph on a device: regions, eager calls and views in an order that respects every dependency.
 
     Without ``executors`` regions run on Triton; ``captured`` says that the graph will be replayed as a CUDA graph.
     """
@@ -113,7 +113,7 @@ class _Growth:
     # ------------------------------------------------------------------ what to try
 
     def _readers(self) -> dict[Node, set[Node]]:
-        """Per tensor in memory or to be: the units, eager nodes and outputs that read it."""
+        """Return per tensor in memory or to be the units, eager nodes and outputs that read it."""
         readers: dict[Node, set[Node]] = {}
         for unit, reads in self.reads.items():
             for read in reads:
@@ -150,7 +150,7 @@ class _Growth:
         return units.values()
 
     def _readers_of_views(self) -> dict[Node, list[Node]]:
-        """Per view that shows a part of a tensor: the units that read it along whole axes of it, in order."""
+        """Return per view that shows a part of a tensor the units that read it along whole axes of it, in order."""
         readers: dict[Node, dict[Node, None]] = {}
         for unit, reads in self.reads.items():
             for read in reads:
@@ -222,18 +222,18 @@ class _Growth:
             return self._inline(candidate, first, inlined)
         if candidate.tensor is None:
             return self._side_by_side(candidate, first, second) or inlined
-        there = self._reads_along(candidate.second, candidate.tensor)
+        places_of_second = self._reads_along(candidate.second, candidate.tensor)
         if candidate.vertical:
-            here: Sequence[AxisDims | None] = [self.spaces.out_dims(candidate.first)]
+            places_of_first: Sequence[AxisDims | None] = [self.spaces.out_dims(candidate.first)]
         else:
-            here = self._reads_along(candidate.first, candidate.tensor)
-        if any(dims is None for dims in (*here, *there)):
+            places_of_first = self._reads_along(candidate.first, candidate.tensor)
+        if any(dims is None for dims in (*places_of_first, *places_of_second)):
             if candidate.vertical:
                 return self._inline(candidate, first, inlined)
             if not self._same_elements(candidate):
                 return Refusal(RefusalKind.DIFFERENT_PLACES, a, b)
-            here, there = [self.spaces.dims[candidate.first]], [self.spaces.dims[candidate.second]]
-        if not self.spaces.unifier.unify_dims(here[0], there[0]):  # type: ignore[arg-type]
+            places_of_first, places_of_second = [self.spaces.dims[candidate.first]], [self.spaces.dims[candidate.second]]
+        if not self.spaces.unifier.unify_dims(places_of_first[0], places_of_second[0]):  # type: ignore[arg-type]
             return Refusal(RefusalKind.DIMENSIONS_DIFFER, a, b)
         if not candidate.vertical:
             self._line_up(candidate.first, candidate.second)
@@ -266,7 +266,7 @@ class _Growth:
         return [read.along(tensor) for read in self.reads[unit] if tensor in (read.source, read.view)]
 
     def _same_elements(self, candidate: Candidate) -> bool:
-        """Whether two units read the same elements of a tensor if they run along the same axes."""
+        """Return whether two units read the same elements of a tensor if they run along the same axes."""
         first, second = ({read.elements_at for read in self.reads[unit] if candidate.tensor in (read.source, read.view)}
                          for unit in (candidate.first, candidate.second))
         return first == second and None not in first
@@ -286,7 +286,7 @@ class _Growth:
         return inlined | frozenset(first.nodes)
 
     def _write_conflict(self, nodes: Sequence[Node], reads: Sequence[Read]) -> str:
-        """A tensor that the region overwrites and also reads elsewhere than where it writes."""
+        """Return a tensor that the region overwrites and also reads elsewhere than where it writes."""
         for node in nodes:
             if node.target is not COPIES_INTO:
                 continue
@@ -299,7 +299,7 @@ class _Growth:
         return ""
 
     def _scattered(self, nodes: Sequence[Node]) -> Node | None:
-        """A value that would be read before it is complete: a scatter's base, or its result.
+        """Return a value that would be read before it is complete: a scatter's base, or its result.
 
         Scatters that add one after the other to the same base are one kernel's: the order of sums does not matter.
         """
@@ -315,7 +315,7 @@ class _Growth:
         return None
 
     def _read_elsewhere(self, nodes: Sequence[Node], inlined: frozenset[Node]) -> Node | None:
-        """A value that one kernel knows only along its own axes, and that the region also reads at another index.
+        """Return a value that one kernel knows only along its own axes, and that the region also reads at another index.
 
         Such are readers of a tensor that the region overwrites, and what is computed from them. What is computed from a
         reduction of rows is known in its row, wherever along it.
@@ -345,25 +345,25 @@ class _Growth:
         stack = [(read.source, read.place) for read in self.reads[node]]
         if not any(source in inlined for source, _ in stack):
             return stack
-        found: dict[tuple[Node, Place], None] = {}
+        reached: dict[tuple[Node, Place], None] = {}
         while stack:
-            source, there = stack.pop()
-            if (source, there) in found:  # by another way, of which there may be exponentially many
+            source, at = stack.pop()
+            if (source, at) in reached:  # by another way, of which at may be exponentially many
                 continue
-            found[source, there] = None
+            reached[source, at] = None
             if source in inlined:
                 own = [leaves(dim) for dim in self.spaces.dims[source]]
-                stack += [(read.source, tuple(_moved(axes, own, there) for axes in read.place))
+                stack += [(read.source, tuple(_moved(axes, own, at) for axes in read.place))
                           for read in self.reads[source]]
-        return found
+        return reached
 
     def _is_known(self, source: Node, place: Place, row: frozenset[object]) -> bool:
-        """Whether a unit is read along the very axes that it is computed along, but for those of ``row``."""
+        """Return whether a unit is read along the very axes that it is computed along, but for those of ``row``."""
         return all(set(own) <= row or (axes is not None and leaves(axes) == own)
                    for axes, own in zip(place, map(leaves, self.spaces.out_dims(source)), strict=True))
 
     def _standing(self) -> tuple[Refusal, ...]:
-        """Why pairs are apart that could share memory traffic: of each, the refusal of what would have saved the most."""
+        """Return why pairs are apart that could share memory traffic: of each the refusal of what would have saved most."""
         pairs: dict[tuple[Node, Node], Refusal] = {}
         for candidate, refusal in self.refusals.items():  # by falling saving
             if candidate.tensor is not None and self.group[candidate.first] is not self.group[candidate.second]:
@@ -392,7 +392,7 @@ class _Growth:
     # ------------------------------------------------------------------ the result
 
     def _region(self, name: str, group: Group) -> Region:
-        """The frozen form of a group, with the views and cheap nodes that it computes for itself."""
+        """Return the frozen form of a group, with the views and cheap nodes that it computes for itself."""
         priced = group.priced
         assert priced is not None
         shape = priced.shape
@@ -414,7 +414,7 @@ class _Growth:
                       tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))), tuple(group.merges))
 
     def _base_of_chain(self, scatter: Node, inside: frozenset[Node]) -> Node:
-        """What a scatter writes into, and those before it in its region."""
+        """Return what a scatter writes into, and those before it in its region."""
         base = self.spaces.facts[scatter].scatters_into
         assert base is not None
         return self._base_of_chain(base, inside) if base in inside else base
@@ -427,11 +427,11 @@ def _moved(axes: Axes | None, own: Sequence[Sequence[object]], place: Place) -> 
     """Return the axes of a read by a unit that is itself computed at ``place``; None where they are not whole dimensions."""
     if not axes:
         return axes
-    return next((there for dim, there in zip(own, place, strict=True) if dim == leaves(axes)), None)
+    return next((at for dim, at in zip(own, place, strict=True) if dim == leaves(axes)), None)
 
 
 def _pays(together: Priced, apart_us: float, first: Priced, second: Priced) -> bool:
-    """Whether a kernel is better than what there is of its parts. Parts that run eager may come together for a third one."""
+    """Return whether a kernel is better than what there is of its parts. Eager parts may come together for a third one."""
     if together.is_eager:
         return first.is_eager and second.is_eager and together.us < first.us + second.us
     return together.us < apart_us
@@ -451,14 +451,14 @@ def _between(a: str, b: str, refusal: Refusal) -> Refusal:
 
 
 def _decided(priced: Priced, device: Device) -> Decision:
-    """The choice with its numbers, and for each executor that lost the constant that would have made it win."""
+    """Return the choice with its numbers, and for each executor that lost the constant that would have made it win."""
     choice = priced.choice
     won = priced.fused
     options = []
-    for name, one in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
+    for name, prediction in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
         flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None
         constant = f"efficiency_{name}_{priced.work.kernel_class}"
         override = Override(constant, round(flip, 2)) if flip is not None else None
-        options.append(Option(name, one.device_us, one.host_us, override))
+        options.append(Option(name, prediction.device_us, prediction.host_us, override))
     eager = Option(EAGER, priced.eager.device_us, priced.eager.host_us)
     return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class, error=choice.error, eager=eager)

@@ -34,12 +34,12 @@ class Compiled:
 
     @property
     def plan(self) -> Plan:
-        """The plan, without canonical forms."""
+        """Return the plan, without canonical forms."""
         return self.regions.plan
 
     @property
     def bounds(self) -> dict[str, CanonicalRegion]:
-        """The regions in canonical form, by name."""
+        """Return the regions in canonical form, by name."""
         return self.regions.by_name
 
 

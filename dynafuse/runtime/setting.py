@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def compilation(self) -> Compilation:
-        """What kernels are compiled for: the capability and the options."""
+        """Return what kernels are compiled for: the capability and the options."""
         return Compilation(self.capability, self.config, self.guard)
 
 

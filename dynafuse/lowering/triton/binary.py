@@ -39,7 +39,7 @@ class Signature:
 
     @classmethod
     def of(cls, launch: Launch) -> Signature:
-        """The signature of a launch, as compiling made it."""
+        """Return the signature of a launch, as compiling made it."""
         arguments = len(launch.signature)
         signature = dict(launch.signature) | {name: "constexpr" for name, _ in launch.constants}
         positions = ((arguments + k,) for k in range(len(launch.constants)))
@@ -53,7 +53,7 @@ def compile_all(source: str, launches: Sequence[Launch], capability: int) -> lis
 
 
 def taken(compiled: Any) -> tuple[dict[str, Any], bytes]:
-    """Metadata and binary of a compiled kernel. Raises ValueError for one that has no such binary."""
+    """Return metadata and binary of a compiled kernel. Raises ValueError for one that has no such binary."""
     binary = compiled.asm.get(BINARY)
     if not isinstance(binary, bytes) or not binary.startswith(ELF):
         raise ValueError(f"{compiled.name} has no {BINARY}")
@@ -64,7 +64,7 @@ def taken(compiled: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capability: int) -> Any:
-    """The compiled kernel of what :func:`taken` returned. Raises ValueError if it is another kernel's."""
+    """Return the compiled kernel of what :func:`taken` returned. Raises ValueError if it is another kernel's."""
     from triton.compiler import CompiledKernel
 
     wanted = launch.entry, launch.warps, capability
@@ -79,14 +79,14 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
 
 def restored_all(launches: Sequence[Launch], binaries: Iterable[tuple[Mapping[str, Any], bytes]],
                  capability: int) -> tuple[Any, ...]:
-    """The compiled kernels of some launches, each of what :func:`taken` returned. Raises what :func:`restored` does."""
+    """Return the compiled kernels of launches, each of what :func:`taken` returned. Raises what :func:`restored` does."""
     pairs = zip(launches, binaries, strict=True)
     return tuple(restored(launch, metadata, binary, capability) for launch, (metadata, binary) in pairs)
 
 
 @cache
 def fingerprint(capability: int) -> str:
-    """Of all beside the source that changes a binary: Triton, its settings and ptxas."""
+    """Return a digest of all beside the source that changes a binary: Triton, its settings and ptxas."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend

@@ -232,7 +232,7 @@ def _size_type(spec: Spec) -> str:
 
 def _docstring(builder: KernelBuilder, suffix: str) -> str:
     """Return a kernel's docstring: its class, or what it is for, and the ops of the region."""
-    purpose = {"": builder.schedule.kernel_class, "_combine": "combines the partial states of the kernel above"}[suffix]
+    purpose = {"": builder.schedule.schedule_class, "_combine": "combines the partial states of the kernel above"}[suffix]
     return f"{purpose}: {' '.join(op.target.split('.')[1] for op in builder.spec.ops)}"[:110]
 
 

@@ -14,21 +14,21 @@ from dynafuse.ir import Launch, Lowered
 
 
 def module_of(source: str) -> Any:
-    """The module of a source text, written to torch's code cache so that tracebacks and debuggers show it."""
+    """Return the module of a source text, written to torch's code cache so that tracebacks and debuggers show it."""
     from torch._inductor.codecache import PyCodeCache
 
     return PyCodeCache.load(source)
 
 
 def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter."""
+    """Return whether Triton runs kernels in its interpreter."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)
 
 
 def gpu_target(capability: int) -> Any:
-    """What Triton is to compile for, with the ptxas that torch brings along, if it does: torch's workers take that one."""
+    """Return what Triton is to compile for, with the ptxas that torch brings along, which its workers take."""
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
     from triton.backends.compiler import GPUTarget
 
@@ -56,7 +56,7 @@ def compile_launch(source: str, launch: Launch, capability: int) -> Any:
 
 
 def load(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
-    """What can be launched: compiled kernels for a capability, or (None) the interpreter's functions."""
+    """Return what can be launched: compiled kernels for a capability, or (None) the interpreter's functions."""
     if capability is None:
         module = module_of(lowered.source)
         return tuple(getattr(module, launch.entry) for launch in lowered.launches)

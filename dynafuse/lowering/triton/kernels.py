@@ -67,13 +67,13 @@ UNNAMED_OPS = frozenset({
 def write_kernels(spec: Spec, schedule: Schedule, round_like_eager: bool) -> Lowered:
     """Return the kernels of a spec under a schedule."""
     builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule), round_like_eager)
-    CLASSES[schedule.kernel_class](builder)
+    CLASSES[schedule.schedule_class](builder)
     source = HEADER + "".join(f"\n\n{text}" for text in builder.sources)
-    return Lowered(source, tuple(builder.launches), tuple(builder.workspaces), schedule.kernel_class)
+    return Lowered(source, tuple(builder.launches), tuple(builder.workspaces), schedule.schedule_class)
 
 
 def _kernel_name(spec: Spec, schedule: Schedule) -> str:
     """Return a kernel's name, of its class and its ops."""
     ops = [op.target.split(".")[1] for op in spec.ops]
     named_ops = list(dict.fromkeys(op for op in ops if op not in UNNAMED_OPS)) or ops
-    return f"dynafuse_{schedule.kernel_class}_{'_'.join(named_ops)}"[:60].rstrip("_")
+    return f"dynafuse_{schedule.schedule_class}_{'_'.join(named_ops)}"[:60].rstrip("_")

@@ -43,7 +43,7 @@ class Kernel:
     _loaded: dict[Any, tuple[Launcher, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def bound(self, device: int | None, places: Places = NOWHERE) -> tuple[Launcher, ...]:
-        """One callable ``(stream, x, y, z, *arguments)`` per launch, on a CUDA device or (None) in the interpreter."""
+        """Return a callable ``(stream, x, y, z, *arguments)`` per launch, on a CUDA device or (None) in the interpreter."""
         pairs = list(zip(self.compiled, self.launches, strict=True))
         if self.interpreted or device is None:
             return tuple(_interpreted(function, launch, places) for function, launch in pairs)
@@ -55,7 +55,7 @@ class Kernel:
 
 
 def located(binary: bytes, places: Places) -> bytes:
-    """A binary whose asserts name the user's lines, in the room that is left for them."""
+    """Return a binary whose asserts name the user's lines, in the room that is left for them."""
     def filled(match: re.Match[bytes]) -> bytes:
         place = places.get(match[2].decode(), "").encode()
         told = b", at " + place[-(PLACE_WIDTH - 5):] if place else b""
@@ -72,7 +72,7 @@ def _native(compiled: Any, launch: Launch, device: int, places: Places) -> Launc
 
 
 def _static(compiled: Any, launch: Launch, device: int, places: Places, unused: int) -> Launcher:
-    """By torch's launcher. ``unused`` are the trailing parameters of the binary that nothing is passed for."""
+    """Return a launch by torch's launcher. ``unused``: trailing parameters of the binary that nothing is passed for."""
     api: Any = torch._C._StaticCudaLauncher
     run, shared, warps = api._launch_kernel, compiled.metadata.shared, launch.warps
     with tempfile.TemporaryDirectory(prefix="dynafuse-") as folder:
@@ -89,7 +89,7 @@ def _static(compiled: Any, launch: Launch, device: int, places: Places, unused: 
 
 
 def _generated(compiled: Any, launch: Launch, device: int) -> Launcher:
-    """By Triton's launcher, which it compiles for every signature."""
+    """Return a launch by Triton's launcher, which it compiles for every signature."""
     with torch.cuda.device(device):
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     constants = tuple(value for _, value in launch.constants)
@@ -101,7 +101,7 @@ def _generated(compiled: Any, launch: Launch, device: int) -> Launcher:
 
 
 def _interpreted(function: Any, launch: Launch, places: Places) -> Launcher:
-    """By Triton's interpreter, whose place in the grid is a global: one launch at a time."""
+    """Return a launch by Triton's interpreter, whose place in the grid is a global: one launch at a time."""
     constants = dict(launch.constants)
 
     def call(stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
@@ -117,5 +117,5 @@ def _interpreted(function: Any, launch: Launch, places: Places) -> Launcher:
 
 
 def _placed(error: IndexOutOfRange, places: Places) -> IndexOutOfRange:
-    """An error of the interpreter with the user's line."""
+    """Return an error of the interpreter with the user's line."""
     return IndexOutOfRange(error.what, next((place for op, place in places.items() if f" {op}: " in error.what), ""))

@@ -58,27 +58,27 @@ def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Fut
     """Compile a lowered spec; the future holds what :func:`dynafuse.lowering.triton.compiler.load` returns."""
     if capability is None or workers == 0:
         return finished(lambda: load(lowered, capability))
-    made: Future[tuple[Any, ...]] = Future()
-    _threads().submit(_compile, made, lowered, capability)
-    return made
+    compiled: Future[tuple[Any, ...]] = Future()
+    _threads().submit(_compile, compiled, lowered, capability)
+    return compiled
 
 
-def _compile(made: Future[tuple[Any, ...]], lowered: Lowered, capability: int) -> None:
+def _compile(compiled: Future[tuple[Any, ...]], lowered: Lowered, capability: int) -> None:
     """Compile in a worker if they are ready by now, else in this thread."""
-    there = _sent(lowered, capability)
-    if there is None:
-        settle(made, lambda: load(lowered, capability))
+    answer_to_come = _sent(lowered, capability)
+    if answer_to_come is None:
+        settle(compiled, lambda: load(lowered, capability))
         return
 
     def fetch(answer: Future[Any]) -> None:  # called by the thread that all workers answer to: it must not be kept
         with contextlib.suppress(RuntimeError):  # this process is ending
-            _threads().submit(settle, made, lambda: restored_all(lowered.launches, answer.result(), capability))
+            _threads().submit(settle, compiled, lambda: restored_all(lowered.launches, answer.result(), capability))
 
-    there.add_done_callback(fetch)
+    answer_to_come.add_done_callback(fetch)
 
 
 def _sent(lowered: Lowered, capability: int) -> Future[Any] | None:
-    """What a worker will answer; None if they are not ready, or no more."""
+    """Return what a worker will answer; None if they are not ready, or no more."""
     from torch._inductor.async_compile import AsyncCompile
 
     def send() -> Future[Any] | None:

@@ -93,7 +93,7 @@ def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loo
         tile_dimension(builder, "x", x_start, builder.numel("x"), order["x"], emitter),
         tile_dimension(builder, "r", row_start, builder.numel("r"), order["r"], emitter, in_loop=loops),
     ]
-    splits = builder.schedule.splits if builder.schedule.kernel_class == "split" else 1
+    splits = builder.schedule.splits if builder.schedule.schedule_class == "split" else 1
     add_launch(builder, emitter, tiles, (block_count(builder.numel("x"), block["x"]), splits, 1))
 
 

@@ -160,7 +160,7 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
 
 def _with_running_states(facts: _Rows, schedule: Schedule) -> Schedule:
     """Return a schedule whose loop keeps a state per element that a lane moves at once, not one per element of its tile."""
-    if schedule.kernel_class not in ("looped", "split"):
+    if schedule.schedule_class not in ("looped", "split"):
         return schedule
     moved = LANES * schedule.warps * facts.vector  # elements
     running = max(moved // (schedule.block["x"] if schedule.lanes == "x" else 1), 1)

@@ -181,13 +181,13 @@ class TileCost:
 
     @cached_property
     def bytes_read(self) -> int:
-        """The bytes that a point takes of the reads that vary along all axes."""
+        """Return the bytes that a point takes of the reads that vary along all axes."""
         whole = [access for access in self.accesses if len(access.axes) == len(self.sizes) and not access.is_store]
         return sum(access.itemsize for access in whole)
 
     @cached_property
     def bytes_moved(self) -> float:
-        """The bytes that go to or from memory: no tensor more than once, nor more of it than there are points."""
+        """Return the bytes that go to or from memory: no tensor more than once, nor more of it than there are points."""
         moved: dict[str, float] = {}
         for access in self.accesses:
             walked = math.prod(self.sizes[k] for k in access.axes)
@@ -302,12 +302,12 @@ class _Tiling:
 
         A lane takes ``beside`` points of ``tile`` side by side, so its neighbour begins as many points further.
         """
-        lanes, apart, found = LANES, beside, []
+        lanes, apart, along = LANES, beside, []
         for dimension in (tile, *(other for other in self.block if other != tile)):
             count = min(lanes, max(1, self.block[dimension] // apart))
-            found.append((dimension, count, apart))
+            along.append((dimension, count, apart))
             lanes, apart = max(1, lanes // count), 1
-        return found
+        return along
 
     def _offsets(self, access: _Access, dimension: str, count: int, apart: int) -> set[int]:
         """Return the offsets, in bytes, at which lanes along a tile dimension are in an access."""

@@ -29,7 +29,7 @@ VECTOR = 16  # bytes that a lane moves at most with one instruction
 class Schedule:
     """How a spec becomes kernels. The keys of ``order`` and ``block`` are its tile dimensions."""
 
-    kernel_class: str  # flat | tiled | persistent | looped | split | rowcol
+    schedule_class: str  # flat | tiled | persistent | looped | split | rowcol
     order: dict[str, tuple[int, ...]]  # the axes that each tile dimension walks, outermost first
     block: dict[str, int]  # the points of a tile along each tile dimension
     warps: int

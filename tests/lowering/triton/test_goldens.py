@@ -38,7 +38,7 @@ def test_source(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_kernel_class(name: str) -> None:
-    assert [representative.lower(bound.code).kernel_class for bound in representative.bounds(name)] == [CLASSES[name]]
+    assert [representative.lower(bound.code).schedule_class for bound in representative.bounds(name)] == [CLASSES[name]]
 
 
 def test_no_golden_is_left_over() -> None:

@@ -74,7 +74,7 @@ def test_offsets_beyond_32_bits(name: str) -> None:
 
     module = make_fx(several, tracing_mode="fake")(*inputs)
     run = graphs.compiled(module, inputs, resolve(options={"strict": True, "executors": "triton"}))
-    assert [lower(bound.code).kernel_class for bound in run.bounds.values()] == [kernel_class]
+    assert [lower(bound.code).schedule_class for bound in run.bounds.values()] == [kernel_class]
     for ours, theirs in zip(run.call(list(inputs)), several(*inputs), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -111,7 +111,7 @@ def test_more_elements_than_32_bits_count(name: str, shape: tuple[int, int], ker
     write = SUMS[name]
     inputs = torch.empty((1, shape[1]), dtype=torch.int8), torch.empty((shape[0], 1), dtype=torch.int8)
     (made,) = lowerings(graphs.built(write, *inputs))
-    assert made.kernel_class == kernel_class and wide(made)
+    assert made.schedule_class == kernel_class and wide(made)
 
 
 @pytest.mark.parametrize(("start", "step"), [(2**31 - 8, 1), (0, 2**28), (-2**31, -1), (2**31 + 5, 3), (2**40, -2**33)])
@@ -142,7 +142,7 @@ def fits(launch: Launch) -> bool:
 def test_grids_fit_the_device(shape: tuple[int, int], dynamic: bool) -> None:
     x, y = torch.empty(shape, dtype=torch.int8), torch.empty(shape[::-1], dtype=torch.int8)
     (made,) = lowerings(graphs.built(across, x, y, dynamic=dynamic))
-    assert made.kernel_class == "tiled" and all(map(fits, made.launches))
+    assert made.schedule_class == "tiled" and all(map(fits, made.launches))
 
 
 @pytest.mark.parametrize("name", SUMS)

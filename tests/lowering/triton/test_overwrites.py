@@ -24,7 +24,7 @@ def check(write: Any, *inputs: torch.Tensor, dynamic: bool = False, classes: str
     found = run.call(list(ours))
     for mine, other in zip([*found, *ours], [*expected, *theirs], strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
-    assert classes in [choose_schedule(bound.spec).kernel_class for bound in run.bounds.values()] or not classes
+    assert classes in [choose_schedule(bound.spec).schedule_class for bound in run.bounds.values()] or not classes
 
 
 def into(build: graphs.Builder, target: Node, value: Node) -> Node:

@@ -108,7 +108,7 @@ def test_every_candidate_is_right(name: str) -> None:
         assert len(schedules) == len(set(map(str, schedules))) <= MOST_CANDIDATES
         expected = eager(bound.spec, {}, CPU)([t.clone() for t in inputs_for(bound.spec, {}, CPU)])
         for schedule in schedules:
-            tiled |= schedule.kernel_class == "tiled"
+            tiled |= schedule.schedule_class == "tiled"
             found = runner(kernel(bound, schedule), bound.spec, {}, CPU)(inputs_for(bound.spec, {}, CPU))
             for mine, right in zip(found, expected, strict=True):
                 assert mine.dtype is right.dtype
@@ -133,7 +133,7 @@ def test_tiles_fit(name: str) -> None:
 def test_contiguous_tensors_have_one_tile_dimension() -> None:
     """Their axes are one for every access, so that nothing has to be divided."""
     spec = spec_of(lambda x, y: (x * y).sigmoid(), torch.empty(64, 56, 56, 32), torch.empty(64, 56, 56, 32))
-    assert {schedule.kernel_class for schedule in candidates(spec)} == {"flat"}
+    assert {schedule.schedule_class for schedule in candidates(spec)} == {"flat"}
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
@@ -143,7 +143,7 @@ def test_both_sides_of_a_transpose_are_contiguous(dtype: torch.dtype) -> None:
                    torch.empty(4096, 2048, dtype=dtype))
     found = choose_schedule(spec)
     innermost = {tile: axes[-1] for tile, axes in found.order.items()}
-    assert found.kernel_class == "tiled" and min(found.block.values()) >= 32
+    assert found.schedule_class == "tiled" and min(found.block.values()) >= 32
     assert sorted(spec.axes[axis].size for axis in innermost.values()) == [128, 128]
 
 
@@ -151,17 +151,17 @@ def test_both_sides_of_a_transpose_are_contiguous(dtype: torch.dtype) -> None:
 def test_what_varies_along_channels_is_computed_once_for_many_positions(dtype: torch.dtype) -> None:
     shapes = [torch.empty(384) for _ in range(2)]
     last = choose_schedule(spec_of(batch_norm, channels_last(128, 384, 14, 14, dtype=dtype), *shapes))
-    assert last.kernel_class == "tiled" and last.block["y"] >= 16 and last.block["x"] >= LANES
+    assert last.schedule_class == "tiled" and last.block["y"] >= 16 and last.block["x"] >= LANES
     first = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 56, 56, dtype=dtype), *shapes))
-    assert first.kernel_class == "tiled" and first.block["x"] >= LANES
+    assert first.schedule_class == "tiled" and first.block["x"] >= LANES
 
 
 def test_an_access_that_walks_all_axes_as_one_divides_nothing() -> None:
     """Rows of odd length are read at row and column, but their padded copies are stored at the tile's own variable."""
     spec = spec_of(lambda x: F.pad(x, (0, 3)), torch.empty(4096, 50005, dtype=BF16))
-    flat = next(schedule for schedule in candidates(spec) if schedule.kernel_class == "flat")
+    flat = next(schedule for schedule in candidates(spec) if schedule.schedule_class == "flat")
     assert "tl.store(out0 + (x)," in write_kernels(spec, flat, False).source
-    tiled = next(schedule for schedule in candidates(spec) if schedule.kernel_class == "tiled")
+    tiled = next(schedule for schedule in candidates(spec) if schedule.schedule_class == "tiled")
     assert "//" not in write_kernels(spec, tiled, False).source
 
 
@@ -185,7 +185,7 @@ def test_sizes_that_are_unknown_are_not_cut_for_little() -> None:
     build = graphs.built(lambda g, x, y: g.op("aten.add.Tensor", x, y), torch.empty(512, 96), torch.empty(96), dynamic=True)
     plan = graphs.planned(build)
     (region,) = plan.regions
-    assert choose_schedule(canonical(plan.annotated, region, (), "sm90").spec).kernel_class == "flat"
+    assert choose_schedule(canonical(plan.annotated, region, (), "sm90").spec).schedule_class == "flat"
 
 
 # Index expressions ----------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_the_worked_example() -> None:
     """The price of a transpose in runs is that of its bytes and of the lines it touches, in tiles that of its bytes."""
     spec = spec_of(lambda x: x.t().contiguous(), torch.empty(4096, 4096))
     cost = TileCost(spec, probe(spec))
-    (order,) = [schedule.order["x"] for schedule in candidates(spec) if schedule.kernel_class == "flat"][:1]
+    (order,) = [schedule.order["x"] for schedule in candidates(spec) if schedule.schedule_class == "flat"][:1]
     flat = cost.price(Schedule("flat", {"x": order}, {"x": 1024}, 4))
     tiled = cost.price(Schedule("tiled", {"y": order[:1], "x": order[1:]}, {"y": 64, "x": 64}, 4))
     assert 100 < flat < 130 and 30 < tiled < 45

@@ -91,7 +91,7 @@ def both_sums(g: graphs.Builder, x: Node) -> list[Node]:
     (both_sums, [torch.empty(8192, 1024)], "rowcol"),
 ])
 def test_classes(write: Any, inputs: list[torch.Tensor], expected: str) -> None:
-    assert scheduled(write, *inputs).kernel_class == expected
+    assert scheduled(write, *inputs).schedule_class == expected
 
 
 def test_the_worked_example() -> None:
@@ -101,8 +101,8 @@ def test_the_worked_example() -> None:
 
 
 def test_rows_of_unknown_length_are_not_held() -> None:
-    assert scheduled(softmax, torch.empty(512, 64), dynamic=True).kernel_class == "looped"
-    assert scheduled(softmax, torch.empty(512, 64)).kernel_class == "persistent"
+    assert scheduled(softmax, torch.empty(512, 64), dynamic=True).schedule_class == "looped"
+    assert scheduled(softmax, torch.empty(512, 64)).schedule_class == "persistent"
 
 
 # Order ----------------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_the_largest_tensor_says_which_order() -> None:
 
 def test_tiles_are_cut_so_that_both_accesses_are_contiguous_in_one() -> None:
     found = scheduled(added, torch.empty(8, 512, 1024), torch.empty(8, 1024, 512).transpose(1, 2))
-    assert (found.kernel_class, found.order) == ("tiled", {"y": (0, 1), "x": (2,)}) and min(found.block.values()) >= 32
+    assert (found.schedule_class, found.order) == ("tiled", {"y": (0, 1), "x": (2,)}) and min(found.block.values()) >= 32
 
 
 @pytest.mark.parametrize(("shape", "columns", "vector"), [((4096, 4096), 4096, 8), ((4096, 4100), 4096, 4), ((4096, 4096), 4095, 8),
@@ -158,7 +158,7 @@ def test_columns_that_are_also_stored_are_not_copied_ahead() -> None:
         return [wave, g.op("aten.sum.dim_IntList", wave, [0])]
 
     found = scheduled(write, torch.empty(1 << 16, 1024, dtype=BF16))
-    assert (found.kernel_class, found.stages) == ("split", 1)
+    assert (found.schedule_class, found.stages) == ("split", 1)
     assert scheduled(total(0), torch.empty(1 << 16, 1024, dtype=BF16)).stages == 3
 
 
@@ -192,10 +192,10 @@ def test_tiles_fit(shape: list[int], name: str, dtype: torch.dtype, pick: Any) -
     for tile, block in found.block.items():
         walked = math.prod(sizes[axis] for axis in found.order[tile])
         assert block == power_of_two(block) and block <= power_of_two(walked)
-        assert found.kernel_class != "persistent" or tile != "r" or block >= walked
+        assert found.schedule_class != "persistent" or tile != "r" or block >= walked
     assert found.warps == power_of_two(found.warps) <= 16
     assert found.stages * math.prod(found.block.values()) * dtype.itemsize <= SHARED_BYTES or found.stages == 1
-    if found.kernel_class == "split":
+    if found.schedule_class == "split":
         assert splittable(spec, reduced_axes(spec, spec.reductions[0][0]))
         assert found.deferred == {op for op, _ in spec.reductions}
 
@@ -205,7 +205,7 @@ def test_tiles_fit(shape: list[int], name: str, dtype: torch.dtype, pick: Any) -
 def test_split_rows_keep_the_device_busy(rows: int, length: int) -> None:
     found = scheduled(total(1), torch.empty(rows, length))
     programs = -(-rows // found.block["x"]) * found.splits
-    assert found.kernel_class == "split" and 2 <= found.splits <= MOST_SPLITS
+    assert found.schedule_class == "split" and 2 <= found.splits <= MOST_SPLITS
     assert programs >= PROCESSORS or found.splits in (MOST_SPLITS, -(-length // found.block["r"]))
 
 
@@ -221,7 +221,7 @@ def test_short_rows_go_several_to_a_program_and_long_ones_alone() -> None:
 def test_what_all_rows_share_is_held_where_there_are_registers(length: int, hoisted: bool) -> None:
     """Of rows and columns in one kernel: as many programs as the device has room for, each over several rows."""
     found = scheduled(both_sums, torch.empty(8192, length))
-    assert (found.kernel_class, found.hoist_invariants) == ("rowcol", hoisted)
+    assert (found.schedule_class, found.hoist_invariants) == ("rowcol", hoisted)
     assert found.splits in [count * PROCESSORS for count in (1, 2, 4)] and found.deferred
 
 
