@@ -72,12 +72,12 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
 
 
 def _jumps_along(probed: Probe, columns: tuple[int, ...]) -> bool:
-    """Return whether an access is at loaded indices that vary along columns.
+    """Return whether something is stored at loaded indices that vary along columns.
 
     Triton then knows no dimension of a tile along which memory is contiguous, and some versions let lanes walk its rows.
     """
-    return any(not probed.axes_along(symbol).isdisjoint(columns)
-               for access in probed.accesses for symbol in access.offset.free_symbols if symbol not in probed.axes)
+    return any(not probed.axes_along(symbol).isdisjoint(columns) for access in probed.accesses if access.is_store
+               for symbol in access.offset.free_symbols if symbol not in probed.axes)
 
 
 def _cheapest_first(priced: Iterable[tuple[float, Schedule]]) -> list[Schedule]:

@@ -45,6 +45,7 @@ RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough f
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
+MANY_ALONG = 7  # accesses along a column, stores among them, from which on copying ahead costs more than it hides
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
@@ -143,7 +144,7 @@ class _Rows:
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
     states: int  # of all reductions together
-    stores_along: bool  # whether something is stored along the row
+    stores_along: int  # results that are stored along the row
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
@@ -160,7 +161,8 @@ def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: froz
 
 def _with_running_states(facts: _Rows, schedule: Schedule) -> Schedule:
     """Return a schedule whose loop keeps a state per element that a lane moves at once, not one per element of its tile."""
-    if schedule.schedule_class not in ("looped", "split"):
+    is_copied_for_stores = schedule.stages > 1 and facts.stores_along  # in a layout in which lanes hold other elements
+    if schedule.schedule_class not in ("looped", "split") or is_copied_for_stores:
         return schedule
     moved = LANES * schedule.warps * facts.vector  # elements
     running = max(moved // (schedule.block["x"] if schedule.lanes == "x" else 1), 1)
@@ -199,7 +201,7 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
         bytes_read=_bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
         states=sum(len(recurrence_of(spec, op).states) for op, _ in spec.reductions),
-        stores_along=any(runs_along(store, reduced) for store in spec.stores),
+        stores_along=sum(runs_along(store, reduced) for store in spec.stores),
         is_static=is_static,
         lanes=lanes,
         vector=max(vectors.values(), default=1),
@@ -380,7 +382,8 @@ def _columns(facts: _Rows) -> Iterator[Schedule]:
             (best, 2048, 1024, 1), (narrow, 512, 512, 1), (widths[-1], 1024, 512, 1)):
         r = _row_block(facts, tile, x)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
-        if stages == 1 and _can_be_ahead(facts) and _is_little_under_way(facts, x, r, warps):
+        is_copied_in_words = facts.vector > 1 and not facts.stores_along
+        if stages == 1 and is_copied_in_words and _can_be_ahead(facts) and _is_little_under_way(facts, x, r, warps):
             stages = 3
         ahead = min(stages, _stages(x * r * facts.bytes_read, stages)) if facts.length > 4 * r else 1
         yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, ahead, lanes=facts.lanes)
@@ -389,9 +392,15 @@ def _columns(facts: _Rows) -> Iterator[Schedule]:
 def _can_be_ahead(facts: _Rows) -> bool:
     """Return whether columns may be copied ahead.
 
-    What is copied arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise.
+    What is copied arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise. For few
+    accesses that was measured to cost less than waiting for loads.
     """
-    return not (facts.is_mixed or facts.stores_along or facts.rows * facts.itemsize % COPIED)
+    return not (facts.is_mixed or facts.rows * facts.itemsize % COPIED or _stores_many(facts))
+
+
+def _stores_many(facts: _Rows) -> bool:
+    """Return whether a program stores along its columns, and loads or stores many things there."""
+    return facts.stores_along > 0 and facts.reads_along + facts.stores_along >= MANY_ALONG
 
 
 def _is_little_under_way(facts: _Rows, x: int, r: int, warps: int) -> bool:

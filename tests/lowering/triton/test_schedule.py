@@ -151,15 +151,17 @@ def test_columns_are_loaded_ahead_where_few_programs_run(images: int, stages: in
     assert scheduled(total(1), torch.empty(images, 196, 4096)).stages == stages
 
 
-def test_columns_that_are_also_stored_are_not_copied_ahead() -> None:
-    """Triton would read what was copied one by one."""
+@pytest.mark.parametrize(("stored", "stages"), [(1, 3), (2, 3), (6, 1)])
+def test_columns_of_which_much_is_stored_are_not_copied_ahead(stored: int, stages: int) -> None:
+    """Triton reads what was copied one by one for stores; for few of them that costs less than waiting for loads."""
     def write(g: graphs.Builder, x: Node) -> list[Node]:
-        wave = g.op("aten.sin.default", x)
-        return [wave, g.op("aten.sum.dim_IntList", wave, [0])]
+        results = [g.op("aten.sin.default", x)]
+        while len(results) < stored:
+            results.append(g.op("aten.cos.default", results[-1]))
+        return [*results, g.op("aten.sum.dim_IntList", results[-1], [0])]
 
     found = scheduled(write, torch.empty(1 << 16, 1024, dtype=BF16))
-    assert (found.schedule_class, found.stages) == ("split", 1)
-    assert scheduled(total(0), torch.empty(1 << 16, 1024, dtype=BF16)).stages == 3
+    assert (found.schedule_class, found.stages) == ("split", stages) and (found.running > 0) == (stages == 1)
 
 
 def test_columns_go_side_by_side() -> None:
