@@ -198,9 +198,16 @@ class Prices:
         row = lookup(maker.target)
         if row is None or row.kind is not Kind.POINTWISE or maker.meta["val"].device.type != self.device_type:
             return False
-        products = {padding.node for padding in self.candidates
-                    if any(pad.source is source for pad in padding.pads.values())}
-        return set(_readers(maker)) <= products
+        return self._products_of.get(source, set()).issuperset(_readers(maker))
+
+    @cached_property
+    def _products_of(self) -> Mapping[Node, set[Node]]:
+        """Return the products that may be padded, by each tensor that they would have padded."""
+        products: dict[Node, set[Node]] = {}
+        for padding in self.candidates:
+            for pad in padding.pads.values():
+                products.setdefault(pad.source, set()).add(padding.node)
+        return products
 
     def _result(self, padding: Padding) -> Prediction:
         """Predict what it costs to copy a result, because somebody needs the strides that it has without padding."""
