@@ -105,6 +105,15 @@ def same_parameters(ours: nn.Module, eager: nn.Module) -> None:
         close(a, b)
 
 
+def train_alike(call: Callable[[Tensor], Tensor], ours: nn.Module, eager: nn.Module, x: Tensor) -> None:
+    """A step of a compiled model and of its twin gives the same results and gradients."""
+    found, expected = call(x), eager(x)
+    found.square().mean().backward()
+    expected.square().mean().backward()
+    close(found, expected)
+    same_parameters(ours, eager)
+
+
 # Inference ------------------------------------------------------------------------------------------------------------
 
 
@@ -439,11 +448,7 @@ def test_parameters_that_are_replaced(machine: Machine) -> None:
     call = machine.compile(ours)
     for step in range(6 * STEPS):
         x = machine.randn(5, 16)
-        found, expected = call(x), eager(x)
-        found.square().mean().backward()
-        expected.square().mean().backward()
-        close(found, expected)
-        same_parameters(ours, eager)
+        train_alike(call, ours, eager, x)
         if step % STEPS == STEPS - 1:
             for model in (ours, eager):
                 for p in model.parameters():
@@ -473,11 +478,7 @@ def test_layers_that_share_their_code(machine: Machine) -> None:
         layer.compile(backend=backend.dynafuse, options={"capture": "always", "executors": "triton"}, dynamic=False)
     for _ in range(STEPS):
         x = machine.randn(5, 16)
-        found, expected = ours(x), eager(x)
-        found.square().mean().backward()
-        expected.square().mean().backward()
-        close(found, expected)
-        same_parameters(ours, eager)
+        train_alike(ours, ours, eager, x)
     assert machine.recordings == 6 and machine.replayed("forward") >= 9 and machine.replayed("backward") >= 6
 
 
