@@ -98,13 +98,15 @@ class TensorSpec:
             return math.prod(self.shape)
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
 
-    def tensor(self, device: str, buffers: Mapping[int, Tensor]) -> Tensor:
-        """Return a tensor of this spec; one of a shared buffer is a view of that."""
+    def tensor(self, device: str, buffers: Mapping[int, Tensor], filled: bool = True) -> Tensor:
+        """Return a tensor of this spec; one of a shared buffer is a view of that. Without ``filled`` it holds anything."""
         if self.alias is not None:
             buffer = buffers[self.alias]
             whole = len(buffer) // self.dtype.itemsize * self.dtype.itemsize
             return self._laid_out(buffer[:whole].view(self.dtype))
-        return self._laid_out(self._elements(self.offset + self.extent, "cpu" if self.on_host else device))
+        count, place = self.offset + self.extent, "cpu" if self.on_host else device
+        return self._laid_out(
+            self._elements(count, place) if filled else torch.empty(count, dtype=self.dtype, device=place))
 
     def _laid_out(self, elements: Tensor) -> Tensor:
         stride = self.stride if self.stride is not None else torch.empty(self.shape, device="meta").stride()
@@ -170,13 +172,17 @@ class Region:
         graph.output(tuple(_operand(output, values, device, graph) for output in self.data["outputs"]))
         return GraphModule(torch.nn.Module(), graph)
 
-    def inputs(self, device: str) -> list[Tensor]:
-        """Return the tensors that :meth:`module` takes, made up by their specs; the same at every call."""
+    def inputs(self, device: str, filled: bool = True) -> list[Tensor]:
+        """Return the tensors that :meth:`module` takes, made up by their specs; the same at every call.
+
+        Without ``filled`` they hold anything, and take no memory on a CPU: for planning, which looks at no value.
+        """
         torch.manual_seed(0)
         specs = [TensorSpec.from_json(spec) for spec in self.data["inputs"] if not _is_number(spec)]
         shared = {spec.alias: spec.dtype for spec in specs if spec.alias is not None}
-        buffers = {alias: _buffer(self.data["alias_bytes"][alias], dtype, device) for alias, dtype in sorted(shared.items())}
-        return [spec.tensor(device, buffers) for spec in specs]
+        buffer = _buffer if filled else _empty_buffer
+        buffers = {alias: buffer(self.data["alias_bytes"][alias], dtype, device) for alias, dtype in sorted(shared.items())}
+        return [spec.tensor(device, buffers, filled) for spec in specs]
 
 
 def read(path: Path) -> list[Region]:
@@ -211,6 +217,11 @@ def _buffer(size: int, dtype: torch.dtype, device: str) -> Tensor:
     """Return the bytes of random numbers of one of the dtypes that the buffer is read as."""
     numbers = torch.randn(size // dtype.itemsize + 1, device=device) * (1 if dtype.is_floating_point else HIGHEST_INTEGER)
     return numbers.to(dtype).view(torch.uint8)[:size]
+
+
+def _empty_buffer(size: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Return bytes that hold anything."""
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _is_number(spec: Sequence[Any]) -> bool:

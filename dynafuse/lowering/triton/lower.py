@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dynafuse.ir import Lowered, Spec
 from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.tiles import Schedule
 
 FRAMES_PER_OP = 40
 """More frames of Python than it takes one value to ask for the value that it is computed from."""
@@ -22,10 +23,18 @@ _lock = threading.Lock()
 _recursion_limits: list[int] = []  # the limit as it was before, then the limits that the running lowerings need
 
 
-def lower(spec: Spec) -> Lowered:
-    """Return source and launches of a spec's kernels. Raises LoweringError if an op's row promises too much."""
+def lower(spec: Spec, schedule: Schedule | None = None) -> Lowered:
+    """Return source and launches of a spec's kernels.
+
+    Args:
+        spec: What the kernels compute.
+        schedule: How; None for the schedule that ``choose_schedule`` chooses.
+
+    Raises:
+        LoweringError: if an op's row promises too much.
+    """
     with _recursion_room(FRAMES_PER_OP * len(spec.ops)):
-        return write_kernels(spec, choose_schedule(spec), bool(dict(spec.options).get("round_like_eager")))
+        return write_kernels(spec, schedule or choose_schedule(spec), bool(dict(spec.options).get("round_like_eager")))
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def splittable(spec: Spec, reduced: frozenset[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """What the schedule of a spec with one set of reduced axes depends on."""
 
     spec: Spec
@@ -155,11 +155,11 @@ class _Rows:
 
 def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Iterable[Schedule]:
     """Return schedules of a spec that reduces rows alone."""
-    facts = _facts(spec, probed, accesses, reduced)
-    return (_with_running_states(facts, schedule) for schedule in _row_schedules(facts, reduced))
+    facts = rows_of(spec, probed, accesses, reduced)
+    return (with_running_states(facts, schedule) for schedule in _row_schedules(facts, reduced))
 
 
-def _with_running_states(facts: _Rows, schedule: Schedule) -> Schedule:
+def with_running_states(facts: Rows, schedule: Schedule) -> Schedule:
     """Return a schedule whose loop keeps a state per element that a lane moves at once, not one per element of its tile."""
     is_copied_for_stores = schedule.stages > 1 and facts.stores_along  # in a layout in which lanes hold other elements
     if schedule.schedule_class not in ("looped", "split") or is_copied_for_stores:
@@ -169,7 +169,7 @@ def _with_running_states(facts: _Rows, schedule: Schedule) -> Schedule:
     return replace(schedule, running=running) if running < schedule.block["r"] else schedule
 
 
-def _row_schedules(facts: _Rows, reduced: frozenset[int]) -> Iterable[Schedule]:
+def _row_schedules(facts: Rows, reduced: frozenset[int]) -> Iterable[Schedule]:
     """Return schedules of a spec that reduces rows alone, which keep a state per element of a tile."""
     by_rows = _by_rows(facts)
     if reduction_class(facts.rows, facts.length, contiguous=by_rows, splittable=splittable(facts.spec, reduced)) == "split":
@@ -179,12 +179,13 @@ def _row_schedules(facts: _Rows, reduced: frozenset[int]) -> Iterable[Schedule]:
     return _whole_rows(facts) if by_rows or are_few else _columns(facts)
 
 
-def _by_rows(facts: _Rows) -> bool:
+def _by_rows(facts: Rows) -> bool:
     """Return whether a program may take a single row: nothing much is contiguous across rows."""
     return facts.lanes == "r" and not facts.is_mixed
 
 
-def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> _Rows:
+def rows_of(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
+    """Return what the schedule of a spec depends on that reduces rows along ``reduced``; the largest access comes first."""
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
     order = {"x": by_stride(probed, accesses, remaining), "r": by_stride(probed, accesses, sorted(reduced))}
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
@@ -193,7 +194,7 @@ def _facts(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fro
     lanes = "x" if across > along else "r"
     vectors = {access: vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
                if _varies(probed, access, reduced)}
-    return _Rows(
+    return Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(_full_reads(spec, probed))),
         reads_along=sum(_varies(probed, access, reduced) for access in reads),
@@ -245,7 +246,7 @@ def _stages(tile_bytes: int, most: int) -> int:
 # ---------------------------------------------------------------------- rows that are contiguous
 
 
-def _whole_rows(facts: _Rows) -> Iterator[Schedule]:
+def _whole_rows(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules in which one program takes a whole row, or several."""
     online_sums = find_online_sums(facts.spec)
     passes = pass_count(facts.spec, passes_before(facts.spec, online_sums), facts.order["r"])
@@ -262,7 +263,7 @@ def _whole_rows(facts: _Rows) -> Iterator[Schedule]:
         yield from itertools.islice(_persistent(facts), 1 if can_be_held else 0)
 
 
-def _persistent(facts: _Rows) -> Iterator[Schedule]:
+def _persistent(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules that hold whole rows; several short ones per program, so that it has enough loads in flight.
 
     Where a program has 32 rows per warp, Triton computes what belongs to a row in one lane instead of in a whole warp.
@@ -285,7 +286,7 @@ def _persistent(facts: _Rows) -> Iterator[Schedule]:
                 if x <= most and warps <= 16 and x * r <= 4096 * warps)
 
 
-def _online(facts: _Rows) -> Iterator[Schedule]:
+def _online(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules of few steps and few warps: every step ends in two sums over the tile.
 
     Where the row is read again, large programs are an alternative: few rows are under way at a time, which then are still in
@@ -300,14 +301,14 @@ def _online(facts: _Rows) -> Iterator[Schedule]:
     yield from _loops(facts, (8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 2), (2048, 4, 4), (16384, 16, 1))
 
 
-def _loops(facts: _Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:
+def _loops(facts: Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:
     """Yield schedules of one row a program, given elements of a tile, warps and stages."""
     for r, warps, stages in tiles:
         if r <= power_of_two(facts.length):
             yield Schedule("looped", facts.order, {"x": 1, "r": r}, warps, min(stages, _stages(r * facts.bytes_read, 4)))
 
 
-def _looped(facts: _Rows) -> Iterator[Schedule]:
+def _looped(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules with few lanes for one tensor, which keep enough loads in flight, and more for several."""
     length = power_of_two(facts.length)
     r = min(2048 if facts.tensors == 1 else 4096, length)
@@ -316,7 +317,7 @@ def _looped(facts: _Rows) -> Iterator[Schedule]:
     yield from _loops(facts, (4096, 8, 1), (8192, 16, 1), (2048, 4, 3), (4096, 16, 1), (16384, 32, 1), (1024, 4, 4))
 
 
-def _split_rows(facts: _Rows) -> Iterator[Schedule]:
+def _split_rows(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules of several programs a row, as many as run at a time."""
     largest = facts.block if facts.block >= EVEN_BLOCK else 4096
     # A tile for each program, and not more states in a lane than there are registers.
@@ -331,10 +332,10 @@ def _split_rows(facts: _Rows) -> Iterator[Schedule]:
         warps = clamp(max(r // elements, fewest), 1, min(16, r // 32))
         if fewest > r // elements:
             programs = RESIDENT_WARPS // warps
-        yield _split(facts, 1, r, warps, max(min(4 * programs // warps, 4 * RESIDENT), programs))
+        yield split_over(facts, 1, r, warps, max(min(4 * programs // warps, 4 * RESIDENT), programs))
 
 
-def _split(facts: _Rows, x: int, r: int, warps: int, programs: int, stages: int = 1) -> Schedule:
+def split_over(facts: Rows, x: int, r: int, warps: int, programs: int, stages: int = 1) -> Schedule:
     """Return a schedule of so many programs in all, if rows are long enough."""
     row_programs = -(-facts.rows // x)
     splits = clamp(programs // row_programs, 2, MOST_SPLITS)
@@ -347,7 +348,7 @@ def _split(facts: _Rows, x: int, r: int, warps: int, programs: int, stages: int 
 # ---------------------------------------------------------------------- columns
 
 
-def _column_widths(facts: _Rows) -> list[int]:
+def _column_widths(facts: Rows) -> list[int]:
     """Return how many columns a program may take, the best first: those with few lanes beyond the last, then the widest."""
     most = min(power_of_two(facts.rows), 256)
     widths = [width for width in (32, 64, 128, 256) if width <= most] or [most]
@@ -359,7 +360,7 @@ def _column_widths(facts: _Rows) -> list[int]:
     return sorted(widths, key=lambda width: (padded(width), abs(width - 128), -width))
 
 
-def _row_block(facts: _Rows, tile: int, x: int) -> int:
+def _row_block(facts: Rows, tile: int, x: int) -> int:
     """Return how many rows a tile of so many elements has: if a column is short, as few as waste little beyond its end."""
     most = clamp(tile // x, 1, power_of_two(facts.length))
     if facts.block >= 8 and most > facts.block:
@@ -370,7 +371,7 @@ def _row_block(facts: _Rows, tile: int, x: int) -> int:
     return min(sizes, key=lambda size: (-(-facts.length // size) * size * (1.0 if size == most else 1.1), -size))
 
 
-def _columns(facts: _Rows) -> Iterator[Schedule]:
+def _columns(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules in which a program takes neighbouring columns from top to bottom."""
     widths = _column_widths(facts)
     if facts.rows < 2 * PROCESSORS * widths[0]:
@@ -389,7 +390,7 @@ def _columns(facts: _Rows) -> Iterator[Schedule]:
         yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, ahead, lanes=facts.lanes)
 
 
-def _can_be_ahead(facts: _Rows) -> bool:
+def _can_be_ahead(facts: Rows) -> bool:
     """Return whether columns may be copied ahead.
 
     What is copied arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise. For few
@@ -398,18 +399,18 @@ def _can_be_ahead(facts: _Rows) -> bool:
     return not (facts.is_mixed or facts.rows * facts.itemsize % COPIED or _stores_many(facts))
 
 
-def _stores_many(facts: _Rows) -> bool:
+def _stores_many(facts: Rows) -> bool:
     """Return whether a program stores along its columns, and loads or stores many things there."""
     return facts.stores_along > 0 and facts.reads_along + facts.stores_along >= MANY_ALONG
 
 
-def _is_little_under_way(facts: _Rows, x: int, r: int, warps: int) -> bool:
+def _is_little_under_way(facts: Rows, x: int, r: int, warps: int) -> bool:
     """Return whether the tiles of all programs that run at a time are fewer bytes than keep the memory busy."""
     programs = min(-(-facts.rows // x), RESIDENT_WARPS // warps)
     return programs * x * r * facts.bytes_read < UNDER_WAY
 
 
-def _narrow_columns(facts: _Rows) -> Iterator[Schedule]:
+def _narrow_columns(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules for few columns: as many programs as the sectors of memory allow, each with many loads under way."""
     sector = SECTOR // min(facts.itemsize, SECTOR)
     width = clamp(power_of_two(facts.rows // PROCESSORS + 1) // 2, sector, 64)
@@ -419,7 +420,7 @@ def _narrow_columns(facts: _Rows) -> Iterator[Schedule]:
         yield Schedule("looped", facts.order, {"x": x, "r": r}, clamp(x * r // 512, 1, 16), lanes=facts.lanes)
 
 
-def _split_columns(facts: _Rows) -> Iterator[Schedule]:
+def _split_columns(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules of several programs for each piece of neighbouring columns."""
     widths = _column_widths(facts)
     if facts.is_mixed:
@@ -437,7 +438,7 @@ def _split_columns(facts: _Rows) -> Iterator[Schedule]:
         programs *= max(1, 4 // warps) if stages == 1 and lanes == 512 else 1
         if facts.is_scattered:  # lanes that move an element at a time have little under way: it takes all that can run
             programs = RESIDENT_WARPS // warps
-        yield _split(facts, x, r, warps, programs, min(stages, _stages(x * r * facts.bytes_read, stages)))
+        yield split_over(facts, x, r, warps, programs, min(stages, _stages(x * r * facts.bytes_read, stages)))
 
 
 # ---------------------------------------------------------------------- rows and columns in one pass
