@@ -147,9 +147,3 @@ def _rows_and_columns(usual: Schedule) -> Iterator[Schedule]:
                     if per_processor * warps <= 64:
                         yield dataclasses.replace(usual, block={"x": x, "r": r}, warps=warps, stages=stages,
                                                   splits=PROCESSORS * per_processor)
-
-
-def described(schedule: Schedule) -> str:
-    """Return a schedule in a line: class, order of axes, tile, warps, stages and splits."""
-    axes = " ".join(f"{tile}={','.join(map(str, order))}/{schedule.block[tile]}" for tile, order in schedule.order.items())
-    return f"{schedule.schedule_class} {axes} w{schedule.warps} s{schedule.stages} p{schedule.splits}"

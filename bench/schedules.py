@@ -32,7 +32,7 @@ from bench.measure import replay_us, replayed_us
 from bench.region_file import Region, read
 from bench.report import Report, describe_machine, describe_versions
 from bench.run import split
-from bench.schedule_space import described, some_schedules
+from bench.schedule_space import some_schedules
 from dynafuse.ir import Lowered, Spec
 from dynafuse.lowering.triton.executor import TRITON
 from dynafuse.lowering.triton.tiles import Schedule
@@ -178,7 +178,7 @@ class Search:
             if case and job.case != case:
                 self._put(case, tried[case])
             case = job.case
-            tried[case].append({"schedule": described(job.schedule), **self._timed(clock, job, answer)})
+            tried[case].append({"schedule": str(job.schedule), **self._timed(clock, job, answer)})
         if case:
             self._put(case, tried[case])
         for _, answer in drained(waiting):

@@ -335,7 +335,8 @@ OPTIONS: tuple[Option, ...] = (
         "unsure",
         TEXT,
         "DYNAFUSE_TUNE",
-        "when to measure which executor is fastest: never, always, or where predictions are closer than their error",
+        "when to measure which executor is fastest: never, where predictions are closer than their error, or always; "
+        "`always` also measures pointwise kernels under several schedules",
         choices=("never", "unsure", "always"),
     ),
     Option(

@@ -44,6 +44,7 @@ from dynafuse.ir import (
     Store,
     iter_instances,
 )
+from dynafuse.lowering.base import VARIANT
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind
 from dynafuse.ops.algebra import CONCATENATION, DIMENSIONS, commutes, counted_from_front
@@ -201,6 +202,12 @@ def rekeyed(bound: CanonicalRegion, region: Region, target: str) -> CanonicalReg
     code = _code(bound.spec, region.executor, bound.classes, bound.member)
     return replace(bound, region=region, code=code.spec, sizes=code.sizes, hoisted=code.hoisted,
                    key=key_of(code.spec, target), target=target)
+
+
+def varied(bound: CanonicalRegion, variant: str) -> CanonicalRegion:
+    """Return a region whose kernel is made in another way than the usual one, and has a key of its own."""
+    spec = replace(bound.spec, options=(*bound.spec.options, (VARIANT, variant)))
+    return rekeyed(replace(bound, spec=spec), bound.region, bound.target)
 
 
 def family(bound: CanonicalRegion, least: int) -> CanonicalRegion | None:

@@ -66,6 +66,9 @@ class Availability:
 
 AVAILABLE = Availability(True)
 
+VARIANT = "variant"
+"""The option of a spec that says in which of several ways its kernel is made, if not in the usual one."""
+
 
 @dataclass(frozen=True)
 class Compilation:
@@ -191,6 +194,13 @@ class Executor(ABC):
         It may look at ``region.spec`` and, if it :attr:`takes_arguments`, at ``region.code``, which a kernel is made from;
         at ``region.hints``, example values of its symbols, and at its device. What the key does not describe may not matter.
         """
+
+    def variants(self, region: CanonicalRegion) -> tuple[str, ...]:
+        """Return the ways to make a region's kernel that compute the same bits, the usual one first; () if there is one.
+
+        A region that is to be made in another way than the usual one has it among its spec's options, as ``VARIANT``.
+        """
+        return ()
 
     def launches(self, kernel: Any) -> int:
         """Return how many launches a call of a kernel takes."""

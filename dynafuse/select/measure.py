@@ -1,4 +1,4 @@
-"""Measuring where the cost model cannot tell which executor a region should run on.
+"""Measuring where the cost model cannot tell which executor a region should run on, and in which way its kernel is made.
 
 Worked example: a norm for which Triton and nvFuser are predicted within ``model_error`` of each other is compiled for both
 and measured, and the plan takes the faster one.
@@ -21,10 +21,16 @@ from dynafuse.select import Tuner, contenders
 from dynafuse.select.compile import request
 from dynafuse.select.place import moved
 from dynafuse.select.stored import measurements
+from dynafuse.select.variants import on_fastest_variants
 
 
 def measured(plan: CanonicalPlan, device: Device, compilation: Compilation) -> CanonicalPlan:
     """Return the plan with what measurements decided, where the option ``tune`` asks for them."""
+    return on_fastest_variants(_on_fastest_executors(plan, device, compilation), compilation)
+
+
+def _on_fastest_executors(plan: CanonicalPlan, device: Device, compilation: Compilation) -> CanonicalPlan:
+    """Return the plan with every region on the executor that was measured to be the fastest, where the model is unsure."""
     tune = compilation.config.tune
     names = {region.name: contenders(region.region.decision, tune, _executors(region.region)) for region in plan.regions}
     if tune == "unsure" and any(names.values()):

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench import schedules
 from bench.report import Report
-from bench.schedule_space import described, some_schedules, space
+from bench.schedule_space import some_schedules, space
 from dynafuse.cache.canonical import canonical
 from dynafuse.config import resolve
 from dynafuse.ir import Spec
@@ -123,7 +123,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, us: dict[str, floa
     """The rows of a search over one region whose schedules take what ``us`` says, others 10 µs."""
     monkeypatch.setattr(schedules, "compiled_job", lambda job, capability: schedules.Answer(
         error="too large" if job.schedule.warps == 16 else ""))
-    monkeypatch.setattr(schedules.Clock, "us", lambda self, job, answer: us.get(described(job.schedule), 10.0))
+    monkeypatch.setattr(schedules.Clock, "us", lambda self, job, answer: us.get(str(job.schedule), 10.0))
     options = argparse.Namespace(describe="h200", most=8, device="cpu")
     report = Report(tmp_path / "out.json", {}, {})
     schedules.Search(options, report, Inline(), time.monotonic() + seconds).run([SOFTMAX, SOFTMAX])  # type: ignore[arg-type]
@@ -132,11 +132,11 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, us: dict[str, floa
 
 def test_a_row_has_the_regret_of_the_chosen_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = schedules.jobs_of(SOFTMAX, "h200", 8)
-    best = described(next(job.schedule for job in reversed(jobs) if job.schedule.warps < 16))
+    best = str(next(job.schedule for job in reversed(jobs) if job.schedule.warps < 16))
     (row,) = searched(tmp_path, monkeypatch, {best: 4.0}).values()
     assert row["best"] == best
     assert row["regret"] == 2.5
-    assert [entry["schedule"] for entry in row["tried"]] == [described(job.schedule) for job in jobs]
+    assert [entry["schedule"] for entry in row["tried"]] == [str(job.schedule) for job in jobs]
     assert "regret 2.500" in schedules.summary({"amax_sum_1/r0": row})
 
 

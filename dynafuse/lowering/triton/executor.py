@@ -13,6 +13,7 @@ from dynafuse.lowering.base import AVAILABLE, Availability, Compilation, Executo
 from dynafuse.lowering.triton import binary, compiler, pool
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
+from dynafuse.lowering.triton.schedule import candidates
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,13 @@ class Triton(Executor):
         compiled = pool.submit(lowered, compilation.capability, compilation.config.workers)
         return then(compiled, lambda loaded: Kernel(
             region.key, lowered.source, lowered.launches, lowered.workspaces, loaded, not native))
+
+    def variants(self, region: CanonicalRegion) -> tuple[str, ...]:
+        """Return the schedules of a pointwise kernel of known sizes: other kernels' decide the order of their sums."""
+        code = region.code
+        if code.reductions or code.symbols or any(store.scatters for store in code.stores):
+            return ()
+        return tuple(map(str, candidates(code)))
 
     def launches(self, kernel: Kernel) -> int:
         """Return how many launches a call of a kernel takes."""

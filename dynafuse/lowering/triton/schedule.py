@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dynafuse.ir import Spec, references
+from dynafuse.lowering.base import VARIANT
 from dynafuse.lowering.triton.builder import recurrence_of
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find_online_sums
@@ -54,8 +55,11 @@ MOST_CANDIDATES = 8
 
 
 def choose_schedule(spec: Spec) -> Schedule:
-    """Return the schedule of a spec; for a class of sizes that of its typical size."""
-    return next(iter(_schedules(spec.typical)))
+    """Return the schedule that a spec's options name, else the best; for a class of sizes that of its typical size."""
+    named = dict(spec.options).get(VARIANT)
+    if named is None:
+        return next(iter(_schedules(spec.typical)))
+    return next(schedule for schedule in candidates(spec) if str(schedule) == named)
 
 
 def candidates(spec: Spec) -> tuple[Schedule, ...]:

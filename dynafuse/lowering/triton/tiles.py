@@ -27,7 +27,11 @@ VECTOR = 16  # bytes that a lane moves at most with one instruction
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a spec becomes kernels. The keys of ``order`` and ``block`` are its tile dimensions."""
+    """How a spec becomes kernels. The keys of ``order`` and ``block`` are its tile dimensions.
+
+    As text ``tiled y=0/64 x=1,2/32 w4 s1 p1`` walks axis 0 in tiles of 64, axes 1 and 2 in tiles of 32, by 4 warps, with one
+    stage and one program a row.
+    """
 
     schedule_class: str  # flat | tiled | persistent | looped | split | rowcol
     order: dict[str, tuple[int, ...]]  # the axes that each tile dimension walks, outermost first
@@ -39,6 +43,10 @@ class Schedule:
     hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
     lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
     running: int = 0  # along the row, the states of a loop: a tile is combined to these first; 0 for one per element
+
+    def __str__(self) -> str:
+        axes = " ".join(f"{tile}={','.join(map(str, order))}/{self.block[tile]}" for tile, order in self.order.items())
+        return f"{self.schedule_class} {axes} w{self.warps} s{self.stages} p{self.splits}"
 
     def tile_of(self, axis_count: int) -> list[str]:
         """Return the tile dimension that walks each axis."""
