@@ -64,9 +64,24 @@ LEAST_SAVED = 40
 @pipeline.without_garbage_collection()
 def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
              options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """Compile a Dynamo graph. Unknown modes, options and ``DYNAFUSE_`` variables raise ``OptionError``.
+    """Compile a Dynamo graph.
 
     Whatever subclass of ``DynafuseError`` it raises can be caught as such around the call of the compiled function.
+
+    Args:
+        gm: Dynamo's graph. It is rewritten in place.
+        example_inputs: An example of each of its inputs, in order: tensors, fake or real, and sizes.
+        mode: ``default`` or ``reduce-overhead``; None is the default.
+        options: Options by name, as ``docs/options.md`` lists them; None for none. They win over the environment, which wins
+            over the mode.
+
+    Returns:
+        A function of the graph's inputs that returns its outputs.
+
+    Raises:
+        OptionError: A mode, an option or a ``DYNAFUSE_`` variable is unknown, or a value is not one that it takes.
+        ForceError: Ops are forced, strictly, to an executor that cannot run them or that is not enabled.
+        ExecutorError: Under ``strict``, an executor that is asked for cannot be used here.
     """
     config = resolve(mode, options)
     before = Snapshot.of(gm)
@@ -104,7 +119,17 @@ def start_workers(config: Config) -> None:
 
 def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Config,
                    forcing: Forcing) -> Callable[..., Any] | None:
-    """Compile a Dynamo graph piece by piece, if it repeats itself and the options allow it; captured graphs stay whole."""
+    """Compile a Dynamo graph piece by piece, if it repeats itself and the options allow it; captured graphs stay whole.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: An example of each of its inputs, in order.
+        config: The options: ``reuse_layers`` "never" and ``cudagraphs`` leave the graph whole; "always" asks for no price.
+        forcing: What the user forces onto which executor.
+
+    Returns:
+        A function of the graph's inputs; None for a graph that stays whole.
+    """
     context = TracingContext.try_get()
     if config.reuse_layers == "never" or config.cudagraphs or context is None or context.fake_mode is None:
         return None

@@ -82,14 +82,22 @@ class Option:
         return self.choices() if callable(self.choices) else self.choices or ()
 
     def from_text(self, text: str) -> object:
-        """Return the value that the environment variable's text stands for."""
+        """Return the value that the environment variable's text stands for.
+
+        Raises:
+            OptionError: The text stands for no value that the option takes.
+        """
         try:
             return self._checked(self.kind.parse(text))
         except ValueError:
             raise OptionError.ill_typed(f"environment variable {self.env}", text, self.expected) from None
 
     def from_value(self, value: object) -> object:
-        """Return the value as given in `options`, checked and in its stored type."""
+        """Return the value as given in `options`, checked and in its stored type.
+
+        Raises:
+            OptionError: The value is of another type, or not one that the option takes.
+        """
         if value is None and self.default is None:
             return None
         try:
@@ -447,8 +455,14 @@ def resolve(
 ) -> Config:
     """Return the options in force: `options` over the environment over `mode` over the defaults.
 
-    Raises OptionError for an unknown mode, option or `DYNAFUSE_` variable, and for a value of the wrong type or range.
-    An empty variable counts as not set.
+    Args:
+        mode: A name of `MODES`; None for the default mode.
+        options: Values by the names of options, older names included; None for none. `cost` and `force` are merged, name by
+            name, with what the environment says.
+        environ: The environment. Only `DYNAFUSE_` variables count, and an empty one counts as not set.
+
+    Raises:
+        OptionError: A mode, an option or a `DYNAFUSE_` variable is unknown, or a value has a wrong type or range.
     """
     from_mode = _values_of_mode(mode)
     from_environment = _values_of_environment(environ)

@@ -36,9 +36,13 @@ class OptionError(DynafuseError):
 
     @classmethod
     def unknown(cls, what: str, name: object, valid: Iterable[str]) -> OptionError:
-        """Make the error of a name that does not exist.
+        """Make the error of a name that does not exist; it suggests the closest one that does.
 
-        `what` says which namespace was searched ("option", "mode", ...); `valid` are all names in it."""
+        Args:
+            what: Which namespace was searched: "option", "mode", …
+            name: What was given, of any type.
+            valid: All names in that namespace, in any order.
+        """
         names = sorted(valid)
         close = difflib.get_close_matches(str(name), names, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -46,9 +50,13 @@ class OptionError(DynafuseError):
 
     @classmethod
     def ill_typed(cls, where: str, value: object, expected: str) -> OptionError:
-        """Make the error of a value of a wrong type.
+        """Make the error of a value of a wrong type or range.
 
-        `where` names the setting as the user wrote it; `expected` says which values are valid."""
+        Args:
+            where: The setting as the user wrote it, such as "option 'workers'".
+            value: What was given.
+            expected: Which values are valid, in words.
+        """
         return cls(f"{where} is {value!r} ({type(value).__name__}): expected {expected}")
 
 
@@ -63,8 +71,11 @@ class CacheError(DynafuseError):
 class CompileError(DynafuseError):
     """A region lowered but did not compile.
 
-    `ops` are the region's ops in order, `reason` the compiler's words, `repro` a file that shows the failure by itself,
-    `where` the user's lines.
+    Args:
+        ops: The region's ops in order, as their overloads' names.
+        reason: The compiler's words.
+        repro: A file that shows the failure by itself; None if none was written.
+        where: The user's lines.
     """
 
     def __init__(self, ops: Sequence[str], reason: str, repro: str | Path | None = None, where: Sequence[str] = ()) -> None:
@@ -89,7 +100,10 @@ class CompileError(DynafuseError):
 class LoweringError(DynafuseError):
     """An op inside a region has no lowering for these operands: its row of the op table promises too much.
 
-    `op` is the overload, `reason` says which operand, shape or dtype is in the way, `where` the user's file and line.
+    Args:
+        op: The op, as its overload's name.
+        reason: Which operand, shape or dtype is in the way.
+        where: The user's file and line; None if they are not known.
     """
 
     def __init__(self, op: str, reason: str, where: str | None = None) -> None:
@@ -106,7 +120,9 @@ class LoweringError(DynafuseError):
 class IndexOutOfRange(DynafuseError, IndexError):
     """A loaded index is not within what it indexes: eager's IndexError, from a kernel that runs in Triton's interpreter.
 
-    `what` names the op and the range, `where` is the user's line; on a GPU a device assert prints both.
+    Args:
+        what: The op and the range.
+        where: The user's line; on a GPU a device assert prints both.
     """
 
     def __init__(self, what: str, where: str = "") -> None:
@@ -136,8 +152,10 @@ class Violation:
 class ForceError(DynafuseError):
     """Ops are forced to an executor that cannot run them, or that is not enabled.
 
-    ``violations`` holds all of a graph's, in order, ``enabled`` the names of the enabled executors, ``remedies`` how to
-    enable those that are not.
+    Args:
+        violations: All of a graph's, in order.
+        enabled: The names of the enabled executors.
+        remedies: How to enable those that are not.
     """
 
     def __init__(self, violations: Sequence[Violation], enabled: Sequence[str], remedies: Sequence[str] = ()) -> None:

@@ -69,7 +69,12 @@ MISTAKES = (OptionError, ForceError, ExecutorError, DynafuseWarning)
 
 
 def attempted(run: Callable[[], T], instead: Callable[[Exception], U]) -> T | U:
-    """Return what ``run`` returns, or what ``instead`` makes of its failure: for what may fail, strict or not."""
+    """Return what ``run`` returns, or what ``instead`` makes of its failure: for what may fail, strict or not.
+
+    Args:
+        run: What is attempted.
+        instead: Makes the result of any ``Exception`` that it raises; what ``instead`` raises is not caught.
+    """
     try:
         return run()
     except Exception as error:  # whatever it is: a damaged entry, a candidate's compiler, an assertion of others' code
@@ -98,7 +103,13 @@ class Guard:
     more: Callable[[Exception], Sequence[str]] = nothing
 
     def stage(self, name: str, run: Callable[[], T], instead: Callable[[], T]) -> T:
-        """Return what ``run`` returns; where it fails, a warning and what ``instead`` returns. ``name`` is one of STAGES."""
+        """Return what ``run`` returns; where it fails, warn and return what ``instead`` returns.
+
+        Args:
+            name: The stage, one of STAGES, which says for the warning what happens instead.
+            run: The stage. What it raises of MISTAKES is raised on, and so is every ``Exception`` under ``strict``.
+            instead: Makes the result after a failure. It is not guarded.
+        """
         try:
             return run()
         except MISTAKES:

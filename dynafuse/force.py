@@ -39,13 +39,18 @@ Mark = dict[str, tuple[str, bool, str]]
 
 
 class force_backend:
-    """Force an executor onto ops: ``"triton"``, ``"nvfuser"``, ``"inductor"`` or ``"eager"``.
+    """Force an executor onto ops: ``"triton"``, ``"nvfuser"``, ``"inductor"``, ``"eager"``, or one that was registered.
 
     A decorator of ``nn.Module`` classes and instances (changed in place and returned), of functions and methods, and a
-    context manager for use inside compiled code. Under ``strict`` an op that the executor cannot run raises ``ForceError``
-    when the graph is compiled; otherwise it falls back, and the report says so.
+    context manager for use inside compiled code.
 
-    Raises OptionError for an unknown executor and for what cannot be decorated.
+    Args:
+        executor: The executor's name.
+        strict: Whether an op that it cannot run raises ``ForceError`` when the graph is compiled; otherwise it falls back,
+            and the report says so.
+
+    Raises:
+        OptionError: There is no executor of that name, ``strict`` is no bool, or what is decorated is none of the above.
     """
 
     def __init__(self, executor: str, *, strict: bool = True) -> None:
@@ -61,7 +66,15 @@ class force_backend:
         return {FORCE_MARK: (self._executor, self._strict, owner)}
 
     def __call__(self, target: T) -> T:
-        """Decorate ``target``."""
+        """Decorate ``target``.
+
+        Args:
+            target: An ``nn.Module`` class or instance, which is returned; or a function, a method, a ``staticmethod`` or a
+                ``classmethod``, of which a wrapper is returned.
+
+        Raises:
+            OptionError: It is anything else, such as another class, a coroutine or a generator function.
+        """
         forced: Any = target
         if isinstance(forced, torch.nn.Module):
             _force_instance(getattr(forced, "_orig_mod", forced), self._mark)

@@ -73,7 +73,12 @@ def base(node: Node) -> Node:
 
 
 def looked_at(node: Node, looks_through: Callable[[Node], bool]) -> Node:
-    """Return the first node that does not look through to its first operand, from ``node`` on."""
+    """Return the first node that does not look through to its first operand, from ``node`` on.
+
+    Args:
+        node: Where to begin.
+        looks_through: Whether a node stands for its first operand; one that does has an operand.
+    """
     while looks_through(node):
         node = node.all_input_nodes[0]
     return node
@@ -123,6 +128,12 @@ def extract(root: torch.nn.Module, nodes: Sequence[Node], inputs: Iterable[Node]
     """Copy nodes of a graph into a graph of their own, which takes ``inputs`` and returns a tuple of ``outputs``.
 
     What else the nodes read comes along: constants and submodules, which are looked up in ``root``.
+
+    Args:
+        root: The module that the graph belongs to.
+        nodes: What is copied, operands first.
+        inputs: The nodes that become placeholders, in order, under their own names.
+        outputs: Nodes among ``nodes`` or ``inputs`` that are returned, in order.
 
     Returns:
         The module, and its nodes by those that they are copies of.

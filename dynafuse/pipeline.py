@@ -79,9 +79,15 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
 
     Args:
         kind: forward, backward or inference.
-        shared: what the graphs of one model tell each other about capture; None for a graph inside another.
-        forcing: what the user forces onto which executor; None: as the options say.
-        calls: how often a step calls the function.
+        config: The options.
+        module: The graph; it is changed.
+        example_inputs: An example of each of its inputs, in order; only layouts are chosen by them.
+        shared: What the graphs of one model tell each other about capture; None for a graph inside another.
+        forcing: What the user forces onto which executor; None: as the options say.
+        calls: How often a step calls the function.
+
+    Returns:
+        A function that takes the graph's inputs as one list, which it empties, and returns the outputs.
     """
     forcing = forcing or Forcing.of(config.force, config.executors or ())
     before = Snapshot.of(module)
@@ -120,7 +126,12 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
 
 
 def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demoted]:
-    """Return a plan whose regions have an executor each, and what runs eager, or not on some executor, for all that."""
+    """Return a plan whose regions have an executor each, and what runs eager, or not on some executor, for all that.
+
+    Args:
+        setting: The graph with all that its plan depends on.
+        demoted: The nodes that are kept from some executors, or from all.
+    """
     config, device, trace = setting.config, setting.device, setting.trace
     facts = annotate(setting.module, setting.fused_device, demoted.to_eager, setting.forcing)
     trace.note("facts", lambda: str(facts))
@@ -147,7 +158,14 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
 
 
 def finish(setting: Setting, plan: CanonicalPlan, demoted: Demoted, requests: Requests) -> Callable[..., Any]:
-    """Return the function of a plan once its kernels are there, or that of one without the regions whose kernels fail."""
+    """Return the function of a plan once its kernels are there, or that of one without the regions whose kernels fail.
+
+    Args:
+        setting: The graph with all that its plan depends on.
+        plan: The plan.
+        demoted: What that plan already keeps from some executors.
+        requests: A future of each region's kernel, by the region's name; they are waited for.
+    """
     if os.getpid() != setting.process:
         requests = _requests(setting, plan)  # who asked before is another process, with the threads that would answer
     kernels, errors = _awaited(requests)
