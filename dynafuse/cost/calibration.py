@@ -103,9 +103,12 @@ def save(calibration: Calibration) -> Path:
 
 
 def load(device: str, names: Iterable[str], of_versions: Mapping[str, str] | None = None) -> Calibration | None:
-    """Return the calibration of a device name with these versions (default: those at hand), or None.
+    """Return the calibration of a device with these versions, or None; what cannot be used is told of in the log.
 
-    ``names`` are the constants there are; a file with others is none of ours.
+    Args:
+        device: The device's name as CUDA has it.
+        names: The constants there are; a file with others is none of ours.
+        of_versions: Versions by what they are of; None: those at hand.
     """
     if not os.path.isdir(folder()):  # unlike Path.is_dir never an error
         return None
@@ -128,7 +131,12 @@ def stored(names: Iterable[str]) -> list[Calibration]:
 
 
 def read(path: Path, names: frozenset[str]) -> Calibration | None:
-    """Return the calibration in a file, None (and a line of log, if there is something) when it cannot be used."""
+    """Return the calibration in a file, None (and a line of log, if there is something) when it cannot be used.
+
+    Args:
+        path: The file.
+        names: The constants there are; a file with others cannot be used.
+    """
     try:
         if path.stat().st_uid != os.getuid():
             raise ValueError("another user owns it")

@@ -130,12 +130,25 @@ class Device:
         return self.updated(costs, "override") if costs else self
 
     def updated(self, constants: Mapping[str, float], origin: str, **changes: Any) -> Device:
-        """Return this device with constants that come from ``origin``, and other fields changed."""
+        """Return this device with some constants replaced.
+
+        Args:
+            constants: The new values by the names of COST_CONSTANTS, each in the unit that is said there.
+            origin: Where they come from, which ``sources`` says of them from now on.
+            **changes: Other fields, such as ``name`` or ``kind``, with their new values.
+        """
         sources = {**self.sources, **dict.fromkeys(constants, origin)}
         return replace(self, constants={**self.constants, **constants}, sources=sources, **changes)
 
     def efficiency(self, executor: str, kernel_class: str, length: int = 0, width: int = REFERENCE_WIDTH) -> float:
-        """Share of the bandwidth that a kernel reaches; a length of 0 is not known and counts as the reference."""
+        """Return the share of the bandwidth that a kernel reaches.
+
+        Args:
+            executor: An executor with constants of its own, one of EXECUTORS.
+            kernel_class: One of CLASSES.
+            length: The elements of a row, for the classes that depend on it; 0 is not known and counts as the reference.
+            width: Bytes per element of what is mostly moved; the nearest one that has a factor counts.
+        """
         share = self.constants[f"efficiency_{executor}_{kernel_class}"]
         if kernel_class in BY_LENGTH and length > 0:
             share *= self._length_factor(f"length_{executor}_{kernel_class}", length)
@@ -167,7 +180,11 @@ def known() -> tuple[str, ...]:
 
 @cache
 def describe(name: str) -> Device:
-    """Return the shipped description ``name``. Raises OptionError, listing the shipped ones, if there is none."""
+    """Return a shipped description, by its name.
+
+    Raises:
+        OptionError: There is none of that name; the message lists those there are.
+    """
     if name not in known():
         raise OptionError(f"unknown device {name!r}; known: {', '.join(known())}")
     text = (resources.files("dynafuse.cost") / "devices" / f"{name}.json").read_text(encoding="utf-8")

@@ -33,7 +33,17 @@ from dynafuse.ops import is_library
 
 
 def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None:
-    """Predict the floating-point operations of a call: 0 for an op of little arithmetic per byte, None if not known."""
+    """Predict the floating-point operations of a call.
+
+    Args:
+        target: The op's overload, or whatever else is called.
+        args: Its arguments, tensors among them, fake or real; a dynamic size counts as its example.
+        kwargs: Its arguments by name.
+        result: What it returns.
+
+    Returns:
+        0 for an op of little arithmetic per byte; None if it is not known.
+    """
     packet = getattr(target, "overloadpacket", None)
     own, torchs = FORMULAS.get(packet), flop_registry.get(packet)
     if own is not None:
@@ -115,13 +125,31 @@ def _sizes(value: Any) -> Any:
 
 
 def call_prediction(node: Node, moved: int, device: Device) -> Prediction:
-    """Predict what a node costs that runs eager; ``moved`` are the bytes of its tensors."""
+    """Predict what a node costs that runs eager.
+
+    Args:
+        node: The node; its operands' values and its own are those of its metadata.
+        moved: The bytes of the tensors that it reads and returns.
+        device: The device that is priced.
+    """
     args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta.get("val"))
     return op_prediction(node.target, args, kwargs, node.meta.get("val"), moved, device)
 
 
 def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, device: Device) -> Prediction:
-    """Predict what an op costs that runs eager on the tensors among its arguments."""
+    """Predict what an op costs that runs eager on the tensors among its arguments.
+
+    Args:
+        target: The op's overload, or whatever else is called.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+        result: What it returns.
+        moved: The bytes of the tensors that it reads and returns.
+        device: The device that is priced.
+
+    Returns:
+        The prediction; a ``partial`` one, of the bytes alone, where it is not known how much is computed.
+    """
     memory = predict(Work(moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
     flops = call_flops(target, args, kwargs, result)
     if (count := _sorted_adds(target, args, kwargs)):

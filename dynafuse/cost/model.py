@@ -121,7 +121,13 @@ class Choice:
 
 
 def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
-    """Predict the device time of the work alone, without launches, microseconds."""
+    """Predict the device time of the work alone, without launches, in microseconds.
+
+    Args:
+        work: What a kernel does.
+        device: The device that is priced.
+        executor: Whose kernel it is; one without constants of its own is priced as ``priced_as`` says.
+    """
     efficiency = device.efficiency(_priced_as(executor), work.kernel_class, work.length, work.width)
     share = in_use(work, device)
     memory = work.bytes / max(device.bandwidth_tbs * 1e6 * efficiency * share, LEAST)
@@ -146,10 +152,16 @@ def _launches(work: Work, executor: str) -> int:
 
 
 def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: bool = False) -> Prediction:
-    """Predict all that work costs on an executor; ``compiled`` when its kernel is there already.
+    """Predict all that work costs on an executor.
 
     An executor that allocates its outputs inside the call has that in the call's price. What eager does with a
     region is the sum over its ops, each priced with its own bytes.
+
+    Args:
+        work: What a kernel does.
+        device: The device that is priced.
+        executor: Whose kernel it is.
+        compiled: Whether the kernel is there already, so that nobody waits for the compiler.
     """
     launches, busy = _launches(work, executor), work_us(work, device, executor)
     host = launches * device.constants[f"host_us_{_priced_as(executor)}"]
@@ -165,7 +177,13 @@ def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: boo
 
 
 def objective(prediction: Prediction, device: Device, captured: bool = False) -> float:
-    """Return what a user waits for per call, microseconds; lower is better. Of a whole plan, or of work by itself."""
+    """Return what a user waits for per call, in microseconds: of a whole plan, or of work by itself. Lower is better.
+
+    Args:
+        prediction: What it costs.
+        device: The device that is priced; its ``expected_calls`` spread the compile time.
+        captured: Whether it runs as nodes of a CUDA graph, where no host time counts.
+    """
     compiling = prediction.compile_s * 1e6 / max(device.expected_calls, LEAST)
     if captured:
         return prediction.captured_us + compiling
@@ -178,9 +196,16 @@ def objective(prediction: Prediction, device: Device, captured: bool = False) ->
 def choose(
     candidates: Mapping[str, Prediction], device: Device, captured: bool = False, rest: Prediction | None = None
 ) -> Choice:
-    """Return the executor with which the plan costs least; ``rest`` is the plan's other work, which says what bounds it.
+    """Return the executor with which the plan costs least. Ties go to the first.
 
-    Ties go to the first. Raises ValueError without candidates.
+    Args:
+        candidates: What the work costs, by executor.
+        device: The device that is priced.
+        captured: Whether the plan runs as a CUDA graph.
+        rest: What the plan's other work costs, which says whether the device or the host bounds it; None if there is none.
+
+    Raises:
+        ValueError: There are no candidates.
     """
     around = rest or Prediction()
     totals = {name: objective(around + prediction, device, captured) for name, prediction in candidates.items()}
@@ -197,16 +222,29 @@ def choose(
 
 
 def family_loss_us(arguments: int, terms: int, points: int, device: Device, captured: bool = False) -> float:
-    """Predict what a call loses at most on a kernel that takes ``arguments`` and has ``terms`` beyond those that are needed.
+    """Predict what a call loses at most on a fold family's kernel, in microseconds.
 
     Terms that are not there move nothing, and cost ``FLOPS_OF_TERM`` at each of a number of points.
+
+    Args:
+        arguments: How many arguments the kernel takes beyond those that are needed.
+        terms: How many terms its fold has beyond those that are needed.
+        points: The elements that the fold is computed at.
+        device: The device that is priced.
+        captured: Whether the call is in a CUDA graph, where arguments cost nothing.
     """
     host = 0.0 if captured else arguments * device.argument_us
     return host + FLOPS_OF_TERM * terms * points / max(device.flops_tflops * 1e6, LEAST)
 
 
 def family_gain_us(lengths: int, sites: int, device: Device) -> float:
-    """Return what a call saves of compile time if one kernel serves several lengths, each with ``sites`` in its graph."""
+    """Return what a call saves of compile time, in microseconds, if one kernel serves several lengths.
+
+    Args:
+        lengths: How many lengths it serves, at least 1.
+        sites: How many places in its graph each length has.
+        device: The device that is priced; its ``expected_runs`` spread the compile time.
+    """
     share = (lengths - 1) / lengths
     return share * device.constants[f"compile_s_{PREFERRED}"] * 1e6 / max(device.expected_runs * sites, LEAST)
 
@@ -229,7 +267,14 @@ class Meanwhile:
 
 
 def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Device) -> Meanwhile:
-    """Predict what calls lose that cost ``instead``, not ``exact``, while a graph's ``kernels`` are compiled."""
+    """Predict what calls lose on stand-ins while a graph's kernels are compiled.
+
+    Args:
+        exact: What a call costs on the graph's own kernels.
+        instead: What it costs on those that are there already.
+        kernels: How many kernels are compiled.
+        device: The device that is priced.
+    """
     saved, us = kernels * device.constants[f"compile_s_{PREFERRED}"] * 1e6, objective(instead, device)
     calls = min(max(saved / max(us, LEAST), 1.0), device.expected_runs)
     return Meanwhile(calls, us - objective(exact, device), saved)
@@ -238,7 +283,14 @@ def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Devi
 def efficiency_to_match(work: Work, device: Device, executor: str, us: float) -> float | None:
     """Return the ``efficiency_<executor>_<class>`` at which the executor's device time is ``us``: what would flip a choice.
 
-    None if no efficiency does it: launches or arithmetic alone take longer, or nothing is moved.
+    Args:
+        work: What a kernel does.
+        device: The device that is priced.
+        executor: Whose kernel it is.
+        us: The device time to be reached, in microseconds, launches included.
+
+    Returns:
+        None if no efficiency does it: launches or arithmetic alone take longer, or nothing is moved.
     """
     left = us - _launches(work, executor) * device.constants[f"launch_us_{_priced_as(executor)}"]
     share = in_use(work, device)

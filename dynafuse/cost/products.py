@@ -64,7 +64,13 @@ class Product:
         return Product(math.prod(map(hint, left.shape[:ROWS])), m, k, n, runs, pitches, left.dtype)
 
     def padded(self, m: int, k: int, n: int) -> Product:
-        """Return the product in larger sizes. In operands that change one run lies behind the other."""
+        """Return the product in larger sizes. In operands that change one run lies behind the other.
+
+        Args:
+            m: Rows of the left operand and of the result.
+            k: Columns of the left operand, rows of the right one.
+            n: Columns of the right operand and of the result.
+        """
         left = (k if self.runs[0] == COLUMNS else m) if (m, k) != (self.m, self.k) else self.pitches[0]
         right = (n if self.runs[1] == COLUMNS else k) if (k, n) != (self.k, self.n) else self.pitches[1]
         return replace(self, m=m, k=k, n=n, pitches=(left, right))

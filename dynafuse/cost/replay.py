@@ -66,7 +66,13 @@ class Saving:
 
 
 def saving(prediction: Prediction, copies: Copies, device: Device) -> Saving:
-    """Return what a call of a graph saves by replay if it copies so much."""
+    """Return what a call of a graph saves by replay.
+
+    Args:
+        prediction: What a call costs, by launches and as nodes of a CUDA graph.
+        copies: What is copied at each replay, in and out together.
+        device: The device that is priced.
+    """
     copied_us = 2 * copies.bytes / max(device.bandwidth_tbs * 1e6, LEAST)
     host_us = REPLAY_HOST_US + NODE_HOST_US * prediction.host_us + TENSOR_HOST_US * copies.tensors
     plain = Prediction(prediction.device_us, prediction.host_us)
