@@ -31,7 +31,15 @@ class Imported:
 
 
 def export_entries(disk: Disk, path: Path) -> int:
-    """Write all undamaged entries to a file; return how many. Raises CacheError if the file cannot be written."""
+    """Write all undamaged entries to a file; return how many.
+
+    Args:
+        disk: The cache.
+        path: The file. It is replaced only once all is written, by way of one beside it.
+
+    Raises:
+        CacheError: The file cannot be written.
+    """
     blobs = {file.key: pack(entry) for file, entry in disk.entries() if isinstance(entry, Entry)}
     packed = pack(Entry("archive", "", {}, blobs))
     try:
@@ -50,7 +58,15 @@ def export_entries(disk: Disk, path: Path) -> int:
 
 
 def import_entries(disk: Disk, path: Path) -> Imported:
-    """Write the entries of an exported file that the cache lacks. Raises CacheError for any other file."""
+    """Write the entries of an exported file that the cache lacks; one that is damaged there counts as lacking.
+
+    Args:
+        disk: The cache.
+        path: A file that :func:`export_entries` wrote.
+
+    Raises:
+        CacheError: The file cannot be read, is damaged, or is no exported cache.
+    """
     try:
         archive = unpack(path.read_bytes(), "")
     except (OSError, Damaged) as error:

@@ -190,15 +190,26 @@ def versions() -> tuple[str, ...]:
 
 def canonical(annotated: Annotated, region: Region, options: tuple[tuple[str, Any], ...], target: str,
               classes: bool = False) -> CanonicalRegion:
-    """Return the spec of a region, with its key for kernels that run on ``target`` (a device capability or interpreter).
+    """Return the spec of a region, with the key of its kernel.
 
-    With ``classes`` a kernel of Triton is one for a class of sizes, where the region has one.
+    Args:
+        annotated: The graph with its facts.
+        region: One of its regions.
+        options: Name and value of the options that change generated code (``Config.key``); they become a part of the spec.
+        target: What the kernel runs on, a part of its key: see ``Executor.target``.
+        classes: Whether a kernel that takes arguments is one for a class of sizes, where the region has one.
     """
     return _Canonical(annotated, region, classes).bound(options, target)
 
 
 def rekeyed(bound: CanonicalRegion, region: Region, target: str) -> CanonicalRegion:
-    """Return the same spec for ``region``, which differs in its executor and what is said of it, on another target."""
+    """Return the same spec for a region that differs in its executor and what is said of it, on another target.
+
+    Args:
+        bound: The canonical region whose spec is kept.
+        region: The same nodes with another executor, decision or reasons.
+        target: What the kernel runs on now, a part of its key.
+    """
     code = _code(bound.spec, region.executor, bound.classes, bound.member)
     return replace(bound, region=region, code=code.spec, sizes=code.sizes, hoisted=code.hoisted,
                    key=key_of(code.spec, target), target=target)
@@ -211,7 +222,7 @@ def varied(bound: CanonicalRegion, variant: str) -> CanonicalRegion:
 
 
 def family(bound: CanonicalRegion, least: int) -> CanonicalRegion | None:
-    """Return a region with its family's kernel, if it is on Triton and has a fold of at least ``least`` terms."""
+    """Return a region on its family's kernel, if its executor takes arguments and it has a fold of ``least`` terms."""
     takes_arguments = executor(bound.region.executor).takes_arguments
     family_member = member(bound.code, bound.hoisted, least) if takes_arguments else None
     return None if family_member is None else rekeyed(replace(bound, member=family_member), bound.region, bound.target)
@@ -227,7 +238,14 @@ class Code:
 
 
 def code_of(spec: Spec, classes: bool, family_member: Member | None = None) -> Code:
-    """Return what Triton's kernel of a spec is made from, or that of the family which it was ``found`` to be in."""
+    """Return what a kernel that takes arguments is made from, for a spec, its class of sizes or its fold family.
+
+    Args:
+        spec: The region's own spec.
+        classes: Whether to take the spec of its class of sizes, where it has one.
+        family_member: The region as a member of its fold family, whose spec is taken instead; None if it runs on a kernel of
+            its own.
+    """
     form, sizes = classed(spec) if classes else (spec, ())
     code, hoisted = (family_member.code, family_member.hoisted) if family_member else hoist_scalars(form)
     return Code(code, sizes, hoisted)

@@ -29,9 +29,19 @@ WITH_FILE = ("export", "import")
 
 
 def run(command: str, disk: Disk, file: Path | None = None, say: Callable[[str], None] = print) -> int:
-    """Run one of COMMANDS and return its exit status; ``file`` is what WITH_FILE commands write or read.
+    """Run one of COMMANDS.
 
-    Raises CacheError for a file that cannot be read or written.
+    Args:
+        command: Its name.
+        disk: The cache.
+        file: What the commands of WITH_FILE write or read; None for the others.
+        say: Takes each line that is printed.
+
+    Returns:
+        The exit status: 1 if ``verify`` has come upon a damaged entry, else 0.
+
+    Raises:
+        CacheError: The file cannot be read or written.
     """
     if command == "export" and file is not None:
         say(f"{_entries(archive.export_entries(disk, file))} exported to {file}")

@@ -66,7 +66,11 @@ class Disk:
     _guard: Guard = field(default_factory=Guard, init=False, repr=False)
 
     def path(self, key: str) -> Path:
-        """Return the path of a key's entry. Raises ValueError for a malformed key."""
+        """Return the path of a key's entry, whether there is one or not.
+
+        Raises:
+            ValueError: The key is malformed, and could name a file elsewhere.
+        """
         if not KEY.fullmatch(key):
             raise ValueError(f"{key!r} is no key")
         return self.folder / key

@@ -45,7 +45,16 @@ class Entry:
     blobs: Mapping[str, bytes] = field(default_factory=dict)
 
     def expect(self, kind: str, region: str) -> None:
-        """Raise ValueError unless this is an entry of a kind, of the region with a key."""
+        """Check that this is an entry of a kind, of the region with a key.
+
+        Args:
+            kind: What the entry's ``kind`` has to be.
+            region: What its ``data["region"]`` has to be: a region's key, which is not the entry's own.
+
+        Raises:
+            ValueError: It is another.
+            KeyError: It is of the kind, and of no region.
+        """
         if self.kind != kind or self.data["region"] != region:
             raise ValueError(f"it is a {self.kind} entry of region {self.data.get('region')}")
 
@@ -60,7 +69,15 @@ def pack(entry: Entry) -> bytes:
 
 
 def unpack(packed: bytes, key: str | None = None) -> Entry:
-    """Return the entry of a file's content. Raises Damaged, also if it is not the entry of ``key``."""
+    """Return the entry of a file's content.
+
+    Args:
+        packed: All bytes of the file.
+        key: The key that the entry has to be of; None takes any.
+
+    Raises:
+        Damaged: The bytes are not exactly as written, or the entry is that of another key.
+    """
     body = _checked_body(packed)
     try:
         (size,) = _LENGTH.unpack_from(body)

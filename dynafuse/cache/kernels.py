@@ -40,8 +40,15 @@ def get_or_make(region: CanonicalRegion, executor: Executor, compilation: Compil
     """Return the kernel of a region: from this process's store, from the disk, or made.
 
     Args:
-        make: begins to make the kernel; it is called by one thread of one process, and only if there is none.
-        prepare: takes a kernel that was read from the disk, and returns it as it is to be used.
+        region: The region; its key is that of the store.
+        executor: What makes the kernel, and says how it is kept.
+        compilation: What the kernel is compiled for.
+        make: Begins to make the kernel; it is called by one thread of one process, and only if there is none.
+        prepare: Takes a kernel that was read from the disk, and returns it as it is to be used. If it raises, the kernel is
+            made anew.
+
+    Returns:
+        A future, the same for every request of this process with an equal key.
     """
     def made() -> Future[Any]:
         ORIGINS[region.key] = "compiled"
@@ -58,7 +65,13 @@ def get_or_make(region: CanonicalRegion, executor: Executor, compilation: Compil
 
 
 def is_there(region: CanonicalRegion, executor: Executor, compilation: Compilation) -> bool:
-    """Return whether a kernel need not be made: this process has it, or it is on disk, as far as can be told unread."""
+    """Return whether a kernel need not be made: this process has it, or it is on disk, as far as can be told unread.
+
+    Args:
+        region: The region.
+        executor: What would make the kernel.
+        compilation: What the kernel is compiled for.
+    """
     asked = STORE.asked(region.key)
     if asked is not None:
         return asked.done() and asked.exception() is None
@@ -67,7 +80,13 @@ def is_there(region: CanonicalRegion, executor: Executor, compilation: Compilati
 
 
 def key_of(region: CanonicalRegion, executor: Executor, compilation: Compilation) -> str:
-    """Return the key on disk: of the region's key, of our sources and, for binaries, of the compiler and its settings."""
+    """Return the key on disk: of the region's key, of our sources and, for binaries, of the compiler and its settings.
+
+    Args:
+        region: The region.
+        executor: What makes the kernel; its name and fingerprint are in the key.
+        compilation: What the kernel is compiled for.
+    """
     return digest_of(executor.name, region.key, sources.digest(), executor.fingerprint(compilation))
 
 

@@ -32,7 +32,15 @@ _FUNCTIONS: Mapping[str, Callable[..., sympy.Expr]] = {function.__name__: functi
 
 
 def size_to_json(size: Size, symbols: Symbols = symbol_of) -> Any:
-    """Convert a size over ``symbols``. Raises NoEntry for one that would not be read back as the same."""
+    """Convert a size to an int, a symbol's name, or a list of a function's name and its arguments.
+
+    Args:
+        size: The size.
+        symbols: Returns the symbol of a name, as it will when the size is read back.
+
+    Raises:
+        NoEntry: It would not be read back as the same.
+    """
     plain = _plain(size)
     if not isinstance(size, int) and _read_back(plain, symbols) != size:
         raise NoEntry(f"the size {size} is not the same when it is read back")
@@ -94,7 +102,11 @@ def workspace_to_json(space: Workspace) -> list[Any]:
 
 
 def workspace_from_json(plain: Sequence[Any]) -> Workspace:
-    """Read the workspace that :func:`workspace_to_json` wrote."""
+    """Read the workspace that :func:`workspace_to_json` wrote.
+
+    Raises:
+        ValueError: What is written as its dtype is none.
+    """
     name, dtype_name, size = plain
     dtype = getattr(torch, dtype_name)
     if not isinstance(dtype, torch.dtype):

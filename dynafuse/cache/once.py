@@ -120,7 +120,13 @@ def once(disk: Disk, key: str, codec: Codec[K], make: Callable[[], Future[K]], t
 
 
 def read(disk: Disk, key: str, decode: Callable[[Entry], K]) -> K | None:
-    """Read and decode an entry; return None if there is none and, with a line of log, if it cannot be decoded."""
+    """Read and decode an entry; return None if there is none and, with a line of log, if it cannot be decoded.
+
+    Args:
+        disk: Where entries are stored.
+        key: The entry's key.
+        decode: Makes what is returned of an entry; it may raise anything for one that it cannot use.
+    """
     entry = disk.read(key)
     if entry is None:
         return None

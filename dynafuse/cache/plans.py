@@ -109,7 +109,11 @@ def get_or_make(annotated: Annotated, told: Sequence[object], config: Config, gu
     """Return the plan of a graph from the disk, or what ``make`` returns, which is kept there.
 
     Args:
-        told: what the plan depends on beside the graph, each with a ``repr`` or ``str`` that says all of it.
+        annotated: The graph; one of fewer than LEAST_NODES nodes is neither looked for nor kept.
+        told: What the plan depends on beside the graph, each with a ``repr`` or ``str`` that says all of it.
+        config: The options, which say whether there is a cache and how large it may be.
+        guard: How far a failure of the disk reaches.
+        make: Plans the graph.
     """
     def looked_up() -> tuple[Disk | None, str | None, Plan | None]:
         target = disk(config) if len(annotated.facts) >= LEAST_NODES else None
@@ -135,7 +139,12 @@ def get_or_make(annotated: Annotated, told: Sequence[object], config: Config, gu
 
 
 def key_of(annotated: Annotated, told: Sequence[object]) -> str | None:
-    """Return the key of a graph's plan; None for a graph that no key describes."""
+    """Return the key of a graph's plan; None for a graph that no key describes.
+
+    Args:
+        annotated: The graph.
+        told: What the plan depends on beside the graph; the ``repr`` of each is in the key.
+    """
     try:
         graph = described(annotated)
     except NoEntry as error:
@@ -148,7 +157,15 @@ def key_of(annotated: Annotated, told: Sequence[object]) -> str | None:
 
 
 def plan_to_json(plan: Plan, line: Line) -> dict[str, Any]:
-    """Convert a plan. Raises NoEntry for a size that would not be read back as the same."""
+    """Convert a plan to what JSON can hold: nodes as their places in the graph.
+
+    Args:
+        plan: The plan, before anything was measured or moved to a family's kernel.
+        line: Returns the user's line of a node.
+
+    Raises:
+        NoEntry: A size would not be read back as the same.
+    """
     place = {node: i for i, node in enumerate(plan.annotated.graph.nodes)}
     symbols = _symbols(plan.annotated).__getitem__
     steps = [_region_to_json(step, place, line, symbols) if isinstance(step, Region) else place[step] for step in plan.steps]
@@ -189,7 +206,13 @@ def _option_to_json(option: Option) -> list[Any]:
 
 
 def plan_from_json(plain: Mapping[str, Any], annotated: Annotated, line: Line) -> Plan:
-    """Read the plan that :func:`plan_to_json` wrote, onto an equal graph."""
+    """Read the plan that :func:`plan_to_json` wrote, onto an equal graph.
+
+    Args:
+        plain: What was written.
+        annotated: A graph with the key of the one that was planned: the same nodes in the same places.
+        line: Returns the user's line of a node, for the regions' origins.
+    """
     nodes = list(annotated.graph.nodes)
     symbols = _symbols(annotated).__getitem__
     steps = tuple(_region_from_json(s, nodes, line, symbols) if isinstance(s, dict) else nodes[s] for s in plain["steps"])
