@@ -48,9 +48,14 @@ def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, 
              forcing: Forcing = NOTHING) -> Annotated:
     """Return facts for every node.
 
-    Only tensors on ``device_type`` are fused (None: nothing is); nodes in ``eager`` never, for the reason given.
+    Args:
+        module: A normalized graph.
+        device_type: The type of device whose tensors are fused; None: nothing is.
+        eager: Nodes that run eager whatever they are, each with the reason.
+        forcing: What the user forces onto which executor.
 
-    Raises ForceError if a node is forced to an executor that cannot run it.
+    Raises:
+        ForceError: A node is forced, strictly, to an executor that cannot run it or that is not enabled.
     """
     facts: dict[Node, Facts] = {}
     for node in module.graph.nodes:
@@ -125,7 +130,16 @@ def _expression(size: Size) -> sympy.Expr:
 
 def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None,
              before: Mapping[Node, Facts]) -> str:
-    """Return why this call of a fusible op cannot be fused; empty if it can. ``before`` has the facts of its operands."""
+    """Return why this call of a fusible op cannot be fused; "" if it can.
+
+    Args:
+        node: The call.
+        row: Its op's row.
+        tensor: What it returns.
+        call: Its arguments by name.
+        device_type: The type of device whose tensors are fused; None: nothing is.
+        before: The facts of its operands.
+    """
     operands = [before[a].tensor for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)]
     tensors = [t for t in (tensor, *operands) if t is not None]
     if len(tensors) <= len(operands):

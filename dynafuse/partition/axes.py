@@ -87,13 +87,24 @@ class Unifier:
         self._trail.append(axis)
 
     def split(self, axis: Axis, outer: Size, inner: Size) -> tuple[Axis, Axis]:
-        """Split a leaf into an outer and an inner axis."""
+        """Split a leaf into an outer and an inner axis.
+
+        Args:
+            axis: The leaf; whoever asks for its leaves gets the two from now on.
+            outer: The size of the outer axis.
+            inner: The size of the inner one; their product is that of the leaf.
+        """
         parts = (Axis(outer), Axis(inner))
         self._forward(axis, parts)
         return parts
 
     def unify(self, left: Iterable[Axis], right: Iterable[Axis]) -> bool:
-        """Make two axis lists the same loops, in the same order. False (and possibly half done) if they cannot be."""
+        """Make two axis lists the same loops, in the same order. False (and possibly half done) if they cannot be.
+
+        Args:
+            left: Axes, outermost first.
+            right: The other axes, outermost first.
+        """
         a, b = leaves(left)[::-1], leaves(right)[::-1]
         while a and b:
             x, y = a.pop(), b.pop()

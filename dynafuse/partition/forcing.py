@@ -104,13 +104,26 @@ class Forcing:
 
     @staticmethod
     def of(force: Mapping[str, str], enabled: Sequence[str]) -> Forcing:
-        """Read the option ``force`` and the executors in use; to be called while Dynamo calls the backend."""
+        """Read the option ``force`` and the executors in use; to be called while Dynamo calls the backend.
+
+        Args:
+            force: Executors by pattern of modules; a "?" behind the executor's name lets ops fall back.
+            enabled: The names of the executors that the plan may use.
+        """
         patterns = [Pattern(text, Order(name.removesuffix("?"), name[-1] != "?")) for text, name in force.items()]
         around = torch.fx.traceback.current_meta.get("custom", {}).get(FORCE_MARK)
         return Forcing(tuple(patterns), around, tuple(enabled))
 
     def applied(self, graph: Graph, facts: Mapping[Node, Facts]) -> dict[Node, Facts]:
-        """Return the facts with what forces each node taken in. Raises ForceError where a strict order cannot be kept."""
+        """Return the facts with what forces each node taken in.
+
+        Args:
+            graph: An annotated graph.
+            facts: The facts of all its nodes.
+
+        Raises:
+            ForceError: A strict order cannot be kept; it has all violations of the graph.
+        """
         result = dict(facts)
         violations: list[Violation] = []
         for node, order in self.orders(graph).items():
@@ -182,8 +195,14 @@ class Forcing:
         """Look for patterns that match nothing, in a graph of Dynamo's that has modules; others say nothing about patterns.
 
         Such a pattern may be for another graph, of code behind a graph break or of another module, and it is none if it
-        matches a module of which whoever calls the compiled code knows. Otherwise it is told of once, or raises OptionError
-        when ``strict``, unless it may fall back.
+        matches a module of which whoever calls the compiled code knows. Otherwise it is told of once.
+
+        Args:
+            graph: Dynamo's graph.
+            strict: Whether such a pattern raises, unless it may fall back, instead of being told of.
+
+        Raises:
+            OptionError: Under ``strict``, a pattern that may not fall back matches nothing.
         """
         unknown = [p for p in self.patterns if p.text not in _settled]
         if not unknown:

@@ -67,7 +67,13 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
               recompute: bool = True, max_ops: int = 200) -> Plan:
     """Return the plan for a graph on a device: regions, eager calls and views in an order that respects every dependency.
 
-    Without ``executors`` regions run on Triton; ``captured`` says that the graph will be replayed as a CUDA graph.
+    Args:
+        annotated: The graph with its facts.
+        device: The device that is priced.
+        executors: What may run regions; None: Triton alone.
+        captured: Whether the graph will be replayed as a CUDA graph, where no host time counts.
+        recompute: Whether cheap ops may be computed again by every region that reads them.
+        max_ops: The most nodes of a region.
     """
     executors = executors or Executors(annotated.facts, (PREFERRED,))
     return _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops).run(annotated)

@@ -64,7 +64,14 @@ class Member:
 
 
 def members_of(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], outputs: frozenset[Node]) -> list[Member]:
-    """Return the nodes that run along axes of the region; inlined ones are computed at other indices and have none."""
+    """Return the nodes that run along axes of the region; inlined ones are computed at other indices and have none.
+
+    Args:
+        spaces: The iteration spaces of the graph's nodes.
+        nodes: The region's nodes, operands first.
+        inlined: Those among them that are inlined.
+        outputs: Those that are stored.
+    """
     members = []
     for node in nodes:
         if node not in inlined:
@@ -140,7 +147,13 @@ def _rowcol(
 
 
 def innermost(spaces: Spaces, members: Sequence[Member], axes: frozenset[Axis]) -> bool:
-    """Return whether the largest operand of the reductions has ``axes`` contiguous."""
+    """Return whether what the reductions read is contiguous along one of some axes.
+
+    Args:
+        spaces: The iteration spaces of the graph's nodes.
+        members: The region's members, in order; the first reduction whose operand has a stride of 1 decides.
+        axes: The axes that are asked about.
+    """
     for member in members:
         if member.reduced:
             operand = spaces.tensor(member.node.all_input_nodes[0])
@@ -162,7 +175,13 @@ def _used_early(
 
 
 def after(spaces: Spaces, members: Sequence[Member], reductions: frozenset[Node]) -> set[Node]:
-    """Return the members that need a result of ``reductions``, directly or through views, cheap nodes and other members."""
+    """Return the members that need a result of some reductions, directly or through views, cheap nodes and other members.
+
+    Args:
+        spaces: The iteration spaces of the graph's nodes.
+        members: The region's members, operands first.
+        reductions: The reductions.
+    """
     reached: set[Node] = set()
     for member in members:
         if any(_reaches(spaces, argument, reached | reductions) for argument in member.node.all_input_nodes):

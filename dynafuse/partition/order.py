@@ -86,11 +86,22 @@ class Dependencies:
         return self._place[node]
 
     def would_cycle(self, first: HasNodes, second: HasNodes) -> bool:
-        """Return whether a path leads from one of two groups out and into the other."""
+        """Return whether a path leads from one of two groups out and into the other.
+
+        Args:
+            first: A unit of the order.
+            second: Another one.
+        """
         return self._between(first, second) is None
 
     def merged(self, first: HasNodes, second: HasNodes, both: HasNodes) -> None:
-        """Put ``both`` in the place of two groups that would not cycle, before its nodes are said to belong to it."""
+        """Put a merged group in the place of two that would not cycle, before its nodes are said to belong to it.
+
+        Args:
+            first: A unit of the order.
+            second: Another one.
+            both: The group of both groups' nodes.
+        """
         later = self._between(first, second)
         assert later is not None
         low, high = sorted((self._rank.pop(first), self._rank.pop(second)))

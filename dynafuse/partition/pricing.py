@@ -80,7 +80,12 @@ class Pricing:
         self._torchs: dict[Work, Prediction] = {}
 
     def replace(self, before: Prediction, after: Prediction) -> None:
-        """Price from now on beside ``after`` instead of ``before``."""
+        """Price from now on beside ``after`` instead of ``before``.
+
+        Args:
+            before: What has counted so far.
+            after: What counts from now on.
+        """
         self.total = self.total.less(before) + after
 
     def adds(self, prediction: Prediction, rest: Prediction) -> float:
@@ -89,9 +94,16 @@ class Pricing:
 
     def price(self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node],
               instead_of: Prediction = NOTHING) -> Priced | Refusal:
-        """Price one kernel that computes ``nodes``, in place of a part of ``total``.
+        """Price one kernel that computes some nodes, in place of a part of ``total``.
 
-        A refusal where no executor has one.
+        Args:
+            nodes: The region's nodes, operands first.
+            reads: What they read, and where.
+            inlined: Those of the nodes that are computed at other indices.
+            instead_of: The part of ``total`` that the kernel replaces.
+
+        Returns:
+            The price; a refusal where no executor has such a kernel.
         """
         outputs = self.outputs(nodes)
         inside = set(nodes)

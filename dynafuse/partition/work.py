@@ -68,7 +68,14 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
 
 
 def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> int:
-    """Count the bytes that a row + column kernel holds: a row of what it reads, a running state per column reduction."""
+    """Count the bytes that a row + column kernel holds: a row of what it reads, a running state per column reduction.
+
+    Args:
+        spaces: The iteration spaces of the graph's nodes.
+        shape: The region's iteration space.
+        members: Its members.
+        sources: What it reads; of these, tensors with fewer elements than it has points are not held.
+    """
     points = product(shape.axes)
     read = sum(t.dtype.itemsize for t in map(spaces.tensor, sources) if t.hint >= points)
     running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in members if m.reduced == shape.columns)
