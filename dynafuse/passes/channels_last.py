@@ -38,7 +38,10 @@ CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.defa
 def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
     """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides; in place.
 
-    ``kind`` is forward, backward or inference; ``example_inputs`` are the graph's inputs, real or fake.
+    Args:
+        kind: forward, backward or inference.
+        module: A normalized graph.
+        example_inputs: Its inputs, real or fake; only a backward's may have other strides than were traced.
     """
     restrided = restrided_inputs(module, example_inputs) if kind == "backward" else {}
     if not restrided and not convolutions(module):

@@ -31,7 +31,11 @@ def save_before_overwriting(forward: GraphModule, backward: GraphModule, results
     """Pass the backward copies of the inputs that the forward, or torch after it, overwrites, where it reads old values.
 
     Inputs that the backward itself overwrites are passed too, and those that it reads through a view as copies.
-    ``results`` is the number of the forward's outputs before the saved ones. Changes both graphs.
+
+    Args:
+        forward: The forward graph, which is changed.
+        backward: The backward graph, which is changed.
+        results: How many of the forward's outputs come before the saved ones.
     """
     overwritten = _overwritten(forward)
     output = forward.graph.output_node()

@@ -56,7 +56,13 @@ def pad_products(kind: str, module: GraphModule, device: Device, device_type: st
 
 
 def rewrite(kind: str, module: GraphModule, chosen: Collection[Priced]) -> None:
-    """Have products run in padded sizes, in place."""
+    """Have products run in padded sizes, in place; what the caller sees keeps its strides.
+
+    Args:
+        kind: forward, backward or inference.
+        module: The graph.
+        chosen: The paddings that are made.
+    """
     before = strides_of(module)
     change = _Change()
     for priced in chosen:

@@ -93,7 +93,16 @@ class Priced:
 
 def worthwhile(candidates: Sequence[Padding], module: GraphModule, device: Device, device_type: str | None,
                captured: bool, seen: int) -> Sequence[Priced]:
-    """Return the paddings that pay, in the order of the graph; ``seen`` results of it are the caller's."""
+    """Return the paddings that pay, in the order of the graph.
+
+    Args:
+        candidates: All products that could be padded, in the order of the graph.
+        module: The graph.
+        device: The device that is priced.
+        device_type: The type of device whose tensors are fused; None if nothing is.
+        captured: Whether the graph is to be recorded as a CUDA graph.
+        seen: How many of the graph's results, the first ones, the caller sees.
+    """
     prices = Prices(module, device, device_type, captured, seen, candidates)
     chosen = {padding for group in _sharing(candidates) for padding in prices.worthwhile(group)}
     return [prices.priced(padding) for padding in candidates if padding in chosen]

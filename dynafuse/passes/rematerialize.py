@@ -56,7 +56,13 @@ class Sides(Protocol):
 
 
 def saved_values(annotated: Annotated, sides: Sides, device: Device) -> list[Node]:
-    """Return the values of a joint graph that the forward passes to the backward, in graph order."""
+    """Return the values of a joint graph that the forward passes to the backward, in graph order.
+
+    Args:
+        annotated: The joint graph with its facts.
+        sides: Which nodes belong to the forward and to the backward.
+        device: The device that is priced.
+    """
     import networkx  # slow to import, and only ``rematerialize="cost"`` needs it
 
     uses = Uses(annotated, sides)

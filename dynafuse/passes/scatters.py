@@ -147,7 +147,14 @@ def _widen(node: Node, dtype: torch.dtype) -> None:
 
 
 def insert(before: Node, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Node:
-    """Insert a call before a node, with its metadata."""
+    """Insert a call before a node, with that one's metadata and a value of its own.
+
+    Args:
+        before: The node that it stands before.
+        target: What is called.
+        args: Its arguments; nodes among them need a value (``val``).
+        **kwargs: Its arguments by name, without nodes.
+    """
     with before.graph.inserting_before(before):
         new = before.graph.call_function(target, args, kwargs)
     values = map_arg(args, lambda arg: arg.meta["val"])

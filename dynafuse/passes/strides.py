@@ -53,10 +53,15 @@ def _has_strides(node: Node) -> bool:
 
 def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Strides],
               bases: Collection[Node] = ()) -> None:
-    """Recompute the fake values of all that reads a tensor whose strides have ``changed``, to which they are added.
+    """Recompute the fake values of all that reads a tensor whose strides have changed.
 
     Ops that address the memory of such a tensor get a copy with its strides of ``before``, and so do ops of others.
-    ``bases`` are views that the pass has put in the place of tensors with memory of their own.
+
+    Args:
+        module: The graph, which is changed in place.
+        changed: The nodes whose values have new strides; those that come to have some are added.
+        before: The strides of every tensor before the change, in elements.
+        bases: Views that the pass has put in the place of tensors with memory of their own.
     """
     mode = detect_fake_mode([n.meta.get("val") for n in module.graph.nodes])
     assert mode is not None
@@ -139,7 +144,14 @@ def after_of(source: Node) -> Node:
 
 
 def in_order(source: Node, order: Sequence[int], after: Node, share: bool = True) -> Node:
-    """Return ``source`` dense in an order of its dimensions: a view if its memory is so and may be shared, else a copy."""
+    """Return a tensor dense in an order of its dimensions: a view if its memory is so and may be shared, else a copy.
+
+    Args:
+        source: The tensor.
+        order: Its dimensions from the outermost in memory to the innermost.
+        after: The node behind which the ops are inserted.
+        share: Whether the result may be a view of ``source``.
+    """
     value, inverse = source.meta["val"], [order.index(dim) for dim in range(len(order))]
     if share and value.is_contiguous() and value.permute(order).is_contiguous():
         flat = _insert(after, aten.view.default, source, [value.numel()])
@@ -207,7 +219,13 @@ def restrided_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict
 
 
 def adopt(module: GraphModule, inputs: Mapping[Node, torch.Tensor], before: Mapping[Node, Strides]) -> None:
-    """Adopt the strides that inputs really have, and propagate them."""
+    """Adopt the strides that inputs really have, and propagate them.
+
+    Args:
+        module: The graph, which is changed in place.
+        inputs: What an input is really like, by its placeholder; may be empty.
+        before: The strides of every tensor before the change, in elements.
+    """
     for node, example in inputs.items():
         node.meta["val"] = example
     if inputs:
@@ -222,7 +240,13 @@ def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Stride
     """Restore eager's strides of the results that the caller sees, which share memory where eager's share it.
 
     Tensors that a forward saves for its backward are not seen: they are restored only if AOTAutograd cannot be told their
-    strides. ``bases`` are as for :func:`propagate`.
+    strides.
+
+    Args:
+        kind: forward, backward or inference.
+        module: The graph, which is changed in place.
+        before: Eager's strides of every tensor, in elements.
+        bases: As for :func:`propagate`.
     """
     outputs, after = _outputs(module), module.graph.output_node().prev
     seen = num_seen(kind, module)

@@ -57,7 +57,13 @@ class Piece:
         return module
 
     def inputs(self, root: GraphModule, given: Sequence[Any], fake_mode: FakeTensorMode) -> list[Any]:
-        """Return the values of the first site, to compile with: inputs of the graph as ``given``, others as fake tensors."""
+        """Return the values of the first site, to compile with.
+
+        Args:
+            root: The graph that the piece is of.
+            given: Examples of the graph's inputs, in order; the piece takes those that it reads as they are.
+            fake_mode: In which all other values are made, as fake tensors.
+        """
         placeholders = dict(zip((node for node in root.graph.nodes if node.op == "placeholder"), given, strict=True))
         return [placeholders[node] if node in placeholders else _fake(root, node, fake_mode) for node in self.sites[0]]
 

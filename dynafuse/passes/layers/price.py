@@ -44,7 +44,15 @@ class Price:
 
 
 def price(program: Program, calls: Sequence[Node], crossing: Iterable[Node], lost_bytes: int, device: Device) -> Price:
-    """Return the price of making a function of some calls; ``crossing`` are the values that enter or leave it."""
+    """Return the price of making a function of some calls.
+
+    Args:
+        program: The graph that they are of.
+        calls: The calls of a layer.
+        crossing: The values that enter or leave it.
+        lost_bytes: The bytes that cutting there writes and reads again, a call.
+        device: The device that is priced.
+    """
     whole = _prediction(program, calls, [value_of(node) for node in crossing], device)
     moved_us = 2 * lost_bytes / max(device.bandwidth_tbs * 1e6, LEAST)
     apart = whole + Prediction(moved_us, device.piece_us, 0.0, moved_us)
