@@ -30,13 +30,33 @@ class Timer(Protocol):
     """Clocks; all return microseconds per call of ``run``."""
 
     def device(self, run: Run, calls: int) -> float:
-        """Return the device time of a call, however slow the host is."""
+        """Return the device time of a call in microseconds, however slow the host is.
+
+        Args:
+            run: The call.
+            calls: How many calls are timed together.
+        """
 
     def host(self, run: Run, calls: int) -> float:
-        """Return the host time of a call, of calls that the device keeps up with."""
+        """Return the host time of a call in microseconds, of calls that the device keeps up with.
+
+        Args:
+            run: The call.
+            calls: How many calls are timed together.
+        """
 
     def replay(self, run: Run, calls: int = ..., replays: int = ..., rounds: int = ...) -> float:
-        """Return the device time of a call in a CUDA graph, as the median of rounds of replays. Raises CaptureFailed."""
+        """Return the device time of a call in a CUDA graph in microseconds, as the median of rounds of replays.
+
+        Args:
+            run: The call.
+            calls: How many calls a graph has.
+            replays: How many replays a round times.
+            rounds: How many rounds there are.
+
+        Raises:
+            CaptureFailed: The call cannot be captured.
+        """
 
 
 class Gpu:
@@ -50,7 +70,12 @@ class Gpu:
     def device(self, run: Run, calls: int) -> float:
         """Time calls by events, while the device is held before the first; held longer until the host is ahead.
 
-        Raises Refused if the host never gets ahead of the device.
+        Args:
+            run: The call.
+            calls: How many calls are timed together.
+
+        Raises:
+            Refused: The host never gets ahead of the device.
         """
         cycles = self.HOLD_CYCLES
         while cycles < self.LONGEST_HOLD:
@@ -78,7 +103,17 @@ class Gpu:
         return us
 
     def replay(self, run: Run, calls: int = CALLS, replays: int = CALLS, rounds: int = 1) -> float:
-        """Capture ``calls`` calls into a graph and time its replays by :meth:`device`. Raises CaptureFailed."""
+        """Capture calls into a graph and time its replays by :meth:`device`.
+
+        Args:
+            run: The call.
+            calls: How many calls the graph has.
+            replays: How many replays a round times.
+            rounds: How many rounds there are; the median counts.
+
+        Raises:
+            CaptureFailed: The call cannot be captured.
+        """
         graph = self._capture(run, calls)
         return median(self.device(graph.replay, replays) for _ in range(rounds)) / calls
 

@@ -44,9 +44,17 @@ def needed_bytes(spec: Spec, hints: Mapping[str, int]) -> int:
 
 
 def inputs_for(spec: Spec, hints: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:
-    """Return a random tensor per input of a spec. Raises NoData if an index could leave what it indexes.
+    """Return a random tensor per input of a spec.
 
     Where random integers violate a computed index, all inputs that index are zeros. Torch's global generators are not used.
+
+    Args:
+        spec: The region.
+        hints: The values of its size symbols, by name.
+        device: Where the tensors are made.
+
+    Raises:
+        NoData: An index could leave what it indexes.
     """
     rules = indices.rules(spec, hints)
     if rules.reason:

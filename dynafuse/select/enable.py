@@ -45,7 +45,15 @@ def tell(use: Use, enabled: Sequence[str], reasons: Mapping[str, str]) -> None:
     """Say, once per process and cause, which executors of a graph are not there and what to do about it.
 
     Silence is for those that are for other devices, where another executor fuses or there is such a device: then it is these
-    tensors that are elsewhere. Raises ExecutorError when strict, but not for what the options themselves rule out.
+    tensors that are elsewhere.
+
+    Args:
+        use: Where the graph runs, and with which options.
+        enabled: The names of the executors that it may use.
+        reasons: Why the others of the options cannot be used, by name.
+
+    Raises:
+        ExecutorError: Under ``strict``, one cannot be used, and it is not the options themselves that rule it out.
     """
     if use.config.executors is None:
         for notice in filter(None, (executor(name).notice(use) for name in enabled)):
@@ -76,7 +84,12 @@ def reset() -> None:
 
 
 def how_to_enable(name: str, use: Use) -> str:
-    """Return why an executor is not enabled for a graph, and what enables it."""
+    """Return why an executor is not enabled for a graph, and what enables it.
+
+    Args:
+        name: The executor.
+        use: Where the graph runs, and with which options.
+    """
     answer = executor(name).available(use)
     if not answer.available:
         return f"{name} cannot be enabled here: {answer}"

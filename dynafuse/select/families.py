@@ -24,7 +24,13 @@ LENGTHS: dict[str, set[int]] = {}
 
 
 def fold_families(plan: CanonicalPlan, config: Config, device: Device) -> CanonicalPlan:
-    """Return the plan with the regions that run on their families' kernels, if the option ``near_match`` lets them."""
+    """Return the plan with the regions that run on their families' kernels, if the option ``near_match`` lets them.
+
+    Args:
+        plan: The plan with every region on a kernel of its own.
+        config: The options.
+        device: The device that is priced; it says from how many terms on a fold may share a kernel.
+    """
     if not config.near_match:
         return plan
     families = _families(plan.regions, int(device.near_least_terms))

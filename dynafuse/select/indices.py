@@ -63,7 +63,13 @@ def rules(spec: Spec, hints: Mapping[str, int]) -> Rules:
 
 
 def uses(spec: Spec, position: int, hints: Mapping[str, int]) -> Iterator[Use]:
-    """Yield the indices that an op takes, with the sizes that they index."""
+    """Yield the indices that an op takes, with the sizes that they index.
+
+    Args:
+        spec: The region.
+        position: The op's, in ``spec.ops``.
+        hints: The values of the spec's size symbols, by name.
+    """
     op = spec.ops[position]
     row = lookup(overload(op.target))
     if row is None or row.indices is None:
@@ -116,6 +122,13 @@ def violation(spec: Spec, hints: Mapping[str, int], checks: Sequence[Use], input
     """Return the first computed index that leaves its bounds on some inputs, as a message; "" if none does.
 
     Indices are evaluated in the order of the ops, so that one that indexes for a later one has been checked before.
+
+    Args:
+        spec: The region.
+        hints: The values of its size symbols, by name.
+        checks: The indices, in the order of the ops.
+        inputs: A tensor per input of the spec.
+        device: Where tensors are made that no input goes into.
     """
     values = Interpreter(spec, hints, inputs, device)
     for use in checks:

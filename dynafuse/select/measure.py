@@ -25,7 +25,13 @@ from dynafuse.select.variants import on_fastest_variants
 
 
 def measured(plan: CanonicalPlan, device: Device, compilation: Compilation) -> CanonicalPlan:
-    """Return the plan with what measurements decided, where the option ``tune`` asks for them."""
+    """Return the plan with what measurements decided, where the option ``tune`` asks for them.
+
+    Args:
+        plan: The plan with what was predicted.
+        device: The device that is priced.
+        compilation: What kernels are compiled for.
+    """
     return on_fastest_variants(_on_fastest_executors(plan, device, compilation), compilation)
 
 

@@ -111,7 +111,11 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read what :meth:`to_dict` wrote. Raises ValueError for anything else."""
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: It is anything else.
+        """
         try:
             timings = {str(name): _timing(fields) for name, fields in data["timings"].items()}
             return cls(str(data["key"]), timings, tuple(map(str, data["executors"])), str(data["reason"]),
@@ -139,8 +143,12 @@ def _timing(fields: Mapping[str, Any]) -> Timing:
 def measurement_key(spec: Spec, hints: Mapping[str, int], device: torch.device) -> str:
     """Return the key of a region's measurement: a digest of the spec, the device, and the versions that times depend on.
 
-    ``hints`` are the values of size symbols, which enter as powers of two. An ``executor`` among the spec's options does
-    not enter, nor do floats that do not change code.
+    An ``executor`` among the spec's options does not enter, nor do floats that do not change code.
+
+    Args:
+        spec: The region.
+        hints: The values of its size symbols, by name, which enter as powers of two.
+        device: Where it is measured.
     """
     spec, _ = hoist_scalars(spec)
     spec = replace(spec, options=tuple(option for option in spec.options if option[0] != "executor"))
@@ -166,7 +174,13 @@ class MeasurementStore:
             return dict(self._timings.get(key, {}))
 
     def put(self, key: str, executor: str, timing: Timing) -> None:
-        """Store the timing of one executor."""
+        """Store the timing of one executor, in the place of an earlier one.
+
+        Args:
+            key: The region's key for measurements.
+            executor: The executor's name.
+            timing: Its times, or why it has none.
+        """
         with self._lock:
             self._timings.setdefault(key, {})[executor] = timing
 

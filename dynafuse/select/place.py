@@ -33,7 +33,9 @@ def place(plan: Plan, config: Config, capability: int | None) -> CanonicalPlan:
     plan, which no executor takes by themselves, stay so.
 
     Args:
-        capability: the compute capability of the device, which is a part of keys; None where nothing runs natively.
+        plan: The plan as it was grown.
+        config: The options.
+        capability: The device's compute capability, as 90, which is a part of keys; None where nothing runs natively.
     """
     placing = _Placing(plan, config, capability)
     steps = tuple(placing.placed(step) if isinstance(step, Region) else step for step in plan.steps)
@@ -42,12 +44,24 @@ def place(plan: Plan, config: Config, capability: int | None) -> CanonicalPlan:
 
 
 def moved(region: CanonicalRegion, name: str, capability: int | None) -> CanonicalRegion:
-    """Return a region on another executor: what it computes is the same, its kernel is not."""
+    """Return a region on another executor: what it computes is the same, its kernel is not.
+
+    Args:
+        region: The region.
+        name: The other executor.
+        capability: The device's compute capability, as 90; None where nothing runs natively.
+    """
     return rekeyed(region, replace(region.region, executor=name), target_of(region.region, name, capability))
 
 
 def target_of(region: Region, name: str, capability: int | None) -> str:
-    """Return what the kernel of a region runs on, as part of its key."""
+    """Return what the kernel of a region runs on, as part of its key.
+
+    Args:
+        region: The region; its first output's device counts.
+        name: The executor.
+        capability: The device's compute capability, as 90; None where nothing runs natively.
+    """
     return executor(name).target(region.outputs[0].meta["val"].device, capability)
 
 

@@ -23,9 +23,16 @@ Allocate = Callable[[], torch.Tensor]
 
 def runner(kernel: Any, spec: Spec, hints: Mapping[str, int], device: torch.device, member: Member | None = None,
            classes: bool = False) -> Runner:
-    """Return a kernel as a function of the spec's inputs. One that is not of ``runtime`` is called with them as a list.
+    """Return a kernel as a function of the spec's inputs.
 
-    On Triton the kernel is that of the spec's family, if it is a ``member`` of one, and of its class, with ``classes``.
+    Args:
+        kernel: One of Triton's launches, one of the protocol ``lowering.base.Kernel``, or a function, which is called with
+            the inputs as a list.
+        spec: The region's own spec.
+        hints: The values of its size symbols, by name.
+        device: Where it runs.
+        member: The spec as a member of its fold family, if the kernel, of Triton, is that of the family.
+        classes: Whether the kernel, of Triton, is that of the spec's class of sizes, if it has one.
     """
     index = device.index or 0 if device.type == "cuda" else None
     if isinstance(kernel, Kernel):

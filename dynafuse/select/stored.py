@@ -35,7 +35,13 @@ class Measurements(MeasurementStore):
         return self.held.get(key)
 
     def put(self, key: str, executor: str, measured: Timing) -> None:
-        """Keep a measurement, on disk if it is one for others too."""
+        """Keep a measurement, on disk if it is one for others too.
+
+        Args:
+            key: The region's key for measurements.
+            executor: The executor's name.
+            measured: Its times, or why it has none.
+        """
         self.held.put(key, executor, measured)
         measurement = self.held.durable(key)
         if self.disk is not None and measurement is not None:

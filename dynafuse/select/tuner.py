@@ -78,7 +78,13 @@ def needs_measuring(choice: PredictedChoice, tune: str) -> bool:
 
 
 def contenders(choice: PredictedChoice, tune: str, executors: Sequence[str]) -> tuple[str, ...]:
-    """Return the executors to be measured, of those that could run a region, the predicted winner first."""
+    """Return the executors to be measured, the predicted winner first; none if nothing is to be measured.
+
+    Args:
+        choice: What was predicted.
+        tune: The option: never, unsure or always.
+        executors: The executors that could run the region, the predicted winner first.
+    """
     if not needs_measuring(choice, tune):
         return ()
     return choice.unsure if tune == "unsure" else tuple(executors)

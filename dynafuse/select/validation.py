@@ -41,7 +41,15 @@ def validate(kernel: Any, region: CanonicalRegion) -> None:
 def check(run: Runner, spec: Spec, hints: Mapping[str, int], device: torch.device) -> None:
     """Run a kernel once on made-up data and compare its results with torch's.
 
-    Raises RuntimeError if a result is wrong, and NoData if no data can be made up.
+    Args:
+        run: The kernel, as a function of the spec's inputs.
+        spec: The region.
+        hints: The values of its size symbols, by name.
+        device: Where it runs.
+
+    Raises:
+        RuntimeError: A result is wrong.
+        NoData: No data can be made up.
     """
     inputs = inputs_for(spec, hints, device)
     interpreter = Interpreter(spec, hints, [tensor.clone() for tensor in inputs], device)
