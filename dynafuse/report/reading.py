@@ -30,10 +30,12 @@ MOST_LINES = 8  # of the user's code that a step names
 
 
 def report_of(compiled: Sequence[Compiled], device: str | None, captured: bool) -> Report:
-    """Return the report of graphs, given in the order in which they were compiled.
+    """Return the report of graphs.
 
-    ``device`` names the described device that was planned for, if there is one; ``captured`` says that the graphs are to be
-    replayed as CUDA graphs.
+    Args:
+        compiled: The graphs, in the order in which they were compiled.
+        device: The name of the described device that was planned for; None if there is none.
+        captured: Whether the graphs are to be replayed as CUDA graphs.
     """
     named = devices.describe(device) if device else _planned_for(compiled)
     kernels = Kernels()

@@ -41,7 +41,17 @@ class Kernels:
         self._latest: deque[_First] = deque(maxlen=MOST_LOOKED_AT)
 
     def add(self, bound: CanonicalRegion, name: str, graph: int) -> tuple[bool, Relative | None]:
-        """Add a region; return whether an earlier region has its kernel, and if none has, its relative or None."""
+        """Add a region.
+
+        Args:
+            bound: The region in canonical form.
+            name: Its name in its graph.
+            graph: The number of that graph in the report.
+
+        Returns:
+            Whether an earlier region has its kernel; and its nearest relative among earlier kernels, None if an earlier
+            region has its kernel, if it has too many ops to be compared, or if none is near.
+        """
         if bound.key in self._keys:
             return True, None
         self._keys.add(bound.key)

@@ -101,7 +101,13 @@ def relatives(report: Report) -> list[str]:
 
 
 def differences_of(step: ReportedStep, graph: int, names_graph: bool) -> str:
-    """Return a line with a step's differences from its relative; it begins with the graph's number if ``names_graph``."""
+    """Return a line with a step's differences from its relative.
+
+    Args:
+        step: A step that has a relative.
+        graph: The number of its graph.
+        names_graph: Whether the line begins with that number.
+    """
     assert step.relative is not None
     differences = list(step.relative.differences)
     head = (f"graph {graph}: " if names_graph else "") + f"{step.name} differs from {place(step.relative, graph)}: "

@@ -31,18 +31,28 @@ def explain(fn: Callable[..., Any], *args: Any, device: str | None = None, mode:
             options: Mapping[str, Any] | None = None, **kwargs: Any) -> Report:
     """Plan ``fn(*args, **kwargs)``, and its backward if an output requires grad, and report the plan.
 
-    ``fn`` is a function or an nn.Module; ``device`` names a described GPU to plan for, such as ``"h200"``, which the
-    machine need not have. ``mode`` and ``options`` are those of ``torch.compile``; if ``fn`` was compiled with this backend,
-    they are merged over the ones given then. (Arguments of ``fn`` itself with these names can be bound with
-    ``functools.partial``.)
-
     The function is called once, and a backward runs from the sum of its outputs. A module, and the tensors among the
     arguments, are copied first, so that parameters, buffers and inputs stay as they are; gradients never go to a
     ``.grad``, and random number generators are restored. Only what a plain function changes by itself (buffers of a
     module that it closes over, a list that it appends to) stays changed: explaining a training step takes a step. What was
-    compiled before stays compiled.
+    compiled before stays compiled. Whatever ``fn`` raises is raised.
 
-    Raises OptionError for a device that is not described and for wrong options, and whatever ``fn`` raises.
+    Args:
+        fn: A function or an nn.Module. If it was compiled with this backend, the arguments here are merged over the ones
+            given then.
+        *args: Its arguments.
+        device: The name of a described GPU to plan for, such as ``"h200"``, which the machine need not have; None: the one
+            that the options name, else the one that the tensors are on.
+        mode: As for ``torch.compile``.
+        options: As for ``torch.compile``.
+        **kwargs: Its arguments by name. Those with the names above can be bound with ``functools.partial``.
+
+    Returns:
+        The report, without kernels: none is compiled.
+
+    Raises:
+        OptionError: The device is not described, or a mode, an option or a variable is wrong.
+        ForceError: Ops are forced, strictly, to an executor that cannot run them or that is not enabled.
     """
     resolve(mode, options)  # before merging, so that an error speaks of these alone
     settings = settings_of(fn)
