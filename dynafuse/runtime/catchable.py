@@ -42,7 +42,13 @@ def catchable(backend: Callable[P, R]) -> Callable[P, R]:
 
 
 def through_dynamo(error: DynafuseError, backend: Callable[..., Any], frame: FrameType | None) -> DynafuseError:
-    """Return ``error`` as an instance of its class and of ``BackendCompilerFailed``; its traceback begins at ``frame``."""
+    """Return an error as an instance of its class and of Dynamo's ``BackendCompilerFailed``.
+
+    Args:
+        error: The error.
+        backend: The function that raised it, which Dynamo names.
+        frame: Where the traceback begins.
+    """
     kind = _both(type(error))
     through = kind.__new__(kind)
     BackendCompilerFailed.__init__(through, backend, error, frame)

@@ -18,10 +18,16 @@ Call = Callable[[list[Any]], Any]
 
 
 def capture(call: Call, module: GraphModule, kind: str, static: Sequence[int], captured: dict[str, bool]) -> Call:
-    """Return ``call``, recorded and replayed as CUDA graphs if its graph allows that.
+    """Return a function, recorded and replayed as CUDA graphs if its graph allows that.
 
-    ``captured`` is shared by the graphs of one model: tensors saved for a backward keep their addresses only if the
-    forward was recorded.
+    Args:
+        call: The function of a graph.
+        module: The graph.
+        kind: forward, backward or inference.
+        static: Positions of the inputs whose addresses do not change from call to call; of a backward they are not asked
+            for.
+        captured: Whether graphs of this model are recorded, by kind, to which this one is added: tensors saved for a
+            backward keep their addresses only if the forward was recorded.
     """
     reason = _obstacle(module)
     captured[kind] = reason is None

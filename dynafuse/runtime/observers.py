@@ -47,7 +47,12 @@ class Observer(Protocol):
     """Something that is told of every graph that this process runs."""
 
     def note(self, compiled: Compiled, origins: Mapping[str, str]) -> None:
-        """Note a graph. ``origins`` says where each kernel came from when it was first requested, by key."""
+        """Note a graph.
+
+        Args:
+            compiled: The graph.
+            origins: Where each kernel came from when it was first requested, by key.
+        """
 
     def clear(self) -> None:
         """Forget all graphs."""
@@ -87,7 +92,13 @@ def listening(listener: Listener, plan_only: bool) -> Iterator[None]:
 
 
 def tell(compiled: Callable[[], Compiled], origins: Mapping[str, str], guard: Guard) -> None:
-    """Tell the listeners of a graph and, unless its plan is an interim one or is not run, the observers."""
+    """Tell the listeners of a graph and, unless its plan is an interim one or is not run, the observers.
+
+    Args:
+        compiled: Makes what they are told; it is asked once for each, so that no failure keeps it from the others.
+        origins: Where each kernel came from when it was first requested, by key.
+        guard: How far a failure of one reaches.
+    """
     def note(graph: Compiled) -> None:
         if graph.meanwhile is None and not plan_only():
             for observer in OBSERVERS:

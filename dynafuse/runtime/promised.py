@@ -13,10 +13,16 @@ import torch
 
 
 def as_planned(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], op: str) -> torch.Tensor:
-    """Return the result of ``op`` in the planned strides: the tensor itself, or a copy if its strides are others.
+    """Return the result of an op in the planned strides: the tensor itself, or a copy if its strides are others.
 
-    Strides of dimensions of size 1 do not matter. Raises RuntimeError if the sizes (in elements) are not the planned ones:
-    kernels would read past the tensor's end.
+    Args:
+        tensor: What the op returned.
+        sizes: The planned sizes.
+        strides: The planned strides, in elements; those of dimensions of size 1 do not matter.
+        op: The op's name, for the error.
+
+    Raises:
+        RuntimeError: The sizes are not the planned ones: kernels would read past the tensor's end.
     """
     if tuple(tensor.shape) != tuple(sizes):
         raise RuntimeError(

@@ -23,7 +23,14 @@ LEAST = 1.0e-7  # the least number of which a logarithm is taken
 
 
 def floats(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Draw float32 numbers from [0, 1) (``rand``) or standard normal ones (``randn``), by their positions."""
+    """Draw float32 numbers by their positions.
+
+    Args:
+        size: The result's sizes.
+        seed: A tensor of one integer.
+        mode: "rand" for numbers from [0, 1), "randn" for standard normal ones; any other is left to torch.
+        align_dtype: Torch's own option; with one, torch draws the numbers.
+    """
     if align_dtype is not None or mode not in ("rand", "randn"):
         other: torch.Tensor = inductor_prims.random(size, seed, mode, align_dtype=align_dtype)
         return other
@@ -35,7 +42,14 @@ def floats(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: t
 
 
 def integers(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
-    """Draw int64 numbers from [low, high), by their positions."""
+    """Draw int64 numbers from [low, high), by their positions.
+
+    Args:
+        low: The least number.
+        high: What they stay below.
+        size: The result's sizes.
+        seed: A tensor of one integer.
+    """
     first, second, *_ = _philox(seed, size)
     return _remainder(first | (second << 32), high - low) + low
 

@@ -108,7 +108,13 @@ def _given(config: Config) -> dict[str, Any]:
 
 
 def script(region: Region, error: BaseException, options: Mapping[str, Any]) -> str:
-    """Return a script that fails as the region did when it is run, or tells that it no longer does."""
+    """Return a script that fails as the region did when it is run, or tells that it no longer does.
+
+    Args:
+        region: The region.
+        error: Why it failed; its traceback is in the script's docstring.
+        options: The options that the script compiles with; it adds ``strict``.
+    """
     inputs = dict.fromkeys((*region.inputs, *_outside(region)))
     module, _ = extract(torch.nn.Module(), region.nodes, inputs, region.outputs)
     return _text(module, str(region), error, options, False)

@@ -54,7 +54,20 @@ class Setting:
 
 def setting_of(kind: str, module: GraphModule, config: Config, forcing: Forcing, calls: int, guard: Guard,
                trace: Trace) -> Setting:
-    """Return the setting of a normalized graph. Raises ExecutorError if ``strict`` and an executor cannot be used."""
+    """Return the setting of a normalized graph.
+
+    Args:
+        kind: forward, backward or inference.
+        module: The graph.
+        config: The options.
+        forcing: What the user forces onto which executor.
+        calls: How often a step calls the graph.
+        guard: How far failures of its stages reach.
+        trace: Where values of its stages are written.
+
+    Raises:
+        ExecutorError: Under ``strict``, an executor cannot be used.
+    """
     device = device_of(values_of(module), config)
     use, enabled, unusable = executors_for(values_of(module), config)
     return Setting(kind, module, config, allowing(forcing, use, enabled), device, fused_device(use, enabled), unusable,
@@ -78,7 +91,15 @@ def device_of(values: Iterable[Any], config: Config) -> devices.Device:
 
 
 def executors_for(values: Iterable[Any], config: Config) -> tuple[Use, tuple[str, ...], Mapping[str, str]]:
-    """Return what executors would be used for, the ones that can be used, and why others of the options cannot."""
+    """Return what executors would be used for, the ones that can be used, and why others of the options cannot.
+
+    Args:
+        values: Examples of a graph's values; it is on CUDA if a tensor among them is.
+        config: The options.
+
+    Raises:
+        ExecutorError: Under ``strict``, one cannot be used, unless the graph is only planned.
+    """
     on_cuda = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
     use = Use("cuda" if on_cuda else "cpu", config, planning=plan_only() and config.device is not None)
     enabled, unusable = usable(use)
@@ -88,7 +109,13 @@ def executors_for(values: Iterable[Any], config: Config) -> tuple[Use, tuple[str
 
 
 def allowing(forcing: Forcing, use: Use, enabled: Sequence[str]) -> Forcing:
-    """Return ``forcing`` with the executors that can be used, and advice on how to enable others."""
+    """Return what is forced, with the executors that can be used and advice on how to enable others.
+
+    Args:
+        forcing: What the user forces onto which executor.
+        use: Where the graph runs, and with which options.
+        enabled: The names of the executors that can be used.
+    """
     return replace(forcing, enabled=tuple(enabled), how_to_enable=lambda name: how_to_enable(name, use))
 
 

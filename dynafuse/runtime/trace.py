@@ -37,7 +37,13 @@ class Trace:
 
     @staticmethod
     def of(folder: Path | None, kind: str, guard: Guard) -> Trace:
-        """Return the trace of a forward, backward or inference graph (``kind``), with a folder of its own in ``folder``."""
+        """Return the trace of a graph.
+
+        Args:
+            folder: Where it gets a folder of its own; None if nobody asked for files.
+            kind: forward, backward or inference, which is in that folder's name.
+            guard: How far a failure to write reaches.
+        """
         own = None if folder is None else guard.stage("trace", lambda: _new_folder(folder, kind), lambda: None)
         return Trace(own, guard)
 

@@ -61,7 +61,13 @@ class Step:
 
     @staticmethod
     def of(region: CanonicalRegion, kernel: Any, places: Places) -> Step:
-        """Return a region as it runs on its kernel; ``places`` are the user's lines that index by loaded values."""
+        """Return a region as it runs on its kernel.
+
+        Args:
+            region: The region in canonical form.
+            kernel: Its kernel.
+            places: The user's lines that index by loaded values, by op.
+        """
         symbols = (*region.symbols, *region.sizes)
         return Step(region.region, kernel, region.arguments, region.outputs, symbols, region.hoisted, region.count, places)
 

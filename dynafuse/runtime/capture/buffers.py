@@ -90,7 +90,12 @@ def _source(tensor: Tensor, extent: int | None) -> Tensor:
 def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], empty: Empty) -> tuple[Inputs, list[Any]]:
     """Return how the inputs of a recording are read, and the arguments to record with.
 
-    What the graph writes to is among those in place: a copy would be written instead.
+    Args:
+        args: The arguments of the call that is recorded.
+        layout: How the recording treats them.
+        in_place: Positions of those that are read where they are. What the graph writes to has to be among them: a copy
+            would be written instead.
+        empty: Allocates the buffers that the others are copied into.
     """
     assert layout.written <= in_place
     recorded, copied = list(args), dict[torch.dtype, list[tuple[int, Tensor, int | None]]]()

@@ -41,7 +41,13 @@ class Shared:
     hands_over: bool = False  # whether the forward is recorded, and leaves what it saves where it is
 
     def note_forward(self, annotated: Annotated, layout: Layout, captured: bool) -> None:
-        """Note what the backward has to know of its forward."""
+        """Note what the backward has to know of its forward.
+
+        Args:
+            annotated: The forward with its facts.
+            layout: How a recording treats its inputs and outputs.
+            captured: Whether it is recorded.
+        """
         inputs = list(annotated.graph.find_nodes(op="placeholder"))
         given = {node: annotated.memory(node) for node in (*inputs, *annotated.graph.output_node().all_input_nodes)}
         stationary = {inputs[i] for i in layout.stationary}
@@ -86,7 +92,13 @@ def marked_inputs(gm: GraphModule) -> frozenset[int]:
 
 
 def obstacle(module: GraphModule, annotated: Annotated, device_type: str) -> str | None:
-    """Return why a graph cannot be replayed exactly; None if it can."""
+    """Return why a graph cannot be replayed exactly; None if it can.
+
+    Args:
+        module: The graph.
+        annotated: The same with its facts.
+        device_type: The type of the one device that all its tensors have to be on.
+    """
     from torch._inductor.utils import get_first_incompatible_cudagraph_node  # private to torch
 
     for check in (_foreign_device(module, device_type), *map(_unsafe_input, module.graph.find_nodes(op="placeholder")),

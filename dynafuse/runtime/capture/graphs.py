@@ -31,7 +31,13 @@ class Intent:
     recorder: Recorder | None = field(default=None, compare=False)
 
     def apply(self, call: Callable[[list[Any]], Any], kind: str, strict: bool) -> Callable[[list[Any]], Any]:
-        """Return the function of a graph, captured if it is to be."""
+        """Return the function of a graph, captured if it is to be.
+
+        Args:
+            call: The function as it launches kernel by kernel.
+            kind: forward, backward or inference.
+            strict: Whether what goes wrong with a recording is raised.
+        """
         if not self.verdict.captured or self.layout is None or self.recorder is None:
             return call
         return Captured(call, self.layout, self.recorder, kind, strict)

@@ -51,10 +51,22 @@ class Recorder(Protocol):
         """Return a pool for a stream: the one that all recordings there share, or a new one."""
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate a tensor on the device, outside of any pool."""
+        """Allocate a tensor on the device, outside of any pool.
+
+        Args:
+            size: Its sizes.
+            stride: Its strides, in elements.
+            dtype: Its dtype.
+        """
 
     def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
-        """Record a call without running it; ``args`` is emptied. Raises whatever stands against it."""
+        """Record a call without running it. Whatever stands against that is raised.
+
+        Args:
+            call: The function, which takes its arguments as one list.
+            args: Its arguments; the list is emptied.
+            pool: Where what it allocates lies.
+        """
 
     def wait(self) -> None:
         """Wait until the device is done with every replay."""
@@ -88,7 +100,13 @@ class CudaRecorder:
         return Pool((torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.index)))
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate a tensor on the device, which is the current one."""
+        """Allocate a tensor on the device, which is the current one.
+
+        Args:
+            size: Its sizes.
+            stride: Its strides, in elements.
+            dtype: Its dtype.
+        """
         allocated: Tensor = torch._C._dynamo.guards._empty_strided_cuda(size, stride, dtype)  # type: ignore[attr-defined]
         return allocated
 
@@ -97,6 +115,11 @@ class CudaRecorder:
 
         Libraries keep workspaces for products: they are dropped before and after, so that none is used by a replay and by
         something else at once.
+
+        Args:
+            call: The function, which takes its arguments as one list.
+            args: Its arguments; the list is emptied.
+            pool: Where what it allocates lies, and on which stream it is recorded.
         """
         graph, (handle, side) = torch.cuda.CUDAGraph(), pool.handle
         collects = gc.isenabled()
