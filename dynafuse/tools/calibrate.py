@@ -160,7 +160,14 @@ class Calibrator:
     def efficiency(self, executor: str, kind: str, length: int = REFERENCE_LENGTH, dtype: torch.dtype = BF16) -> float:
         """Measure an efficiency: the one at which the model, with its factors at 1, predicts the measured time.
 
-        Raises Refused if a kernel takes no longer than its launch.
+        Args:
+            executor: The executor.
+            kind: The kernel class.
+            length: The elements of a row.
+            dtype: The dtype of the elements.
+
+        Raises:
+            Refused: A kernel takes no longer than its launch.
         """
         efficiencies = []
         names = {f"length_{executor}_{kind}_{length}", f"width_{executor}_{dtype.itemsize}"}
@@ -173,7 +180,16 @@ class Calibrator:
         return geometric_mean(efficiencies)
 
     def length(self, executor: str, kind: str, length: int) -> float:
-        """Measure the factor of a row length. Raises Refused without the efficiency that it is relative to."""
+        """Measure the factor of a row length.
+
+        Args:
+            executor: The executor.
+            kind: The kernel class.
+            length: The elements of a row.
+
+        Raises:
+            Refused: The efficiency that it is relative to was not measured, or a kernel takes no longer than its launch.
+        """
         return self.efficiency(executor, kind, length) / self._base(executor, kind)
 
     def width(self, executor: str, width: int) -> float:
@@ -190,7 +206,11 @@ class Calibrator:
         return case.work.flops / us / 1e6 if us > 0 else math.nan
 
     def contraction_share(self, alignment: int) -> float:
-        """Measure the share of the rate that is left in unaligned rows. Raises Refused without the rate."""
+        """Measure the share of the rate that is left where rows are a multiple of ``alignment`` bytes, not of 16.
+
+        Raises:
+            Refused: The rate was not measured.
+        """
         if "contraction_tflops" not in self.measured:
             raise Refused("rests on contraction_tflops, which was not measured")
         return self.contraction(alignment) / self.measured["contraction_tflops"]
@@ -258,7 +278,16 @@ def compiled(executor: str, case: Case) -> Run:
 
 
 def bound(executor: str, case: Case, inputs: Sequence[Tensor]) -> Run:
-    """Return the compiled function of a case with its inputs bound."""
+    """Return the compiled function of a case with its inputs bound.
+
+    Args:
+        executor: The executor that the case has to run on.
+        case: The case.
+        inputs: Its inputs.
+
+    Raises:
+        Refused: The planner did not give it to that executor.
+    """
     module = make_fx(case.function, decompositions(), tracing_mode="fake")(*inputs)
     costly = {"host_us_eager": 1e6, "launch_us_eager": 1e6}  # so that nothing is left to eager
     config = resolve(None, {"executors": [executor], "strict": True, "tune": "never", "workers": 0, "cost": costly}, {})

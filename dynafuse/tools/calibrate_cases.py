@@ -125,7 +125,15 @@ def chain(executor: str, count: int) -> Case:
 
 
 def bandwidth_cases(executor: str, kind: str, length: int, dtype: torch.dtype, moved: int) -> Sequence[Case]:
-    """Return cases of a kernel class (``kind``) that each move about ``moved`` bytes, over rows of ``length`` elements."""
+    """Return cases of a kernel class that each move about as many bytes.
+
+    Args:
+        executor: The executor that they are for.
+        kind: The kernel class.
+        length: The elements of a row.
+        dtype: The dtype of the elements.
+        moved: The bytes that each case moves.
+    """
     width = dtype.itemsize
     elements = moved // width
     make = {"pointwise": _pointwise, "row": _rows, "rowcol": _rowcol,

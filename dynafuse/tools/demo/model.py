@@ -57,7 +57,12 @@ class RMSNorm(nn.Module):
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary position embedding: pairs of channels, half a head apart, turn with their position."""
+    """Apply rotary position embedding: pairs of channels, half a head apart, turn with their position.
+
+    Args:
+        x: Queries or keys, [batch, heads, positions, channels of a head].
+        cos, sin: Of the angle of each channel at each position, [positions, channels of a head].
+    """
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -72,6 +77,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return what every position takes from those up to it.
+
+        Args:
+            x: [batch, positions, width].
+            cos, sin: As for :func:`rotated`.
+        """
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
@@ -100,6 +111,12 @@ class Layer(nn.Module):
         self.mlp = SwiGLU(sizes.width, sizes.hidden)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return ``x`` with what attention and feed-forward network add to it.
+
+        Args:
+            x: [batch, positions, width].
+            cos, sin: As for :func:`rotated`.
+        """
         x = x + self.attention(self.before_attention(x), cos, sin)
         return x + self.mlp(self.before_mlp(x))  # type: ignore[no-any-return]
 

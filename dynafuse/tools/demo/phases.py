@@ -76,7 +76,15 @@ PHASES: Mapping[str, Callable[..., bool]] = {"native": native, "interpreted": in
 
 
 def plan(console: Console, sizes: Sizes, device: str, described: str | None, page: str | None) -> None:
-    """Print what dynafuse decides for the model, and write it to ``page`` as HTML."""
+    """Print what dynafuse decides for the model, and write it as HTML.
+
+    Args:
+        console: Where it is printed.
+        sizes: The sizes of the model and of its batch.
+        device: Where the tensors are.
+        described: The name of a described GPU to plan for; None: ``device``.
+        page: The file of the HTML; None: none is written.
+    """
     model, batch = build(sizes, device)
     console.print(str(sizes))
     report = explain(model, *batch, device=described)

@@ -23,7 +23,13 @@ LEAST_ON_CPU, MOST_S_ON_CPU = 4, 3.0  # steps, the first of which does not count
 
 
 def step_ms(call: Callable[..., Tensor], model: nn.Module, batch: Batch) -> float:
-    """Return the median time of a forward and a backward, warm, in milliseconds."""
+    """Return the median time of a forward and a backward, warm, in milliseconds.
+
+    Args:
+        call: The model, or what was compiled from it.
+        model: The model.
+        batch: What it is called with.
+    """
     return median([_timed_ms(call, model, batch) for _ in range(WARM_UP + TIMED)][WARM_UP:])
 
 
@@ -44,7 +50,14 @@ def _wait(batch: Batch) -> None:
 
 
 def on_cpu(console: Console, model: Transformer, batch: Batch, ours: Callable[..., Tensor]) -> None:
-    """Print the step times of dynafuse and eager, measured by turns, and not for long: others use the CPU as well."""
+    """Print the step times of dynafuse and eager, measured by turns, and not for long: others use the CPU as well.
+
+    Args:
+        console: Where they are printed.
+        model: The model.
+        batch: What it is called with.
+        ours: The model, compiled by dynafuse.
+    """
     pairs: list[tuple[float, float]] = []
     until = time.perf_counter() + MOST_S_ON_CPU
     while len(pairs) < LEAST_ON_CPU or time.perf_counter() < until:
@@ -54,7 +67,15 @@ def on_cpu(console: Console, model: Transformer, batch: Batch, ours: Callable[..
 
 
 def on_gpu(console: Console, model: Transformer, batch: Batch, ours: Callable[..., Tensor], ours_s: float) -> None:
-    """Print a table of step and compile times: dynafuse, eager, Inductor."""
+    """Print a table of step and compile times: dynafuse, eager, Inductor.
+
+    Args:
+        console: Where it is printed.
+        model: The model.
+        batch: What it is called with.
+        ours: The model, compiled by dynafuse.
+        ours_s: The seconds of its first step.
+    """
     console.print("measuring dynafuse and eager …")
     rows = [("eager", step_ms(model, model, batch), 0.0), ("dynafuse", step_ms(ours, model, batch), ours_s)]
     console.print("compiling with Inductor, and measuring …")

@@ -32,7 +32,13 @@ class Pass:
 
     @classmethod
     def of(cls, call: Callable[..., Tensor], model: nn.Module, batch: Batch) -> Pass:
-        """Run ``call``, which is ``model`` or compiled from it; the gradients stay on the parameters as well."""
+        """Run a forward and a backward; the gradients stay on the parameters as well.
+
+        Args:
+            call: The model, or what was compiled from it.
+            model: The model, whose gradients are dropped first.
+            batch: What it is called with.
+        """
         model.zero_grad()
         loss = call(*batch)
         loss.backward()
@@ -49,6 +55,12 @@ def trained(console: Console, model: Transformer, batch: Batch, compiled: Callab
     """Train, and return whether every step was right, and the seconds of the first one, which compiles.
 
     A step's parameters are the same for all three: float64, eager and dynafuse, whose gradients the optimiser takes.
+
+    Args:
+        console: Where losses and errors are printed.
+        model: The model, whose parameters are changed.
+        batch: What it is called with, at every step.
+        compiled: The model, compiled by dynafuse.
     """
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
     table = Table("step", "loss", *_error_titles("loss"), *_error_titles("gradient"), "verdict")
