@@ -94,8 +94,8 @@ class Kernel(Protocol):
         """Return the stored tensors in the order of the spec's stores; one that overwrites an input is that input.
 
         Args:
-            inputs: the tensors of the spec's inputs, then the integers of :attr:`scalars`.
-            device: the index of the CUDA device, None for the CPU.
+            inputs: The tensors of the spec's inputs, then the integers of :attr:`scalars`.
+            device: The index of the CUDA device; None for the CPU.
         """
 
 
@@ -158,19 +158,37 @@ class Executor(ABC):
     # ------------------------------------------------------------------ what it can do
 
     def available(self, use: Use) -> Availability:
-        """Return whether it can be used, and if not, why."""
+        """Return whether it can be used, and if not, why.
+
+        Args:
+            use: Where a graph would run, and with which options.
+        """
         return AVAILABLE
 
     def notice(self, use: Use) -> str:
-        """Return what a user should know who gets it without having named it, or ""."""
+        """Return what a user should know who gets it without having named it, or "".
+
+        Args:
+            use: Where a graph would run, and with which options.
+        """
         return ""
 
     def refuses_node(self, node: Node, facts: Mapping[Node, Facts]) -> str:
-        """Return why it does not run a node that computes, given the facts of all nodes; or ""."""
+        """Return why it does not run a node that computes or is a view; or "".
+
+        Args:
+            node: The node, an op with a row or without.
+            facts: The facts of all nodes of the graph.
+        """
         return "" if facts[node].is_fused else facts[node].reason
 
     def refuses_group(self, nodes: Sequence[Node], facts: Mapping[Node, Facts]) -> str:
-        """Return why it does not run nodes, each of which it takes, as one kernel; or ""."""
+        """Return why it does not run nodes, each of which it takes, as one kernel; or "".
+
+        Args:
+            nodes: All that the kernel would compute, the views and cheap ops that it takes in included.
+            facts: The facts of all nodes of the graph.
+        """
         return ""
 
     def refuses_spec(self, spec: Spec) -> str:
@@ -178,21 +196,36 @@ class Executor(ABC):
         return ""
 
     def rejects(self, error: BaseException) -> str:
-        """Return why its library does not want a region, if ``error`` says that and no more; "" for failures."""
+        """Return why its library does not want a region, if an error says that and no more; "" for failures.
+
+        Args:
+            error: What its :meth:`compile`, or the comparison with torch after it, has raised.
+        """
         return ""
 
     # ------------------------------------------------------------------ kernels
 
     def target(self, device: torch.device, capability: int | None) -> str:
-        """Return what a kernel runs on, as a part of its key: capability, library, versions."""
+        """Return what a kernel runs on, as a part of its key: capability, library, versions.
+
+        Args:
+            device: The device of the region's tensors.
+            capability: Its compute capability, as 90; None where nothing runs natively.
+        """
         return f"{self.name} {device.type} sm{capability}"
 
     @abstractmethod
     def compile(self, region: CanonicalRegion, compilation: Compilation) -> Future[Any]:
         """Return the kernel of a region; the future holds what went wrong, if anything did.
 
-        It may look at ``region.spec`` and, if it :attr:`takes_arguments`, at ``region.code``, which a kernel is made from;
-        at ``region.hints``, example values of its symbols, and at its device. What the key does not describe may not matter.
+        Args:
+            region: The region. It may look at ``region.spec`` and, if it :attr:`takes_arguments`, at ``region.code``, which
+                a kernel is made from; at ``region.hints``, example values of its symbols, and at its device. What the key
+                does not describe may not matter.
+            compilation: The device's capability, the options, and the guard of what fails later.
+
+        Returns:
+            A future of a :class:`Kernel`, done already unless it :attr:`compiles_aside`.
         """
 
     def variants(self, region: CanonicalRegion) -> tuple[str, ...]:
@@ -213,9 +246,26 @@ class Executor(ABC):
         return ""
 
     def encode(self, kernel: Any, region: CanonicalRegion, key: str, compilation: Compilation) -> Entry | None:
-        """Return a kernel as an entry of the cache; None for one that no entry can describe."""
+        """Return a kernel as an entry of the cache; None for one that no entry can describe.
+
+        Args:
+            kernel: What :meth:`compile` made.
+            region: The region that it was made for.
+            key: The key of the entry, which is not the region's own.
+            compilation: What it was compiled for.
+        """
         return None
 
     def decode(self, entry: Entry, region: CanonicalRegion, compilation: Compilation) -> Any:
-        """Return the kernel that an entry describes. Raises ValueError or KeyError for one that describes another."""
+        """Return the kernel that an entry describes. Whatever is raised, the kernel is compiled instead.
+
+        Args:
+            entry: What :meth:`encode` returned, here or in another process.
+            region: A region with the key of the one that it was made for.
+            compilation: What it has to be compiled for.
+
+        Raises:
+            ValueError: The entry describes another kernel, or the executor keeps none.
+            KeyError: The entry lacks a part.
+        """
         raise ValueError(f"{self.name} keeps no kernels")

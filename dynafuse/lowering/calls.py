@@ -15,7 +15,11 @@ from dynafuse.ops.overloads import overload
 
 
 def row_and_call(op: OpSpec) -> tuple[Row, Call]:
-    """Return the row of an op and the call that it is. Raises LoweringError for an op without a row."""
+    """Return the row of an op and the call that it is: its arguments by schema name, its sizes as sympy expressions.
+
+    Raises:
+        LoweringError: It has no row in the op table, or torch has no such overload.
+    """
     target = overload(op.target)
     row = lookup(target)
     if target is None or row is None:

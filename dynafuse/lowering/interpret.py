@@ -22,7 +22,18 @@ Sizes = Mapping[str, Any]
 
 
 def size_at(size: Size, sizes: Sizes) -> Any:
-    """Return a size, given those of the symbols in it. Raises KeyError for a symbol without a value."""
+    """Return a size, given those of the symbols in it.
+
+    Args:
+        size: An int, which is returned as it is, or an expression.
+        sizes: The symbols' values by name. If one is symbolic itself, so is the result.
+
+    Returns:
+        An int; a symbolic size; a float for an expression of floats.
+
+    Raises:
+        KeyError: A symbol has no value.
+    """
     if not isinstance(size, sympy.Expr):
         return size
     known = {symbol: sizes[str(symbol)] for symbol in size.free_symbols}
@@ -33,7 +44,7 @@ def size_at(size: Size, sizes: Sizes) -> Any:
 
 
 def sizes_at(sizes: Sequence[Size], known: Sizes) -> tuple[Any, ...]:
-    """Return several sizes, given those of the symbols in them."""
+    """Return several sizes, given those of the symbols in them, as :func:`size_at` does."""
     return tuple(size_at(size, known) for size in sizes)
 
 
@@ -45,6 +56,14 @@ class Interpreter:
 
     def __init__(self, spec: Spec, sizes: Sizes, inputs: Sequence[torch.Tensor],
                  device: torch.device | None = None) -> None:
+        """Take a spec and what it is computed on.
+
+        Args:
+            spec: The region.
+            sizes: The values of its symbols, by name.
+            inputs: The tensors of its inputs, in order. A store ``into`` one overwrites it when :meth:`stored` is called.
+            device: Where tensors are made that no input goes into; None: where the first input is.
+        """
         self.spec = spec
         self.sizes = sizes
         self.inputs = inputs
@@ -91,13 +110,27 @@ def eager(spec: Spec, sizes: Sizes,
           device: torch.device | None = None) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """Return the region as torch runs it, op by op: a kernel to be measured beside the fused ones.
 
-    ``device`` is needed by a region without inputs only.
+    Args:
+        spec: The region.
+        sizes: The values of its symbols, by name.
+        device: Where a region without inputs is computed; None: where its first input is.
+
+    Returns:
+        A function of the spec's inputs, in order, that returns the values of its stores, in order.
     """
     return lambda inputs: Interpreter(spec, sizes, inputs, device).stored()
 
 
 def operands_of(spec: Spec, ref: Ref) -> list[int]:
-    """Return the ops that an op's value needs, itself included, operands first."""
+    """Return the ops that an op's value needs, itself included, operands first.
+
+    Args:
+        spec: The spec that ``ref`` refers into.
+        ref: An op, or an input, which needs none.
+
+    Returns:
+        Positions in ``spec.ops``, ascending.
+    """
     if ref.kind == "in":
         return []
     needed, todo = {ref.position}, [ref.position]

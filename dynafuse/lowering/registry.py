@@ -53,7 +53,11 @@ def is_known(name: str) -> bool:
 
 
 def executor(name: str) -> Executor:
-    """Return the executor of a name. Raises OptionError for an unknown one."""
+    """Return the executor of a name, which is loaded when it is first asked for.
+
+    Raises:
+        OptionError: There is none of that name.
+    """
     if name not in _loaded:
         place = SHIPPED.get(name) or _announced().get(name)
         if place is None:
@@ -72,10 +76,10 @@ def register_executor(instance: Executor) -> None:
     """Make an executor known to this process: options, forcing, plans, caches and reports name it from now on.
 
     Args:
-        instance: the executor; one of the same name that was registered before is replaced.
+        instance: The executor; one of the same name that was registered before is replaced.
 
     Raises:
-        OptionError: its name is no identifier in lower case, or that of a shipped executor.
+        OptionError: Its name is no identifier in lower case, or that of a shipped executor.
     """
     name = instance.name
     if name in SHIPPED or not name.isidentifier() or name != name.lower():

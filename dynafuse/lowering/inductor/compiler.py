@@ -62,7 +62,13 @@ class Compiled:
 
 
 def build(program: Program, device: torch.device, sizes: Sequence[int]) -> Compiled:
-    """Return the function of a program, for tensors on a device; ``sizes`` are examples of its size symbols."""
+    """Return the function of a program, for tensors on a device.
+
+    Args:
+        program: The program.
+        device: The device.
+        sizes: Examples of its size symbols, in order; none if it has no symbols.
+    """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
@@ -115,7 +121,14 @@ def _fakes(program: Program, mode: FakeTensorMode, symbols: Sequence[Any], devic
 
 
 def traced(program: Program, mode: FakeTensorMode, inputs: Sequence[Any], device: torch.device) -> GraphModule:
-    """Return the FX graph of a program, in ops that Inductor lowers; its outputs keep the strides that it gives them."""
+    """Return the FX graph of a program, in ops that Inductor lowers; its outputs keep the strides that it gives them.
+
+    Args:
+        program: The program.
+        mode: In which it is traced.
+        inputs: Its size symbols, then its inputs as fake tensors.
+        device: Where tensors are made that no input goes into.
+    """
     from torch._inductor.decomposition import select_decomp_table
 
     count = len(program.symbols)

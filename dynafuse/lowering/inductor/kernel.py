@@ -80,9 +80,14 @@ class DelegateKernel:
     def prepare(self, sizes: Sequence[int] = (), device: int | None = None, made_up: bool = False) -> DelegateKernel:
         """Compile, so that what Inductor rejects is known before the first call. Needs no tensors.
 
-        ``sizes`` are examples of the spec's size symbols; without them a spec that has any waits for its first call.
-        ``device`` is a CUDA device's index, or None for the CPU. Sizes that are ``made_up`` need not fit one another: what
-        cannot be compiled for them waits for its first call as well.
+        Args:
+            sizes: Examples of the spec's size symbols, in order; without them a spec that has any waits for its first call.
+            device: A CUDA device's index; None for the CPU.
+            made_up: Whether the sizes need not fit one another: what cannot be compiled for them waits for its first call as
+                well.
+
+        Returns:
+            The kernel itself.
         """
         if len(sizes) != len(self.program.symbols):
             return self

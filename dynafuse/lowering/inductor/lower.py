@@ -58,7 +58,13 @@ class Program:
         return tuple(tuple(size_at(stride, known) for stride in layout.stride) for layout in layouts)
 
     def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that are stored; inputs that are overwritten are so at the end, when all has been read."""
+        """Return the tensors that are stored; inputs that are overwritten are so at the end, when all has been read.
+
+        Args:
+            inputs: The tensors of the spec's inputs, in order.
+            sizes: The values of the spec's size symbols, in order: ints, or symbolic ones while it is traced.
+            device: Where tensors are made that no input goes into.
+        """
         known = dict(zip(self.symbols, sizes, strict=True))
         values = _Traced(self.spec, known, inputs, device).stored()
         stored = ((value, store.layout) for value, store in zip(values, self.spec.stores, strict=True) if store.into is None)
@@ -95,7 +101,11 @@ class _Traced(Interpreter):
 
 
 def lower(spec: Spec) -> Program:
-    """Return the program of a region. Raises LoweringError for what :func:`refusal` refuses."""
+    """Return the program of a region.
+
+    Raises:
+        LoweringError: :func:`refusal` refuses it.
+    """
     reason = refusal(spec)
     if reason:
         raise LoweringError(spec.ops[-1].target, reason)

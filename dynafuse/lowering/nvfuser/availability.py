@@ -60,7 +60,15 @@ def installed() -> Mapping[str, str]:
 
 
 def judge(versions: Mapping[str, str], present: bool, torch_version: str, cuda: str | None, override: bool) -> Availability:
-    """Return the answer for the installed ``versions``, whether the module is ``present``, and a torch."""
+    """Return whether an nvFuser can be used with a torch.
+
+    Args:
+        versions: The installed distributions, with their versions.
+        present: Whether the module is there.
+        torch_version: Torch's version.
+        cuda: The version of CUDA that torch is built for; None for none.
+        override: Whether one that is built for another torch may be used.
+    """
     if not present:
         return Availability(False, f"no module {MODULE} (dynafuse doctor names its wheel)")
     if not versions:
@@ -79,7 +87,13 @@ def _unmatched(reason: str, name: str, version: str, override: bool) -> Availabi
 
 
 def mismatch(name: str, torch_version: str, cuda: str | None) -> str:
-    """Return why a distribution is not for a torch, or ""."""
+    """Return why a distribution is not for a torch, or "".
+
+    Args:
+        name: The distribution, whose name says what it is built for: ``nvfuser-cu128-torch210``.
+        torch_version: Torch's version; the first two numbers count.
+        cuda: The version of CUDA that torch is built for, as "12.8"; None for none.
+    """
     parts = _NAME.match(name)
     assert parts is not None, name
     built_cuda, built_torch = parts[1], f"{parts[2]}.{parts[3]}"
@@ -94,7 +108,11 @@ def mismatch(name: str, torch_version: str, cuda: str | None) -> str:
 
 @cache
 def load() -> Any:
-    """Import nvFuser's module. Raises ImportError with the reason where it is not available."""
+    """Import nvFuser's module.
+
+    Raises:
+        ImportError: It is not available; the message says why.
+    """
     availability = find()
     if not availability.available:
         raise ImportError(str(availability))

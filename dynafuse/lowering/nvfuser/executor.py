@@ -83,11 +83,24 @@ class NvFuser(Executor):
         return finished(lambda: _defined(region, lower(region.spec)))
 
     def encode(self, kernel: FusionKernel, region: CanonicalRegion, key: str, compilation: Compilation) -> Entry:
-        """Return the recipe."""
+        """Return the recipe, which is all that an entry holds.
+
+        Args:
+            kernel: The fusion.
+            region: The region that it was made for.
+            key: The key of the entry.
+            compilation: What it was compiled for, of which a recipe says nothing.
+        """
         return Entry(self.name, key, {"region": region.key}, {"recipe": recipe.encode(kernel.recipe).encode()})
 
     def decode(self, entry: Entry, region: CanonicalRegion, compilation: Compilation) -> FusionKernel:
-        """Return the fusion of a recipe, defined."""
+        """Return the fusion of a recipe, defined.
+
+        Args:
+            entry: What :meth:`encode` returned.
+            region: A region with the key of the one that it was made for.
+            compilation: What it has to be compiled for, of which a recipe says nothing.
+        """
         entry.expect(self.name, region.key)
         return _defined(region, recipe.decode(entry.blobs["recipe"].decode()))
 

@@ -34,7 +34,11 @@ from dynafuse.ops.promotion import Operand, comparand, compute_dtype
 
 
 def lower(spec: Spec) -> Recipe:
-    """Return the recipe of a region. Raises LoweringError for a region that :func:`refusal` refuses."""
+    """Return the recipe of a region.
+
+    Raises:
+        LoweringError: :func:`refusal` refuses it.
+    """
     reason = refusal(spec)
     if reason:
         raise LoweringError(spec.ops[-1].target, reason)

@@ -148,7 +148,14 @@ class Recorder:
     # ------------------------------------------------------------------ reductions
 
     def reduce(self, name: str, tensor: FusionTensor, dims: Sequence[int], keepdim: bool) -> FusionTensor:
-        """Record a reduction; over no dimensions it changes nothing."""
+        """Record a reduction; over no dimensions it changes nothing.
+
+        Args:
+            name: ``sum``, ``prod``, ``max`` or ``min``.
+            tensor: What is reduced.
+            dims: The dimensions, none of them negative.
+            keepdim: Whether they stay, with size 1.
+        """
         if not dims:
             return tensor
         tensor = tensor if name == "sum" else self._materialize(tensor)
@@ -159,7 +166,15 @@ class Recorder:
 
     def move(self, name: str, tensors: Sequence[FusionTensor], shape: Sequence[Any], *args: Any,
              broadcast: Sequence[bool] | None = None) -> FusionTensor:
-        """Record an op that moves elements; ``cat`` takes its tensors as one list."""
+        """Record an op that moves elements.
+
+        Args:
+            name: The op.
+            tensors: Its tensors, which are its first arguments; for ``cat`` they are one list.
+            shape: The sizes of the result.
+            *args: Its other arguments.
+            broadcast: Which dimensions of the result are broadcast; None: those of size 1.
+        """
         if name not in KEEPS_EXPANDED:
             tensors = [self._materialize(tensor) for tensor in tensors]
         arguments = (tuple(tensors), *args) if name == "cat" else (*tensors, *args)
@@ -196,12 +211,22 @@ class Recorder:
         return self.move("expand", [tensor], new_shape, args, broadcast=tensor.broadcast)
 
     def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> FusionTensor:
-        """Return a tensor with a constant or a size in every element."""
+        """Return a tensor with a constant or a size in every element.
+
+        Args:
+            shape: Its sizes.
+            value: The constant or the size.
+            dtype: Its dtype, to which a constant is converted.
+        """
         fill = _number(value, dtype) if isinstance(value, (bool, int, float)) else self.sizes([value])[0]
         return self._tensor("full", (self.sizes(shape), fill, dtype), dtype, shape)
 
     def iota(self, length: Any, start: Any, step: Any) -> FusionTensor:
-        """Return the int64 values ``start + step * i`` for ``i`` below ``length``."""
+        """Return the int64 values ``start + step * i`` for ``i`` below ``length``.
+
+        Args:
+            length, start, step: Numbers, or sizes that are known when the kernel runs.
+        """
         return self._tensor("iota", (*self.sizes([length, start, step]), torch.int64), torch.int64, [length])
 
     # ------------------------------------------------------------------ sizes

@@ -48,12 +48,22 @@ class Signature:
 
 
 def compile_all(source: str, launches: Sequence[Launch], capability: int) -> list[tuple[dict[str, Any], bytes]]:
-    """Compile every kernel of a source to what :func:`taken` returns: what worker processes do."""
+    """Compile every kernel of a source to what :func:`taken` returns: what worker processes do.
+
+    Args:
+        source: The text of the kernels.
+        launches: Their launches, in order.
+        capability: The device's compute capability, as 90.
+    """
     return [taken(compile_launch(source, launch, capability)) for launch in launches]
 
 
 def taken(compiled: Any) -> tuple[dict[str, Any], bytes]:
-    """Return metadata and binary of a compiled kernel. Raises ValueError for one that has no such binary."""
+    """Return metadata and binary of a compiled kernel.
+
+    Raises:
+        ValueError: It has no such binary.
+    """
     binary = compiled.asm.get(BINARY)
     if not isinstance(binary, bytes) or not binary.startswith(ELF):
         raise ValueError(f"{compiled.name} has no {BINARY}")
@@ -64,7 +74,17 @@ def taken(compiled: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capability: int) -> Any:
-    """Return the compiled kernel of what :func:`taken` returned. Raises ValueError if it is another kernel's."""
+    """Return the compiled kernel of what :func:`taken` returned.
+
+    Args:
+        launch: The kernel's launch.
+        metadata: What Triton says of the binary.
+        binary: The content of a cubin.
+        capability: The device's compute capability, as 90.
+
+    Raises:
+        ValueError: It is another kernel's, or for another capability.
+    """
     from triton.compiler import CompiledKernel
 
     wanted = launch.entry, launch.warps, capability
@@ -79,7 +99,13 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
 
 def restored_all(launches: Sequence[Launch], binaries: Iterable[tuple[Mapping[str, Any], bytes]],
                  capability: int) -> tuple[Any, ...]:
-    """Return the compiled kernels of launches, each of what :func:`taken` returned. Raises what :func:`restored` does."""
+    """Return the compiled kernels of launches, each of what :func:`taken` returned. Raises what :func:`restored` does.
+
+    Args:
+        launches: The launches, in order.
+        binaries: Metadata and binary of each.
+        capability: The device's compute capability, as 90.
+    """
     pairs = zip(launches, binaries, strict=True)
     return tuple(restored(launch, metadata, binary, capability) for launch, (metadata, binary) in pairs)
 

@@ -59,6 +59,10 @@ class KernelBuilder:
         """Return the header of a loop, which loads ahead if the schedule has several stages.
 
         The loop's variable is wide enough for offsets: Triton takes a bare number for 32 bits, or for unsigned.
+
+        Args:
+            variable: The loop's variable.
+            begin, end, step: The texts of its bounds, as of ``range``.
         """
         if self.spec.wide and begin.isdigit() and end.isdigit():
             begin = f"tl.full([], {begin}, tl.int64)"
@@ -182,7 +186,13 @@ def fits_grid(builder: KernelBuilder, size: Size) -> bool:
 
 
 def emit_stores(builder: KernelBuilder, emitter: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
-    """Compute and store outputs, given with their numbers; if one overwrites an input, all are computed first."""
+    """Compute and store outputs; if one overwrites an input, all are computed first.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        stores: The stores, each with its number in the spec.
+    """
     if any(store.into is not None for _, store in stores):
         for _, store in stores:
             emitter.stored(store)
@@ -261,7 +271,14 @@ def recurrence_of(spec: Spec, op: int) -> Recurrence:
 def element_and_position(
     builder: KernelBuilder, emitter: Emitter, op: int, rule: Recurrence
 ) -> tuple[Value, Value | None]:
-    """Return the element that a reduction takes in, and its position in the row if the recurrence needs that."""
+    """Return the element that a reduction takes in, and its position in the row; None if the recurrence needs no position.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        op: The reduction's position in the spec.
+        rule: Its recurrence.
+    """
     index = emitter.index(dict(builder.spec.reductions)[op])
     element = emitter.reduction_element(op, index, rule.element_dtype)
     if not rule.needs_position:
@@ -280,7 +297,15 @@ def element_count(builder: KernelBuilder, op: int) -> str:
 
 def states_of_element(emitter: Emitter, rule: Recurrence, element: Value, position: Value | None,
                       mask: str | None) -> list[str]:
-    """Return the names of one element's states, spread over the whole tile; the identity where ``mask`` is off."""
+    """Return the names of one element's states, spread over the whole tile.
+
+    Args:
+        emitter: The kernel's emitter.
+        rule: The reduction's recurrence.
+        element: The element.
+        position: Its position in the row; None if the recurrence needs none.
+        mask: The text of a mask, where it is off the states are the identity; None for no mask.
+    """
     states = []
     texts = rule.start(element.name, position.name if position else "")
     for (dtype, identity), text in zip(rule.states, texts, strict=True):
@@ -305,7 +330,13 @@ def identity_text(dtype: torch.dtype, identity: str) -> str:
 
 
 def start_states(builder: KernelBuilder, emitter: Emitter, rule: Recurrence) -> list[str]:
-    """Write the running states of a reduction before a loop; returns their names."""
+    """Write the running states of a reduction before a loop; return their names.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        rule: The reduction's recurrence.
+    """
     names = []
     running = builder.running_states(rule)
     shape = builder.tile_shape("XBLOCK", "RBLOCK" if running == builder.schedule.block["r"] else str(running))
@@ -339,7 +370,15 @@ def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], count: 
 
 
 def finish_reduction(builder: KernelBuilder, emitter: Emitter, op: int, rule: Recurrence, states: list[str]) -> Value:
-    """Combine the states of a row's lanes, finish the reduction and keep its result for whoever asks."""
+    """Combine the states of a row's lanes, finish the reduction and keep its result for whoever asks.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter, which keeps the result.
+        op: The reduction's position in the spec.
+        rule: Its recurrence.
+        states: The names of the states.
+    """
     dtype = builder.spec.ops[op].dtype
     emitter.reduced[op] = finish_row(builder, emitter, rule, states, element_count(builder, op), dtype)
     return emitter.reduced[op]

@@ -37,7 +37,13 @@ def gpu_target(capability: int) -> Any:
 
 
 def compile_launch(source: str, launch: Launch, capability: int) -> Any:
-    """Compile one kernel; Triton keeps the binary in its own cache folder. No GPU is needed."""
+    """Compile one kernel; Triton keeps the binary in its own cache folder. No GPU is needed.
+
+    Args:
+        source: The text of all kernels of the region.
+        launch: The kernel's launch.
+        capability: The compute capability that it is compiled for, as 90.
+    """
     import triton
     from triton.compiler import ASTSource
 

@@ -57,7 +57,12 @@ class ControlFlow(Scopes):
         return self.define(f"tl.full([], {value}, {triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
 
     def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
-        """Return the outcome of a comparison of index expressions: a literal where their ranges decide it."""
+        """Return the outcome of a comparison of index expressions: a literal where their ranges decide it.
+
+        Args:
+            left, right: The index expressions.
+            op: One of ``< <= > >= ==``.
+        """
         left, right = sympy.sympify(left), sympy.sympify(right)
         outcome = _decide(left, op, right)
         if outcome is None:
@@ -94,11 +99,22 @@ class ControlFlow(Scopes):
         return bool(len(extents) == 1 and extents[0] and op in ("<", ">=") and bound.is_Integer and bound % extents[0] == 0)
 
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
-        """Return ``body()`` where ``condition`` holds, else ``other``; ``body`` loads under the condition as a mask."""
+        """Return ``body()`` where a condition holds, else a number.
+
+        Args:
+            condition: A bool.
+            body: Makes the value; it loads under the condition as a mask.
+            other: The number, in the dtype of that value.
+        """
         return self._choose(condition, body, lambda dtype: self.constant(other, dtype))
 
     def choose(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[], Value]) -> Value:
-        """Return ``if_true()`` where ``condition`` holds, else ``if_false()``; each loads only where it is needed."""
+        """Return ``if_true()`` where a condition holds, else ``if_false()``.
+
+        Args:
+            condition: A bool.
+            if_true, if_false: Make the values; each loads only where it is needed.
+        """
         if condition.name == "False":
             return if_false()
         return self._choose(condition, if_true, lambda _: if_false())
@@ -201,7 +217,13 @@ class ControlFlow(Scopes):
         return value.name if value.tiles >= set(tiles) else f"tl.broadcast_to({value}, {shape})"
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
-        """Return the value of a Triton expression over operands, which are ``{0}``, ``{1}`` … in ``text``."""
+        """Return the value of a Triton expression over operands.
+
+        Args:
+            text: The expression, with ``{0}``, ``{1}`` … for the operands.
+            dtype: The dtype of the value.
+            *operands: The operands.
+        """
         operands = tuple(self.as_tensor(v) if v.dtype is torch.float64 else v for v in operands)  # else it were float32
         tiles = frozenset[str]().union(*(v.tiles for v in operands))
         result = self.define(escape(text.format(*(wrap(v.name) for v in operands))), dtype, tiles)

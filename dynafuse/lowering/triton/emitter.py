@@ -157,7 +157,15 @@ class Emitter(ControlFlow):
 
     def loaded_index(self, arg: Any, index: Index, size: sympy.Expr, *, wraps: bool = False,
                      trusted: bool = False) -> Value:
-        """Return the integer that ``arg`` holds at an index, in range; what is not proven to be is checked in the kernel."""
+        """Return the integer that ``arg`` holds at an index, in range; what is not proven to be is checked in the kernel.
+
+        Args:
+            arg: The index tensor.
+            index: The element's index in it.
+            size: The size of the dimension that it indexes.
+            wraps: Whether negative elements count from the end.
+            trusted: Whether the op promises that all are in range, so that nothing is checked.
+        """
         value = self.cast(self.operand(arg, index), torch.int64)
         if self._proven_index(value, size) is not None:
             return value
@@ -231,7 +239,13 @@ class Emitter(ControlFlow):
         return self._round(value, value.dtype) if self.rounding.rounds_result(position) else value
 
     def reduction_element(self, op: int, index: Index, dtype: torch.dtype) -> Value:
-        """Return the element of its operand that a reduction takes in at ``index``, in a dtype."""
+        """Return the element of its operand that a reduction takes in.
+
+        Args:
+            op: The reduction's position in the spec.
+            index: The element's index in the operand.
+            dtype: The dtype that it is returned in, after it has been rounded where eager rounds.
+        """
         arg = next(iter(self.calls[op][1].args.values()))
         value = self._round(self.operand(arg, index), self.rounding.operand_dtype(op, 0, arg))
         return self.cast(value, dtype)
@@ -317,7 +331,13 @@ class Emitter(ControlFlow):
     # ------------------------------------------------------------------ memory
 
     def load(self, tensor: str, layout: Layout, index: Index) -> Value:
-        """Load an element of a tensor; a 16-bit float arrives in float32."""
+        """Load an element of a tensor; a 16-bit float arrives in float32.
+
+        Args:
+            tensor: The name of the kernel's argument.
+            layout: The tensor's layout.
+            index: The element's index.
+        """
         offset = _offset(layout, index)
         tiles = self.tiles(offset)
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles)
@@ -367,7 +387,13 @@ class Emitter(ControlFlow):
         return self.value(store.op, index[len(index) - rank:])
 
     def store_op(self, tensor: str, store: Store, barrier: bool = False) -> None:
-        """Store an output of the spec to a tensor."""
+        """Store an output of the spec to a tensor.
+
+        Args:
+            tensor: The name of the kernel's argument.
+            store: The output.
+            barrier: Whether the program's threads wait for each other first, as in :meth:`store`; a scatter never does.
+        """
         stored = self.stored(store)
         if isinstance(stored, Value):
             self.store(tensor, store.layout, self.index(store.dims), stored, barrier)
@@ -378,9 +404,14 @@ class Emitter(ControlFlow):
             self.scatter(tensor, store.layout, stored, combine, points)
 
     def scatter(self, tensor: str, layout: Layout, write: Write, combine: Combine, points: frozenset[str]) -> None:
-        """Combine a value with what a tensor holds, at each point of the tile dimensions ``points``.
+        """Combine a value with what a tensor holds. What a tile adds to one address is added up before.
 
-        What a tile adds to one address is added up before.
+        Args:
+            tensor: The name of the kernel's argument.
+            layout: The tensor's layout.
+            write: Where which value is written, and if at all.
+            combine: What becomes of what is there.
+            points: The tile dimensions of the scatter's iteration space: each point of them writes once.
         """
         offset = _offset(layout, write.index)
         outer = self.masks
@@ -426,8 +457,16 @@ class Emitter(ControlFlow):
     def store(self, tensor: str, layout: Layout, index: Index, value: Value, barrier: bool = False) -> None:
         """Store a value, converted to the tensor's dtype, at an index.
 
-        ``barrier`` makes the program's threads wait for each other first: others may still have to read what is
-        overwritten. Raises LoweringError if the value varies along a tile dimension that the index does not walk.
+        Args:
+            tensor: The name of the kernel's argument.
+            layout: The tensor's layout.
+            index: The element's index.
+            value: The value.
+            barrier: Whether the program's threads wait for each other first: others may still have to read what is
+                overwritten.
+
+        Raises:
+            LoweringError: The value varies along a tile dimension that the index does not walk.
         """
         offset = _offset(layout, index)
         unit_tiles = value.tiles & self.unit_tiles

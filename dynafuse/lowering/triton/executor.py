@@ -75,7 +75,14 @@ class Triton(Executor):
         return "" if compilation.capability is None else binary.fingerprint(compilation.capability)
 
     def encode(self, kernel: Kernel, region: CanonicalRegion, key: str, compilation: Compilation) -> Entry:
-        """Return source and launches, with binaries unless they are interpreted."""
+        """Return source and launches, with binaries unless they are interpreted.
+
+        Args:
+            kernel: The kernel.
+            region: The region that it was made for.
+            key: The key of the entry.
+            compilation: What it was compiled for.
+        """
         data: dict[str, Any] = {
             "region": region.key,
             "launches": [launches.launch_to_json(launch) for launch in kernel.launches],
@@ -89,7 +96,13 @@ class Triton(Executor):
         return Entry(_kind(compilation), key, data, blobs)
 
     def decode(self, entry: Entry, region: CanonicalRegion, compilation: Compilation) -> Kernel:
-        """Return the kernel of an entry, loaded."""
+        """Return the kernel of an entry, loaded.
+
+        Args:
+            entry: What :meth:`encode` returned.
+            region: A region with the key of the one that it was made for.
+            compilation: What it has to be compiled for; without a capability the source is interpreted.
+        """
         entry.expect(_kind(compilation), region.key)
         source = entry.blobs["source"].decode()
         planned = tuple(map(launches.launch_from_json, entry.data["launches"]))

@@ -78,7 +78,15 @@ InterpreterBuilder.cast_impl = _rounding_cast
 
 
 def device_assert(condition: tl.tensor, message: str) -> None:
-    """Raise IndexOutOfRange where a check of a kernel fails. Triton's own does nothing in the interpreter."""
+    """Check a condition of a kernel. Triton's own check does nothing in the interpreter.
+
+    Args:
+        condition: Bools, each of which has to hold.
+        message: What is wrong where one does not.
+
+    Raises:
+        IndexOutOfRange: One does not hold.
+    """
     if not condition.handle.data.all():
         raise IndexOutOfRange(message)
 

@@ -65,7 +65,13 @@ UNNAMED_OPS = frozenset({
 
 
 def write_kernels(spec: Spec, schedule: Schedule, round_like_eager: bool) -> Lowered:
-    """Return the kernels of a spec under a schedule."""
+    """Return the kernels of a spec under a schedule.
+
+    Args:
+        spec: The region, or the class of sizes that it is in.
+        schedule: Its tiles, loops and warps.
+        round_like_eager: Whether every op's result is rounded to its dtype, as in eager.
+    """
     builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule), round_like_eager)
     CLASSES[schedule.schedule_class](builder)
     source = HEADER + "".join(f"\n\n{text}" for text in builder.sources)

@@ -210,6 +210,10 @@ def div_by(x, high, low):
 
     Source: Brisebarre and Muller, "Correctly rounded multiplication by arbitrary precision constants", 2008. Zeros and
     infinities, which are their own quotients, would become zeros of another sign and NaNs.
+
+    Args:
+        x: The dividend.
+        high, low: The reciprocal, and what float32 leaves of it.
     """
     product = x * high
     return tl.where(product == x, x, libdevice.fma(x, tl.full([], high, tl.float32), x * low))
@@ -247,6 +251,11 @@ def nextafter(x, y):
 
 @jit
 def fma(x, y, z):
+    """Return ``x * y + z``, rounded once.
+
+    Args:
+        x, y, z: Floats of one dtype.
+    """
     return tl.fma(x, y, z)
 
 
@@ -443,7 +452,11 @@ def randn(seed, offset):
 
 @jit
 def randint64(seed, offset, low, high):
-    """Return a uniform int64 in [low, high) per offset, from Philox."""
+    """Return a uniform int64 in [low, high) per offset, from Philox.
+
+    Args:
+        seed, offset, low, high: Integers; equal ones give equal numbers.
+    """
     low_word, high_word, _, _ = tl.randint4x(seed, _offsets(offset))
     word = low_word.to(tl.uint32, bitcast=True).to(tl.uint64) | (high_word.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
     first, last = _offsets(low), _offsets(high)
@@ -481,7 +494,11 @@ def combine_all(x, y):
 
 @jit
 def combine_argmax(x, x_at, y, y_at):
-    """Return the larger (value, index): a NaN is larger than any number, and of equals the lower index wins."""
+    """Return the larger (value, index): a NaN is larger than any number, and of equals the lower index wins.
+
+    Args:
+        x, x_at, y, y_at: Two values, each with its index.
+    """
     tie = (x == y) | ((x != x) & (y != y))
     left = (x > y) | ((x != x) & (y == y)) | (tie & (x_at < y_at))
     return tl.where(left, x, y), tl.where(left, x_at, y_at)
@@ -489,7 +506,11 @@ def combine_argmax(x, x_at, y, y_at):
 
 @jit
 def combine_argmin(x, x_at, y, y_at):
-    """Return the smaller (value, index): a NaN is smaller than any number, and of equals the lower index wins."""
+    """Return the smaller (value, index): a NaN is smaller than any number, and of equals the lower index wins.
+
+    Args:
+        x, x_at, y, y_at: Two values, each with its index.
+    """
     tie = (x == y) | ((x != x) & (y != y))
     left = (x < y) | ((x != x) & (y == y)) | (tie & (x_at < y_at))
     return tl.where(left, x, y), tl.where(left, x_at, y_at)
@@ -497,9 +518,13 @@ def combine_argmin(x, x_at, y, y_at):
 
 @jit
 def take_welford(mean, m2, weight, v, share):
-    """Return (mean, sum of squared deviations, count) with one more element; ``share`` is 1 over the new count.
+    """Return (mean, sum of squared deviations, count) with one more element.
 
     Source: Welford, "Note on a method for calculating corrected sums of squares and products", Technometrics 4(3), 1962.
+
+    Args:
+        mean, m2, weight: Those without it.
+        v, share: The element, and 1 over the new count.
     """
     gap = v - mean
     mean = mean + gap * share
@@ -510,10 +535,13 @@ def take_welford(mean, m2, weight, v, share):
 def welford(mean, m2, weight, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     """Return the (mean, sum of squared deviations, count) of all parts along ``axis``, given those of each part.
 
-    ``count`` is what theirs sum up to: one number, since a tensor of sums, spread over the tile again, would move through
-    shared memory. These are plain sums over the parts, where combining two at a time would take a division for each pair.
-    Parts of count 0 change nothing. Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing
-    sample variances", 1979.
+    These are plain sums over the parts: combining two at a time would take a division each. Parts of count 0 change nothing.
+    Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+
+    Args:
+        mean, m2, weight: Those of each part.
+        count: The sum of ``weight``: one number, since a tensor of sums, spread again, would move through shared memory.
+        axis, keep_dims: As for ``tl.sum``.
     """
     scale = 1.0 / tl.maximum(tl.full([], count, mean.dtype), 1.0)
     center = tl.sum(mean * scale * weight, axis, keep_dims=True)

@@ -55,7 +55,13 @@ in_child(_threads.cache_clear)
 
 
 def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Future[tuple[Any, ...]]:
-    """Compile a lowered spec; the future holds what :func:`dynafuse.lowering.triton.compiler.load` returns."""
+    """Compile a lowered spec; the future holds what :func:`dynafuse.lowering.triton.compiler.load` returns.
+
+    Args:
+        lowered: Source and launches.
+        capability: The device's compute capability, as 90; None: the source is interpreted.
+        workers: The option of that name: 0 compiles here and now.
+    """
     if capability is None or workers == 0:
         return finished(lambda: load(lowered, capability))
     compiled: Future[tuple[Any, ...]] = Future()

@@ -41,7 +41,12 @@ class Probe(Emitter):
         self.work: list[Work] = []
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
-        """Return a variable that holds an expression, and note what it takes to compute."""
+        """Return a variable that holds an expression, and note what it takes to compute.
+
+        Args:
+            text, dtype, tiles, exprs: As for :meth:`Scopes.define`.
+            comment: A comment for the line; one with a comment is an op's own.
+        """
         names_before = self._name_count
         value = super().define(text, dtype, tiles, *exprs, comment=comment)
         if self._name_count > names_before:

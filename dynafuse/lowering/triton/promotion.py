@@ -27,7 +27,13 @@ class Tensors(Protocol):
 
 
 def compute_dtype(row: Row, call: Call, tensors: Tensors) -> torch.dtype | None:
-    """Return the dtype to which a pointwise op's operands are cast; None if each stays in its own."""
+    """Return the dtype to which a pointwise op's operands are cast; None if each stays in its own.
+
+    Args:
+        row: The op's row.
+        call: The op with its arguments.
+        tensors: Tells dtypes and sizes of the tensors among them.
+    """
     operands: list[promotion.Operand] = []
     for i, arg in enumerate(call.args.values()):
         if i in row.raw:

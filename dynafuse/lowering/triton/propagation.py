@@ -43,7 +43,13 @@ def propagated(call: Call, operands: Sequence[sympy.Expr | None], wide: bool) ->
 
 
 def comparison(call: Call, operands: Sequence[sympy.Expr | None], wide: bool) -> str | None:
-    """Return the operator by which an op compares two index expressions; None if it does not, or they might be too large."""
+    """Return the operator by which an op compares two index expressions; None if it does not, or they might be too large.
+
+    Args:
+        call: The op.
+        operands: Its arguments in order, as index expressions if they are.
+        wide: Whether the kernel's index arithmetic has 64 bits.
+    """
     known = [operand for operand in operands if operand is not None]
     if len(operands) != 2 or len(known) != 2 or all(operand.is_number for operand in known):
         return None

@@ -57,9 +57,10 @@ class Scopes:
         self._name_count = 0
 
     def scope(self, tiles: frozenset[str]) -> Scope:
-        """Return the scope in which a value that varies along ``tiles`` is computed.
+        """Return the scope in which a value is computed that varies along some tile dimensions.
 
-        Raises LoweringError if the value varies along the loop and no loop is open.
+        Raises:
+            LoweringError: It varies along the loop, and no loop is open.
         """
         if self.open_branches:
             return self.open_branches[-1]
@@ -89,11 +90,24 @@ class Scopes:
         self.open_loop_scope = None
 
     def add_line(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> None:
-        """Add a line that defines no value."""
+        """Add a line that defines no value.
+
+        Args:
+            text: Triton text with ``{i}`` for each of ``exprs``.
+            tiles: The tile dimensions that it depends on, which tell its scope.
+            *exprs: Index expressions of the text.
+            comment: A comment for the line.
+        """
         self.scope(tiles).lines.append(Line(text, exprs, comment))
 
     def add_line_once(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr) -> None:
-        """Add a line that defines no value, unless it can be found in a visible scope."""
+        """Add a line that defines no value, unless it can be found in a visible scope.
+
+        Args:
+            text: Triton text with ``{i}`` for each of ``exprs``.
+            tiles: The tile dimensions that it depends on, which tell its scope.
+            *exprs: Index expressions of the text.
+        """
         key = (text, exprs)
         if not any(key in scope.values for scope in self.visible_scopes()):
             self.add_line(text, tiles, *exprs)

@@ -60,7 +60,12 @@ def power_of_two(value: int) -> int:
 
 
 def clamp(value: int, low: int, high: int) -> int:
-    """Return ``value``, raised to ``low`` or lowered to ``high``."""
+    """Return a number, raised or lowered to the nearest one in a range.
+
+    Args:
+        value: The number.
+        low, high: The range, both included; the lower end wins if it is the larger.
+    """
     return max(low, min(value, high))
 
 
@@ -95,7 +100,13 @@ def weight(access: Access) -> float:
 
 
 def traffic(spec: Spec, probed: Emitter, access: Access) -> float:
-    """Return the bytes that an access moves, of a slice those of the slice; a store counts a little more."""
+    """Return the bytes that an access moves, of a slice those of the slice; a store counts a little more.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        access: An access of that.
+    """
     whole = weight(access)
     axes = [k for k, axis in enumerate(probed.axes) if access.offset.has(axis)]
     others = access.offset.free_symbols - set(probed.axes)
@@ -115,7 +126,14 @@ def strides_of(probed: Emitter, access: Access) -> list[int | None]:
 
 
 def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[int]) -> int:
-    """Return how many neighbours along ``axes``, outermost first, an access moves with one instruction of a lane."""
+    """Return how many neighbours an access moves with one instruction of a lane; 1 if it is not known.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        access: An access of that.
+        axes: The axes that the neighbours lie along, outermost first.
+    """
     strides = strides_of(probed, access)
     start = access.offset.subs(dict.fromkeys(probed.axes, 0)) if None not in strides else sympy.nan
     if not access.layout.aligned or not start.is_Integer:
@@ -129,7 +147,13 @@ def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[in
 
 
 def by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:
-    """Return axes by falling stride in the largest access that runs along all of them, else in the largest of all."""
+    """Return axes by falling stride in the largest access that runs along all of them, else in the largest of all.
+
+    Args:
+        probed: The region's probe.
+        accesses: Accesses of that, the largest first.
+        axes: The axes; if no access tells their strides they stay in this order.
+    """
     all_strides = [strides_of(probed, access) for access in accesses]
     complete = [strides for strides in all_strides if all(strides[k] for k in axes)]
     for strides in (*complete, *all_strides):
@@ -144,7 +168,13 @@ def point_count(spec: Spec, axes: Iterable[int]) -> int:
 
 
 def values_per_tile(spec: Spec, order: Mapping[str, Sequence[int]], block: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """Yield axes of which every block holds equally many values, with whole rows of what lies inside; and how many."""
+    """Yield axes of which every block holds equally many values, with whole rows of what lies inside; and how many.
+
+    Args:
+        spec: The region.
+        order: The axes that each tile dimension walks, outermost first.
+        block: The points of a tile along each tile dimension.
+    """
     for tile, axes in order.items():
         inner = 1
         for axis in reversed(axes):

@@ -26,7 +26,13 @@ STEPS = {
 
 
 def unrolled(emitter: Emitter, op: int, index: Index) -> Value:
-    """Return the value of a short reduction at ``index``, an index of its result."""
+    """Return the value of a short reduction, as one expression over its elements.
+
+    Args:
+        emitter: The kernel's emitter.
+        op: The reduction's position in the spec.
+        index: An index of its result.
+    """
     call = emitter.calls[op][1]
     row = lookup(call.target)
     assert row is not None and row.reduction is not None
