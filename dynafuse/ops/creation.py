@@ -22,7 +22,13 @@ _RANDOM_FLOPS = 60.0  # ten rounds of Philox
 
 
 def number(build: Builder, value: Any, dtype: torch.dtype) -> Value:
-    """Return a fill value: a Python number, or a size that is known when the kernel runs."""
+    """Return a fill value.
+
+    Args:
+        build: Builds it.
+        value: A Python number, or a size that is known when the kernel runs.
+        dtype: The dtype of the result.
+    """
     if isinstance(value, bool | int | float):
         return build.constant(value, dtype)
     return build.cast(build.index_value(as_expr(value)), dtype)

@@ -75,7 +75,12 @@ def _masked_index(build: Builder, call: Call, index: Index) -> Value:
 def operand_index(build: Builder, call: Call, index: Index, *, trusted: bool, clamps: bool = False) -> Index:
     """Return the index into the operand of an op with a list of index tensors, given the index into its result.
 
-    With ``clamps``, loaded indices out of range stand for the nearest one in range.
+    Args:
+        build: Loads the index tensors.
+        call: The op: ``self`` is the operand, ``indices`` has a tensor or None for each dimension, and may be shorter.
+        index: The index into the result.
+        trusted: Whether the op promises that all loaded indices are in range.
+        clamps: Whether loaded indices out of range stand for the nearest one in range.
     """
     shape = build.shape(call["self"])
     indices = [*call["indices"], *[None] * (len(shape) - len(call["indices"]))]

@@ -37,7 +37,12 @@ Bounds = tuple[sympy.Expr, str, sympy.Expr]
 
 
 def inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> Iterator[Bounds]:
-    """Yield the conditions of ``low <= at < high`` that are not known to hold."""
+    """Yield the conditions of ``low <= at < high`` that are not known to hold.
+
+    Args:
+        at: An index expression.
+        low, high: The range, of which ``high`` is not a part.
+    """
     if not known_nonnegative(at - low):
         yield at, ">=", low
     if not known_less(at, high):
@@ -52,6 +57,14 @@ def _all(build: Builder, bounds: Sequence[Bounds]) -> Value:
 
 
 def under(build: Builder, bounds: Sequence[Bounds], body: Body, other: bool | int | float) -> Value:
+    """Return ``body()`` where all bounds hold, else a number.
+
+    Args:
+        build: Builds it.
+        bounds: Conditions on index expressions; none always hold.
+        body: Makes the value; it loads only where the bounds hold.
+        other: The number.
+    """
     return build.masked(_all(build, bounds), body, other) if bounds else body()
 
 

@@ -121,7 +121,13 @@ def _as_float32(value: float) -> float:
 
 
 def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:
-    """Return the expression that converts ``text``, a value of ``source``, to ``dest``; both are held in opmath types."""
+    """Return the expression that converts a value; both are held in opmath types.
+
+    Args:
+        text: The expression of the value.
+        source: Its dtype.
+        dest: The dtype that it is converted to.
+    """
     have, want = opmath(source), opmath(dest)
     if have is want:
         return text

@@ -124,7 +124,14 @@ class Fusion(Protocol):
         """Return ``tensor`` in ``dtype``; itself if it has that dtype."""
 
     def reduce(self, name: str, tensor: FusionTensor, dims: Sequence[int], keepdim: bool) -> FusionTensor:
-        """Record ``sum``, ``prod``, ``max`` or ``min`` over ``dims``."""
+        """Record a reduction.
+
+        Args:
+            name: ``sum``, ``prod``, ``max`` or ``min``.
+            tensor: What is reduced.
+            dims: The dimensions, none of them negative.
+            keepdim: Whether they stay, with size 1.
+        """
 
     def move(self, name: str, tensors: Sequence[FusionTensor], shape: Sequence[Any], *args: Any,
              broadcast: Sequence[bool] | None = None) -> FusionTensor:
@@ -148,10 +155,20 @@ class Fusion(Protocol):
         """Return ``tensor`` broadcast to ``shape``."""
 
     def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> FusionTensor:
-        """Return a tensor with a constant, or a size, in every element."""
+        """Return a tensor with a constant, or a size, in every element.
+
+        Args:
+            shape: Its sizes.
+            value: The constant or the size.
+            dtype: Its dtype.
+        """
 
     def iota(self, length: Any, start: Any, step: Any) -> FusionTensor:
-        """Return the int64 values ``start + step * i`` for ``i`` below ``length``."""
+        """Return the int64 values ``start + step * i`` for ``i`` below ``length``.
+
+        Args:
+            length, start, step: Numbers, or sizes that are known when the kernel runs.
+        """
 
     def sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Return sizes as arguments of an op: numbers, or scalars of the fusion."""

@@ -469,7 +469,13 @@ def _is_size(arg: Any) -> bool:
 
 
 def expression(row: Row, context: Context, operands: Sequence[Any]) -> str:
-    """Return a pointwise row's expression over operands, which are names and numbers."""
+    """Return a pointwise row's expression over operands.
+
+    Args:
+        row: The row.
+        context: The dtypes that the expression may depend on.
+        operands: Names of values, and numbers, which become literals.
+    """
     if callable(row.emit):
         return row.emit(context, *operands)
     assert row.emit is not None

@@ -73,7 +73,13 @@ def _chosen(dtype: torch.dtype, floats: Emit, ints: Emit, bools: Emit) -> Emit:
 
 
 def fill(template: str, context: Context, *args: Any) -> str:
-    """Format ``template`` with its numbers as literals of the context's dtype."""
+    """Return a template with its arguments filled in.
+
+    Args:
+        template: A Triton expression over ``{0}``, ``{1}`` …
+        context: The dtypes; numbers become literals of ``context.dtype``.
+        *args: Names of values, and numbers.
+    """
     return template.format(*(_filled(arg, context.dtype) for arg in args))
 
 

@@ -21,7 +21,10 @@ Operand: TypeAlias = "tuple[torch.dtype, bool] | type"
 def compute_dtype(row: Row, call: Call, operands: Sequence[Operand]) -> torch.dtype | None:
     """Return the dtype to which the operands are cast; None if each stays in its own.
 
-    ``operands`` leaves out the row's raw ones.
+    Args:
+        row: The op's row, which says by which rule.
+        call: The op; its output's dtype is that of the rule for outputs.
+        operands: What its arguments are, without the row's raw ones.
     """
     if row.cast is Cast.NONE:
         return None
@@ -29,13 +32,25 @@ def compute_dtype(row: Row, call: Call, operands: Sequence[Operand]) -> torch.dt
 
 
 def comparand(row: Row, value: Any, dtype: torch.dtype | None) -> Any:
-    """Round an argument that is a number, and is compared, to the operands' dtype first, as eager does."""
+    """Round an argument that is a number, and is compared, to the operands' dtype first, as eager does.
+
+    Args:
+        row: The op's row, which says whether it compares.
+        value: The argument; whatever is no number is returned as it is.
+        dtype: The dtype of the tensors among the arguments; None if they have several, or if there are none.
+    """
     narrow = row.cast is Cast.PROMOTED and dtype is not None and opmath(dtype) is not dtype
     return rounded(value, dtype) if narrow and dtype is not None and isinstance(value, (bool, int, float)) else value
 
 
 def comparands(row: Row, args: Mapping[str, Any], operands: Collection[torch.dtype]) -> dict[str, Any]:
-    """Apply :func:`comparand` to a call's numbers; ``operands`` are the dtypes of its tensors."""
+    """Apply :func:`comparand` to a call's numbers.
+
+    Args:
+        row: The op's row.
+        args: The call's arguments by name.
+        operands: The dtypes of its tensors.
+    """
     dtype = next(iter(operands)) if len(set(operands)) == 1 else None
     return {name: comparand(row, value, dtype) for name, value in args.items()}
 

@@ -32,7 +32,11 @@ def is_name(text: str) -> bool:
 
 @cache
 def symbol_of(name: str) -> sympy.Symbol:
-    """Return the symbol of a name. Raises ValueError for any other text."""
+    """Return the symbol of a name; its first letter tells the sign of its values.
+
+    Raises:
+        ValueError: The text is no such name.
+    """
     if not is_name(name):
         raise ValueError(f"{name!r} is no size symbol")
     return sympy.Symbol(name, integer=True, **_ASSUMPTIONS[name[0]])

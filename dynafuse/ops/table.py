@@ -115,16 +115,38 @@ class Builder(Protocol):
         """
 
     def compare(self, left: sympy.Expr, op: str, right: sympy.Expr) -> Value:
-        """Return a bool value ``left op right`` over index expressions; ``op`` is one of ``< <= > >= ==``."""
+        """Return the outcome of a comparison of index expressions, a bool.
+
+        Args:
+            left, right: The index expressions.
+            op: One of ``< <= > >= ==``.
+        """
 
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
-        """Return ``body()`` where ``condition`` holds, else ``other``; loads inside ``body`` are masked by ``condition``."""
+        """Return ``body()`` where a condition holds, else a number.
+
+        Args:
+            condition: A bool.
+            body: Makes the value; what it loads is masked by the condition.
+            other: The number, in the dtype of that value.
+        """
 
     def choose(self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[], Value]) -> Value:
-        """Return ``if_true()`` where ``condition`` holds, else ``if_false()``; each loads only where it is needed."""
+        """Return ``if_true()`` where a condition holds, else ``if_false()``.
+
+        Args:
+            condition: A bool.
+            if_true, if_false: Make the values; each loads only where it is needed.
+        """
 
     def expression(self, text: str, dtype: torch.dtype, *operands: Value) -> Value:
-        """Return a new value from a Triton expression; ``{0}``, ``{1}`` … are the operands."""
+        """Return a new value from a Triton expression.
+
+        Args:
+            text: The expression, with ``{0}``, ``{1}`` … for the operands.
+            dtype: The dtype of the value.
+            *operands: The operands.
+        """
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """Return ``value`` converted to ``dtype``, kept in its opmath type."""
@@ -267,7 +289,16 @@ def is_unfilled(target: object) -> bool:
 
 def pointwise(target: torch._ops.OpOverload, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (),
               flops: float = 1.0) -> Row:
-    """Return a pointwise row: ``emit`` is a Triton expression over ``{0}``, ``{1}`` …, or a function that returns one."""
+    """Return a pointwise row.
+
+    Args:
+        target: The op.
+        emit: A Triton expression over ``{0}``, ``{1}`` …, or a function of a :class:`Context` and the operands that returns
+            one.
+        cast: Which dtype tensor operands are cast to first.
+        raw: Positions of arguments that are not cast.
+        flops: Operations per element of the output.
+    """
     return Row(target, Kind.POINTWISE, emit=emit, cast=cast, raw=raw, flops=flops)
 
 
@@ -286,14 +317,26 @@ def refusal(row: Row, call: Call) -> str:
 def reduction(target: torch._ops.OpOverload, name: str, *, flops: float = 1.0, states: int = 1) -> Row:
     """Return a row of a reduction.
 
-    ``name`` is a recurrence of ``lowering/triton/reductions.py``, which keeps ``states`` values for each result.
+    Args:
+        target: The op.
+        name: A recurrence of ``lowering/triton/reductions.py``.
+        flops: Operations per element that is read.
+        states: How many values the recurrence keeps for each result.
     """
     return Row(target, Kind.REDUCTION, reduction=name, flops=flops, states=states)
 
 
 def rewrite(target: torch._ops.OpOverload, kind: Kind, lower: Lower, *, flops: float = 1.0,
             accepts: Callable[[Call], str] | None = None) -> Row:
-    """Return a row whose value at an index is made from its operands at other indices."""
+    """Return a row whose value at an index is made from its operands at other indices.
+
+    Args:
+        target: The op.
+        kind: View, index, gather, creation or random.
+        lower: Makes the value at an index.
+        flops: Operations per element of the output.
+        accepts: Returns why a call cannot be fused although the op can, or ""; None: every call can.
+    """
     return Row(target, kind, lower=lower, accepts=accepts, flops=flops)
 
 

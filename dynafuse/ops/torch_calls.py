@@ -16,7 +16,13 @@ RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshap
 
 
 def torch_call(target: torch._ops.OpOverload, given: Mapping[str, Any], device: torch.device) -> torch.Tensor:
-    """Return the value of an op on arguments by name; of a copy, what it writes, because the store says where to."""
+    """Return the value of an op; of a copy, what it writes, because the store says where to.
+
+    Args:
+        target: The op.
+        given: Its arguments by schema name. Devices are left out.
+        device: Where a tensor is made by an op that takes a device.
+    """
     value: torch.Tensor
     if target is aten.copy_.default:
         written: torch.Tensor = given["self"]

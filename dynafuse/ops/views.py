@@ -54,7 +54,13 @@ def dims_of(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def replaced(index: Index, dim: int, at: sympy.Expr) -> Index:
-    """Return ``index`` with another position in dimension ``dim``."""
+    """Return an index with another position in one dimension.
+
+    Args:
+        index: The index.
+        dim: The dimension, not negative.
+        at: The position.
+    """
     return (*index[:dim], at, *index[dim + 1 :])
 
 
@@ -77,7 +83,13 @@ def from_end(position: sympy.Expr, size: sympy.Expr) -> sympy.Expr | None:
 
 
 def clamped_bound(position: Any, size: sympy.Expr, default: sympy.Expr) -> sympy.Expr:
-    """Return a slice's start or end as Python reads it: counted from the end if negative, inside ``[0, size]``."""
+    """Return a slice's start or end as Python reads it: counted from the end if negative, inside ``[0, size]``.
+
+    Args:
+        position: The start or end, a number or a size; None for the default.
+        size: The size of the dimension.
+        default: What None stands for.
+    """
     if position is None:
         return default
     at = from_end(as_expr(position), size)
@@ -92,6 +104,11 @@ def reshaped(index: Index, shape: Sequence[Size], operand: Sequence[Size]) -> In
 
     Runs of dimensions with equal products are matched first, so that dimensions which the reshape leaves alone pass
     through as they are, whatever their sizes.
+
+    Args:
+        index: An index into ``shape``.
+        shape: Sizes.
+        operand: Other sizes of as many elements in all.
     """
     if any(size == 0 for size in shape):
         return tuple(S.Zero for _ in operand)
