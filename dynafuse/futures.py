@@ -21,7 +21,12 @@ def finished(make: Callable[[], T]) -> Future[T]:
 
 
 def settle(future: Future[T], make: Callable[[], T]) -> None:
-    """Give a future what ``make`` returns, or its failure: an error raised here would be logged, and waited for forever."""
+    """Give a future what ``make`` returns, or its failure: an error raised here would be logged, and waited for forever.
+
+    Args:
+        future: A future that is pending.
+        make: Makes its result; whatever it raises, an interruption too, becomes the future's.
+    """
     try:
         result = make()
     except BaseException as error:
@@ -31,7 +36,12 @@ def settle(future: Future[T], make: Callable[[], T]) -> None:
 
 
 def then(future: Future[T], function: Callable[[T], U]) -> Future[U]:
-    """Return a future of ``function`` applied to a future's result."""
+    """Return a future of ``function`` applied to a future's result.
+
+    Args:
+        future: The future; its failure is that of the result.
+        function: Is called by whoever completes the future, at once if it is done.
+    """
     following: Future[U] = Future()
     future.add_done_callback(lambda done: settle(following, lambda: function(done.result())))
     return following

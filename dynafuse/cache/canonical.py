@@ -424,7 +424,11 @@ def key_of(spec: Spec, target: str) -> str:
 
 
 def diff(a: CanonicalRegion | Spec, b: CanonicalRegion | Spec) -> list[str]:
-    """Return why two regions missed each other, a plain sentence per difference; nothing for equal keys."""
+    """Return why two regions missed each other, a plain sentence per difference; nothing for equal keys.
+
+    Args:
+        a, b: Regions in canonical form. Of one that is only a spec, specs are compared, and no keys.
+    """
     if isinstance(a, Spec) or isinstance(b, Spec):
         return differences(*(region.spec if isinstance(region, CanonicalRegion) else region for region in (a, b)))
     if a.key == b.key:

@@ -19,7 +19,11 @@ from dynafuse.ops.algebra import DIMENSIONS
 
 
 def differences(first: Spec, second: Spec) -> list[str]:
-    """Return a sentence per difference, none if the specs are equal. Ops are numbered as in the first spec."""
+    """Return a sentence per difference, none if the specs are equal. Ops are numbered as in the first spec.
+
+    Args:
+        first, second: The specs.
+    """
     pair = _Pair(first, second, tuple(_match(first.ops, second.ops)))
     return [*pair.inputs(), *pair.ops(), *pair.axes(), *pair.outputs(), *pair.symbols(), *pair.options()]
 

@@ -29,7 +29,12 @@ _DIVISIONS = (FloorDiv, Mod, PythonMod, ModularIndexing)
 
 
 def sign_of_size(size: sympy.Expr, environment: ShapeEnv | None) -> str:
-    """Return POSITIVE, NONNEGATIVE or ANY for a size, by its expression and by the range that torch guards."""
+    """Return POSITIVE, NONNEGATIVE or ANY for a size, by its expression and by the range that torch guards.
+
+    Args:
+        size: The size.
+        environment: What torch knows of its symbols; None: nothing.
+    """
     if size.is_positive:
         return POSITIVE
     low = sympy.S.NegativeInfinity if environment is None else environment.bound_sympy(size).lower

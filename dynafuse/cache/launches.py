@@ -66,7 +66,15 @@ def _plain(size: Any) -> Any:
 
 
 def size_from_json(plain: Any, symbols: Symbols = symbol_of) -> Size:
-    """Read the size that :func:`size_to_json` wrote."""
+    """Read the size that :func:`size_to_json` wrote.
+
+    Args:
+        plain: What was written.
+        symbols: Returns the symbol of a name; what it raises for a name that it does not know is raised.
+
+    Raises:
+        KeyError: It names a function that sizes are not made of.
+    """
     return plain if isinstance(plain, int) else _expr(plain, symbols)
 
 
@@ -80,7 +88,11 @@ def _expr(plain: Any, symbols: Symbols) -> sympy.Expr:
 
 
 def launch_to_json(launch: Launch) -> dict[str, Any]:
-    """Convert a launch. Raises NoEntry."""
+    """Convert a launch.
+
+    Raises:
+        NoEntry: A size of its grid would not be read back as the same.
+    """
     return {**asdict(launch), "grid": [size_to_json(size) for size in launch.grid], "unaligned": sorted(launch.unaligned)}
 
 
@@ -97,7 +109,11 @@ def _pairs(plain: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
 
 
 def workspace_to_json(space: Workspace) -> list[Any]:
-    """Convert a workspace. Raises NoEntry."""
+    """Convert a workspace.
+
+    Raises:
+        NoEntry: Its size would not be read back as the same.
+    """
     return [space.name, str(space.dtype)[6:], size_to_json(space.size)]
 
 

@@ -34,7 +34,11 @@ class Lock:
 
     @classmethod
     def take(cls, path: Path) -> Lock | None:
-        """Take the lock; return None while somebody holds it. Raises OSError where files cannot be locked."""
+        """Take the lock; return None while somebody holds it.
+
+        Raises:
+            OSError: Files cannot be locked there.
+        """
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:

@@ -51,7 +51,8 @@ Line: TypeAlias = Callable[[Node], str]
 def described(annotated: Annotated) -> str:
     """Return all that the planner sees of an annotated graph, its nodes' names included, as text.
 
-    Raises NoEntry for a graph that no text describes: one with a subgraph, or with a row registered at run time.
+    Raises:
+        NoEntry: No text describes the graph: it has a subgraph, or a row that was registered at run time.
     """
     signs = " ".join(f"{name}:{sign_of_size(symbol, annotated.environment)}" for name, symbol in _symbols(annotated).items())
     return "\n".join([signs, *(_line(node, facts) for node, facts in annotated.facts.items())])

@@ -225,7 +225,12 @@ def torch_prediction(work: Work, device: Device) -> Prediction:
 
 
 def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
-    """Predict what all ops of a graph cost that run eager."""
+    """Predict what all ops of a graph cost that run eager.
+
+    Args:
+        facts: The facts of the graph's nodes.
+        device: The device that is priced.
+    """
     total = Prediction()
     for node, fact in facts.items():
         if fact.role is Role.EAGER and launches(node):
@@ -235,7 +240,12 @@ def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
 
 
 def plan_prediction(plan: Plan, device: Device) -> Prediction:
-    """Predict what a call of a planned graph costs, its kernels compiled."""
+    """Predict what a call of a planned graph costs, its kernels compiled.
+
+    Args:
+        plan: The plan; regions cost what was predicted for the executor that they were given to.
+        device: The device that the eager ops are priced for.
+    """
     chosen = (o for region in plan.regions for o in region.decision.options if o.executor == region.executor)
     return sum((Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in chosen),
                calls_prediction(plan.annotated.facts, device))

@@ -109,7 +109,12 @@ def runs_along(matrix: torch.Tensor) -> int:
 
 
 def product_of(target: Any, given: Mapping[str, Any]) -> Product | None:
-    """Return the product that a call computes of ``given`` tensors, by argument names; None for any other op."""
+    """Return the product that a call computes; None for any op that computes none.
+
+    Args:
+        target: The op's overload.
+        given: Its arguments by schema name, with tensors, fake or real.
+    """
     if target not in PRODUCTS:
         return None
     left, right = (given[name] for name in PRODUCTS[target])
@@ -127,7 +132,12 @@ def uses_tf32() -> bool:
 
 
 def product_tflops(product: Product, device: Device) -> float:
-    """Return the rate of a product, TFLOP/s, of an ``aligned_dtype``."""
+    """Return the rate of a product, in TFLOP/s, by the alignment of its rows.
+
+    Args:
+        product: A product of an ``aligned_dtype``.
+        device: The device that is priced.
+    """
     is_aligned = product.alignment == ALIGNED
     if product.dtype is torch.float32:
         return device.contraction_tflops_tf32 * (1.0 if is_aligned else device.contraction_share_tf32)

@@ -142,7 +142,15 @@ def operands_of(spec: Spec, ref: Ref) -> list[int]:
 
 
 def inputs_of(spec: Spec, ref: Ref) -> frozenset[int]:
-    """Return the inputs that a value depends on."""
+    """Return the inputs that a value depends on.
+
+    Args:
+        spec: The spec that ``ref`` refers into.
+        ref: An op, or an input, which depends on itself.
+
+    Returns:
+        Positions in ``spec.inputs``.
+    """
     if ref.kind == "in":
         return frozenset({ref.position})
     ops = (spec.ops[position] for position in operands_of(spec, ref))

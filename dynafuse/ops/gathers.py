@@ -100,7 +100,12 @@ def _wrapped(build: Builder, arg: Any, index: Index, size: sympy.Expr, trusted: 
 
 
 def placement(indices: Sequence[Any], ranks: Sequence[int]) -> tuple[int, int]:
-    """Return the first dimension that the broadcast index tensors take in the result, and how many they take."""
+    """Return the first dimension that the broadcast index tensors take in the result, and how many they take.
+
+    Args:
+        indices: A tensor or None for each dimension of what is indexed; one at least is a tensor.
+        ranks: How many dimensions each of the tensors has.
+    """
     used = [dim for dim, at in enumerate(indices) if at is not None]
     adjacent = used[-1] - used[0] + 1 == len(used)
     return (used[0] if adjacent else 0), max(ranks)

@@ -138,7 +138,12 @@ def mod(expr: sympy.Expr, size: Size) -> sympy.Expr:
 
 
 def flatten(index: Sequence[sympy.Expr], shape: Sequence[Size]) -> sympy.Expr:
-    """Return the row-major position of ``index`` in ``shape``, with quotients and remainders of one value joined again."""
+    """Return the row-major position of ``index`` in ``shape``, with quotients and remainders of one value joined again.
+
+    Args:
+        index: The index, outermost dimension first.
+        shape: The sizes, as many.
+    """
     flat: sympy.Expr = S.Zero
     for at, size in zip(index, shape, strict=True):
         flat = flat * size + at
@@ -146,7 +151,12 @@ def flatten(index: Sequence[sympy.Expr], shape: Sequence[Size]) -> sympy.Expr:
 
 
 def unflatten(position: sympy.Expr, shape: Sequence[Size]) -> tuple[sympy.Expr, ...]:
-    """Return the index in ``shape`` of a row-major ``position``, which must lie inside the shape."""
+    """Return the index in ``shape`` of a row-major ``position``, which must lie inside the shape.
+
+    Args:
+        position: The position.
+        shape: The sizes, outermost dimension first.
+    """
     index: list[sympy.Expr] = []
     for size in reversed(shape[1:]):
         position, rest = _divmod(position, sympy.sympify(size))

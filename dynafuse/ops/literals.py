@@ -91,9 +91,11 @@ def triton_type(dtype: torch.dtype) -> str:
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> str:
-    """Return the Triton literal of ``value`` converted to ``dtype`` as eager converts it: rounded, truncated or wrapped.
+    """Return the Triton literal of a number, converted to a dtype as eager converts it: rounded, truncated or wrapped.
 
-    A number that the kernel takes as an argument is in ``dtype``: its name stands for it.
+    Args:
+        value: The number. One that the kernel takes as an argument is in ``dtype``, and its name stands for it.
+        dtype: The dtype.
     """
     if isinstance(value, HoistedScalar):
         assert not value.inverse and dtype is torch.float32, (value, dtype)

@@ -62,7 +62,12 @@ for _names, _reason in _EAGER.items():
 
 
 def reduced_dims(args: Mapping[str, Any], rank: int) -> tuple[int, ...]:
-    """Return the dimensions that a call reduces, counted from the front and sorted; no ``dim`` or an empty one means all."""
+    """Return the dimensions that a call reduces, counted from the front and sorted; no ``dim`` or an empty one means all.
+
+    Args:
+        args: The call's arguments by name.
+        rank: How many dimensions its operand has.
+    """
     dims = args.get("dim", args.get("dims"))
     if dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(rank))

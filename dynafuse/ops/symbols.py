@@ -48,7 +48,12 @@ def place_of(symbol: sympy.Symbol | str) -> int:
 
 
 def with_symbols_at(size: int | sympy.Expr, value: int) -> int:
-    """Return a size with ``value`` in the place of every symbol, to compare sizes that are not known yet."""
+    """Return a size with one value in the place of every symbol, to compare sizes that are not known yet.
+
+    Args:
+        size: The size.
+        value: What every symbol counts as, in elements.
+    """
     if not isinstance(size, sympy.Expr):
         return size
     return int(size.xreplace({symbol: sympy.Integer(value) for symbol in size.free_symbols}))

@@ -303,14 +303,24 @@ def pointwise(target: torch._ops.OpOverload, emit: Emit, *, cast: Cast = Cast.OU
 
 
 def row_of(row: Row, call: Call) -> Row:
-    """Return the row of one call: ``row``, or the one behind it if only that accepts the call."""
+    """Return the row of one call: ``row``, or the one behind it if only that accepts the call.
+
+    Args:
+        row: The op's row.
+        call: The op with its arguments.
+    """
     if row.otherwise is None or not refusal(row, call) or refusal(row.otherwise, call):
         return row
     return row.otherwise
 
 
 def refusal(row: Row, call: Call) -> str:
-    """Return why ``call`` cannot be fused, or "": the row's own reason, else what the row says of this call."""
+    """Return why ``call`` cannot be fused, or "": the row's own reason, else what the row says of this call.
+
+    Args:
+        row: The op's row.
+        call: The op with its arguments.
+    """
     return row.reason or (row.accepts(call) if row.accepts else "")
 
 
@@ -341,7 +351,12 @@ def rewrite(target: torch._ops.OpOverload, kind: Kind, lower: Lower, *, flops: f
 
 
 def eager(target: torch._ops.OpOverload, reason: str) -> Row:
-    """Return a row of an op that runs eager, with the reason that reports give."""
+    """Return a row of an op that runs eager.
+
+    Args:
+        target: The op.
+        reason: Why it does, for reports; not empty.
+    """
     return Row(target, Kind.OPAQUE, reason=reason)
 
 

@@ -70,7 +70,12 @@ def without(index: Index, dim: int) -> Index:
 
 
 def aligned(index: Index, shape: Sequence[Size]) -> Index:
-    """Return ``index`` of a broadcast result as an index of an operand of ``shape``."""
+    """Return the index into an operand that is broadcast.
+
+    Args:
+        index: The index into the broadcast result.
+        shape: The sizes of the operand, whose dimensions are the last ones of the result.
+    """
     tail = index[len(index) - len(shape) :]
     return tuple(S.Zero if size == 1 else at for at, size in zip(tail, shape, strict=True))
 

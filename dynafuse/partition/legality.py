@@ -84,7 +84,12 @@ def members_of(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], 
 
 
 def classify(spaces: Spaces, members: Sequence[Member]) -> Shape | Refusal:
-    """Return the iteration space that all members fit, or why there is none."""
+    """Return the iteration space that all members fit, or why there is none.
+
+    Args:
+        spaces: The iteration spaces of the graph's nodes.
+        members: The members of the region, with their axes resolved.
+    """
     for member in members:
         if len(set(member.axes)) != len(member.axes):
             return _refuse(RefusalKind.REPEATED_AXIS, member, members[0])

@@ -162,7 +162,12 @@ class Dependencies:
 
 
 def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, ...]:
-    """Order regions, eager nodes, host scalars and views that must exist: each after its needs, near the graph's order."""
+    """Order regions, eager nodes, host scalars and views that must exist: each after its needs, near the graph's order.
+
+    Args:
+        spaces: The iteration spaces of the graph's nodes.
+        regions: The regions, among which there is no cycle.
+    """
     unit: dict[Node, Region | Node] = {}
     for region in regions:
         unit.update((node, region) for node in region.nodes if spaces.is_unit(node))

@@ -46,9 +46,10 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
         forcing: What the user has forced; random ops that are forced to eager stay.
         cut: Returns the values that the backward keeps; without it, or if it fails, torch's min-cut does.
         guard: Says how far a failure reaches: torch's default partition splits instead.
-        kwargs: What AOTAutograd passes on to torch's partitioner.
+        **kwargs: What AOTAutograd passes on to torch's partitioner.
 
-    Raises NotSplit if the default partition fails too, unless the ``guard`` raises the failure itself.
+    Raises:
+        NotSplit: The default partition fails too, and the ``guard`` does not raise the failure itself.
     """
     before, results = Snapshot.of(joint), kwargs["num_fwd_outputs"]
 
@@ -106,6 +107,10 @@ def replace_random(module: GraphModule, forcing: Forcing = NOTHING) -> None:
     """Replace random ops by draws from a seed, except those that are forced to eager.
 
     Eager runs the op itself: a draw from a seed would not be the same in the backward.
+
+    Args:
+        module: The graph, which is changed in place.
+        forcing: What the user has forced.
     """
     # Inductor is slow to import, and its passes are private.
     from torch._inductor.fx_passes.replace_random import replace_random_passes

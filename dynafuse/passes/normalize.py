@@ -37,8 +37,11 @@ SAME_SHAPE = {aten.view.default, aten._unsafe_view.default, aten.reshape.default
 def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     """Run all steps in order on the module's graph, in place, and return the module.
 
-    ``merge_equal=False`` leaves out the merging of equal calls: of forward and backward it was done in their joint graph.
     The module's Python code is left stale, because nothing calls it.
+
+    Args:
+        module: The graph.
+        merge_equal: Whether equal calls are merged: of forward and backward that was done in their joint graph.
     """
     keep_written_casts(module)
     dissolve_multiple_outputs(module)

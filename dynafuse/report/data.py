@@ -298,7 +298,11 @@ class Report:
         return page(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write :meth:`to_html` to a file and return its path. Raises OSError if that cannot be written."""
+        """Write :meth:`to_html` to a file and return its path.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         path = Path(path)
         path.write_text(self.to_html(), encoding="utf-8")
         return path

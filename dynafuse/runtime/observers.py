@@ -75,9 +75,11 @@ def plan_only() -> bool:
 
 @contextmanager
 def listening(listener: Listener, plan_only: bool) -> Iterator[None]:
-    """Hand every graph that is compiled in the block to ``listener``.
+    """Hand every graph that is compiled in the block to a listener.
 
-    With ``plan_only`` only graphs of this thread are handed over; they are not lowered, and run eager.
+    Args:
+        listener: Is called with each graph. What it raises fails as a stage does.
+        plan_only: Whether only graphs of this thread are handed over; they are not lowered then, and run eager.
     """
     before = _plan_only.set(plan_only)
     own = _own_listeners.set((*_own_listeners.get(), listener) if plan_only else _own_listeners.get())

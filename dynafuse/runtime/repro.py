@@ -84,7 +84,12 @@ def guard_of(config: Config, graph: Callable[[], GraphModule], differentiable: b
 
 
 def save(text: str, folder: Path | None) -> Path:
-    """Write a script to a new file in ``folder``, or in the system's temporary folder, and return its path."""
+    """Write a script to a new file and return its path.
+
+    Args:
+        text: The script.
+        folder: Where, made if there is none; None: the system's temporary folder.
+    """
     folder = folder or Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", prefix="dynafuse_repro_", suffix=".py", dir=folder, delete=False) as file:

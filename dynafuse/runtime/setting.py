@@ -80,7 +80,15 @@ def values_of(module: GraphModule) -> Iterator[Any]:
 
 
 def device_of(values: Iterable[Any], config: Config) -> devices.Device:
-    """Return the device that the cost model prices for: the one that the options name, else the one that tensors are on."""
+    """Return the device that the cost model prices for: the one that the options name, else the one that tensors are on.
+
+    Args:
+        values: Examples of a graph's values; the first tensor on CUDA counts.
+        config: The options, whose cost constants override the device's.
+
+    Raises:
+        OptionError: The options name a device that is not described.
+    """
     if config.device:
         return devices.describe(config.device).overridden(config.cost)
     for value in values:

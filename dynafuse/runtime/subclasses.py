@@ -19,7 +19,12 @@ KNOWN = (torch.Tensor, torch.nn.Parameter)
 
 
 def without_subclasses(function: Callable[..., Any], examples: Sequence[Any]) -> Callable[..., Any]:
-    """Wrap ``function`` so that it gets plain tensors where ``examples`` have plain subclasses; itself if they have none."""
+    """Wrap a function so that it gets plain tensors where its examples have plain subclasses; itself if they have none.
+
+    Args:
+        function: The function.
+        examples: An example of each of its arguments, in order.
+    """
     places = frozenset(i for i, example in enumerate(examples) if is_plain(example))
     if not places:
         return function

@@ -22,7 +22,15 @@ _LOWERING = Lock()
 
 
 def request(region: CanonicalRegion, compilation: Compilation) -> Future[Any]:
-    """Return the kernel of a region: from this process's store, from the disk, or made now."""
+    """Return the kernel of a region: from this process's store, from the disk, or made now.
+
+    Args:
+        region: The region, with the name of the executor that makes its kernel.
+        compilation: What the kernel is compiled for.
+
+    Returns:
+        A future, the same for every request of this process with an equal key.
+    """
     runs_on = executor(region.region.executor)
 
     def usable(kernel: Any) -> Any:

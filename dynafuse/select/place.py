@@ -70,6 +70,10 @@ def reject(plan: CanonicalPlan, errors: Mapping[str, BaseException]) -> dict[str
 
     Others only tell that an executor's library does not want a region: where another executor can take it, :func:`place`
     heeds them from now on.
+
+    Args:
+        plan: The plan.
+        errors: What went wrong, by the names of regions.
     """
     failures: dict[str, BaseException] = {}
     regions = plan.by_name

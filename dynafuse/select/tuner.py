@@ -72,7 +72,12 @@ class PredictedChoice(Protocol):
 
 
 def needs_measuring(choice: PredictedChoice, tune: str) -> bool:
-    """Return whether a choice is to be measured, by the option ``tune``: never, unsure or always."""
+    """Return whether a choice is to be measured.
+
+    Args:
+        choice: What was predicted.
+        tune: The option: never, unsure or always; always needs two executors.
+    """
     several = not math.isinf(choice.margin)
     return {"never": False, "unsure": len(choice.unsure) > 1, "always": several}[tune]
 

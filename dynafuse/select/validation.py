@@ -27,7 +27,14 @@ GROSS = 0.25  # of the expected norm, for a difference of floats; of the element
 def validate(kernel: Any, region: CanonicalRegion) -> None:
     """Run a kernel once at the example's sizes: a failure or a wrong result is known before the first call.
 
-    Without a GPU, or where no data can be made up, nothing is compared. Raises RuntimeError for a wrong result.
+    Without a GPU, or where no data can be made up, nothing is compared.
+
+    Args:
+        kernel: The kernel.
+        region: The region that it was made for.
+
+    Raises:
+        RuntimeError: A result is not torch's.
     """
     if region.device.type != "cuda" or not torch.cuda.is_available():
         return

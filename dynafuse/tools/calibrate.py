@@ -273,7 +273,15 @@ def eager(case: Case) -> Run:
 
 
 def compiled(executor: str, case: Case) -> Run:
-    """Compile a case for an executor, without Dynamo and its guards. Raises Refused if dynafuse does not fuse it."""
+    """Compile a case for an executor, without Dynamo and its guards.
+
+    Args:
+        executor: The executor that the case has to run on.
+        case: The case; its inputs are made here.
+
+    Raises:
+        Refused: Dynafuse does not fuse it.
+    """
     return bound(executor, case, _inputs(case))
 
 

@@ -62,7 +62,15 @@ def compile_launch(source: str, launch: Launch, capability: int) -> Any:
 
 
 def load(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
-    """Return what can be launched: compiled kernels for a capability, or (None) the interpreter's functions."""
+    """Return what can be launched: compiled kernels for a capability, or (None) the interpreter's functions.
+
+    Args:
+        lowered: Source and launches.
+        capability: The compute capability, as 90; None where nothing runs natively.
+
+    Returns:
+        One per launch, in order.
+    """
     if capability is None:
         module = module_of(lowered.source)
         return tuple(getattr(module, launch.entry) for launch in lowered.launches)

@@ -97,9 +97,14 @@ _printer = _Printer()
 
 
 def size_text(size: Size, names: Names | None = None) -> str:
-    """Return a size or index expression as Triton source, with its symbols renamed as ``names`` says.
+    """Return a size or index expression as Triton source.
 
-    Raises LoweringError for a function that Triton lacks.
+    Args:
+        size: The size.
+        names: What its symbols are called there; None: by their own names.
+
+    Raises:
+        LoweringError: It has a function that Triton lacks.
     """
     return str(size) if isinstance(size, int) else str(_printer.doprint(_in_triton_operations(size, names or {})))
 

@@ -40,6 +40,10 @@ def runs(letters: Sequence[Hashable], least: int = 1) -> list[Run]:
 
     Takes the run that saves most, of equal ones that with the shorter period, then searches before and behind it. Linear in
     the number of letters, for a bounded number of runs.
+
+    Args:
+        letters: What repeats itself; equal ones have equal hashes.
+        least: The least number of letters that a run saves.
     """
     number_of: dict[Hashable, int] = {}
     numbers = [number_of.setdefault(letter, len(number_of)) for letter in letters]  # quick to compare
