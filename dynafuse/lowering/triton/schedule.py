@@ -189,7 +189,14 @@ def _by_rows(facts: Rows) -> bool:
 
 
 def rows_of(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
-    """Return what the schedule of a spec depends on that reduces rows along ``reduced``; the largest access comes first."""
+    """Return what the schedule of a spec that reduces rows depends on.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        accesses: Accesses of that, the largest first.
+        reduced: The axes along which it reduces.
+    """
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
     order = {"x": by_stride(probed, accesses, remaining), "r": by_stride(probed, accesses, sorted(reduced))}
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
@@ -340,7 +347,16 @@ def _split_rows(facts: Rows) -> Iterator[Schedule]:
 
 
 def split_over(facts: Rows, x: int, r: int, warps: int, programs: int, stages: int = 1) -> Schedule:
-    """Return a schedule of so many programs in all, if rows are long enough."""
+    """Return a schedule that splits rows over programs, so many in all if rows are long enough.
+
+    Args:
+        facts: What the schedule depends on.
+        x: How many rows a tile has.
+        r: How many elements of each.
+        warps: Warps per program.
+        programs: How many programs there are to be; each row has two at least.
+        stages: Tiles of a loop that are on their way from memory at a time.
+    """
     row_programs = -(-facts.rows // x)
     splits = clamp(programs // row_programs, 2, MOST_SPLITS)
     tiles = -(-facts.length // r)
