@@ -6,11 +6,15 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+import dynafuse
 
 ROOT = Path(__file__).parents[1] / "dynafuse"
 SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
@@ -166,6 +170,109 @@ def functions_of(source: Path) -> list[ast.FunctionDef]:
 def test_docstrings_start_with_a_verb(source: Path) -> None:
     documented = {f"{function.name}:{function.lineno}": text for function in functions_of(source) if (text := ast.get_docstring(function))}
     assert {name: text for name, text in documented.items() if text.split()[0].rstrip(",:;.") not in VERBS} == {}
+
+
+# What docstrings tell --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A public function or method, or a class by its constructor, with its docstring."""
+
+    name: str
+    function: ast.FunctionDef
+    text: str
+    is_method: bool
+
+    @property
+    def parameters(self) -> list[str]:
+        """Every parameter but ``self`` or ``cls``."""
+        bound = self.is_method and not any(ast.unparse(d) == "staticmethod" for d in self.function.decorator_list)
+        given = self.function.args
+        plain = [*given.posonlyargs, *given.args][bound:]
+        return [arg.arg for arg in (*plain, given.vararg, *given.kwonlyargs, given.kwarg) if arg is not None]
+
+    def section(self, title: str) -> set[str]:
+        """The names that a section explains, several at once before one colon included."""
+        lines = self.text.partition(f"\n\n{title}:\n")[2].partition("\n\n")[0]
+        named = re.findall(r"^ {4}([*\w]+(?:, [*\w]+)*):(?: |$)", lines, re.MULTILINE)
+        return {name.lstrip("*") for names in named for name in names.split(", ")}
+
+
+@cache
+def documented(source: Path) -> tuple[Documented, ...]:
+    """The public functions of a file and those of its public classes; none of a file or folder that is not public."""
+    parts = (part for part in source.with_suffix("").parts if part not in ("__init__", "__main__"))
+    return () if any(part.startswith("_") for part in parts) else tuple(public(tree_of(source).body))
+
+
+def public(body: Iterable[ast.stmt], of: str = "") -> Iterator[Documented]:
+    """The public functions among some statements, and those of public classes, with the names of these in front."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield Documented(f"{of}{node.name}", node, ast.get_docstring(node) or "", is_method=bool(of))
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            constructors = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+            texts = [ast.get_docstring(item) or ast.get_docstring(node) or "" for item in constructors]
+            yield from (Documented(of + node.name, *pair, True) for pair in zip(constructors, texts, strict=True))
+            yield from public(node.body, f"{of}{node.name}.")
+
+
+def raised(function: ast.FunctionDef) -> set[str]:
+    """The errors that leave a function by a ``raise`` of its own."""
+    return set(_raised(function.body, frozenset())) - {"NotImplementedError", "AssertionError"}
+
+
+def _raised(nodes: Iterable[ast.AST], caught: frozenset[str]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Try):
+            kinds = (kind for handler in node.handlers if handler.type is not None for kind in ast.walk(handler.type))
+            yield from _raised(node.body, caught | {kind.id for kind in kinds if isinstance(kind, ast.Name)})
+            yield from _raised([*node.handlers, *node.orelse, *node.finalbody], caught)
+            continue
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            error = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            classes = [part for part in ast.unparse(error).split(".") if part[0].isupper()]  # none: it is raised again
+            yield from (name for name in classes[:1] if name not in caught)
+        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _raised(ast.iter_child_nodes(node), caught)
+
+
+MOST_UNTOLD = 2
+"""So many parameters of a function can go without a section of their own, except where users meet it."""
+
+
+EXPORTED = frozenset((file_of(value.__module__), value.__name__) for name in dynafuse.__all__
+                     if not isinstance(value := getattr(dynafuse, name), str))
+"""The functions and classes of the package's interface, with the files that they are from."""
+
+
+def most_untold(source: Path, name: str) -> int:
+    """How many parameters can go without a section: of users' own functions none, of their classes' methods one."""
+    if (source, name) in EXPORTED:
+        return 0
+    return 1 if (source, name.split(".")[0]) in EXPORTED else MOST_UNTOLD
+
+
+@every_source
+def test_docstrings_tell_what_arguments_are(source: Path) -> None:
+    """What takes many is called by name: a section tells of each what its name and its type do not."""
+    functions = [item for item in documented(source) if (source, item.name) in EXPORTED or item.function.name != "__init__"]
+    untold = {item.name: set(item.parameters) - item.section("Args") for item in functions
+              if len(item.parameters) > most_untold(source, item.name)}
+    assert {name: parameters for name, parameters in untold.items() if parameters} == {}
+
+
+@every_source
+def test_docstrings_tell_of_no_other_arguments(source: Path) -> None:
+    strangers = {item.name: item.section("Args") - set(item.parameters) for item in documented(source)}
+    assert {name: parameters for name, parameters in strangers.items() if parameters} == {}
+
+
+@every_source
+def test_docstrings_tell_what_is_raised(source: Path) -> None:
+    untold = {item.name: raised(item.function) - item.section("Raises") for item in documented(source)}
+    assert {name: errors for name, errors in untold.items() if errors} == {}
 
 
 @every_source
