@@ -28,6 +28,7 @@ from dynafuse.cache.canonical import CanonicalRegion, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.launch import located
 from dynafuse.lowering.triton.lower import lower
+from dynafuse.lowering.triton.room import registers
 from dynafuse.ops import Row, rows
 from dynafuse.passes.decompositions import decompositions
 from tests.support import graphs, numbered, representative
@@ -178,7 +179,9 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
             assert kernel.asm["cubin"][:4] == b"\x7fELF"
             places = {op.target: "model.py:12" for op in bound.code.ops}
             assert (b", at model.py:12\0" in located(kernel.asm["cubin"], places)) == launch.asserts, launch
-            found[f"{launch.entry} {key[:8]}"] = resources(kernel)
+            used = resources(kernel)
+            assert registers(kernel.asm["cubin"]) == used["registers"], launch.entry
+            found[f"{launch.entry} {key[:8]}"] = used
     return found
 
 

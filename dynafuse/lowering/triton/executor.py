@@ -10,9 +10,10 @@ from dynafuse.cache.entry import Entry
 from dynafuse.futures import then
 from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.base import AVAILABLE, Availability, Compilation, Executor, Use
-from dynafuse.lowering.triton import binary, compiler, pool
+from dynafuse.lowering.triton import binary, compiler
 from dynafuse.lowering.triton.launch import Kernel
-from dynafuse.lowering.triton.lower import lower
+from dynafuse.lowering.triton.lower import lower, lowerings
+from dynafuse.lowering.triton.room import roomiest
 from dynafuse.lowering.triton.schedule import candidates
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ class Triton(Executor):
 
     def compile(self, region: CanonicalRegion, compilation: Compilation) -> Future[Kernel]:
         """Generate the kernel here and compile it in a worker process, if there are some."""
-        lowered, native = lower(region.code), compilation.capability is not None
-        compiled = pool.submit(lowered, compilation.capability, compilation.config.workers)
-        return then(compiled, lambda loaded: Kernel(
-            region.key, lowered.source, lowered.launches, lowered.workspaces, loaded, not native))
+        native = compilation.capability is not None
+        choices = lowerings(region.code) if native else (lower(region.code),)
+        chosen = roomiest(choices, compilation.capability, compilation.config.workers)
+        return then(chosen, lambda pair: Kernel(
+            region.key, pair[0].source, pair[0].launches, pair[0].workspaces, pair[1], not native))
 
     def variants(self, region: CanonicalRegion) -> tuple[str, ...]:
         """Return the schedules of a pointwise kernel of known sizes: other kernels' decide the order of their sums."""

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dynafuse.ir import Lowered, Spec
+from dynafuse.lowering.base import VARIANT
 from dynafuse.lowering.triton.kernels import write_kernels
+from dynafuse.lowering.triton.room import roomier
 from dynafuse.lowering.triton.schedule import choose_schedule
 from dynafuse.lowering.triton.tiles import Schedule
 
@@ -35,6 +37,17 @@ def lower(spec: Spec, schedule: Schedule | None = None) -> Lowered:
     """
     with _recursion_room(FRAMES_PER_OP * len(spec.ops)):
         return write_kernels(spec, schedule or choose_schedule(spec), bool(dict(spec.options).get("round_like_eager")))
+
+
+def lowerings(spec: Spec) -> tuple[Lowered, ...]:
+    """Return a spec's kernels under the schedule that ``choose_schedule`` chooses, then under others with more warps.
+
+    Raises:
+        LoweringError: if an op's row promises too much.
+    """
+    schedule = choose_schedule(spec)
+    others = () if VARIANT in dict(spec.options) else roomier(schedule)
+    return tuple(lower(spec, choice) for choice in (schedule, *others))
 
 
 @contextmanager

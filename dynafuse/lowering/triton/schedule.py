@@ -20,6 +20,7 @@ from dynafuse.lowering.triton.builder import recurrence_of
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.online import find_online_sums
 from dynafuse.lowering.triton.pointwise_schedule import pointwise_schedules
+from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.tiles import (
     LANES,
@@ -51,6 +52,8 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 SECTOR = 32  # bytes that memory moves at least
+REGISTER = 4  # bytes of a register
+MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 MOST_CANDIDATES = 8
 
 
@@ -143,6 +146,7 @@ class Rows:
     rows: int
     length: int
     tensors: int  # how many are read along all axes
+    held: int  # registers for an element of each tensor that is read along rows and across them
     reads_along: int  # accesses that vary along the row
     reads_of_rows: int  # accesses that vary across rows alone
     bytes_read: int  # per element, of what varies along the row
@@ -157,7 +161,7 @@ class Rows:
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
 
 
-def _rows(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Iterable[Schedule]:
+def _rows(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozenset[int]) -> Iterable[Schedule]:
     """Return schedules of a spec that reduces rows alone."""
     facts = rows_of(spec, probed, accesses, reduced)
     return (with_running_states(facts, schedule) for schedule in _row_schedules(facts, reduced))
@@ -188,7 +192,7 @@ def _by_rows(facts: Rows) -> bool:
     return facts.lanes == "r" and not facts.is_mixed
 
 
-def rows_of(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
+def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
     """Return what the schedule of a spec that reduces rows depends on.
 
     Args:
@@ -208,6 +212,8 @@ def rows_of(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fr
     return Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(_full_reads(spec, probed))),
+        held=max(1, sum(-(-access.layout.dtype.itemsize // REGISTER) for access in reads
+                        if _varies(probed, access, reduced) and _varies(probed, access, remaining))),
         reads_along=sum(_varies(probed, access, reduced) for access in reads),
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
         bytes_read=_bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
@@ -224,12 +230,12 @@ def rows_of(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: fr
     )
 
 
-def _varies(probed: Emitter, access: Access, axes: Iterable[int]) -> bool:
-    """Return whether the index of an access depends on one of ``axes``."""
-    return any(access.offset.has(probed.axes[k]) for k in axes)
+def _varies(probed: Probe, access: Access, axes: Iterable[int]) -> bool:
+    """Return whether the index of an access depends on one of ``axes``, by way of loaded indices too."""
+    return not probed.axes_along(access.offset).isdisjoint(axes)
 
 
-def _even_block(spec: Spec, probed: Emitter, row: tuple[int, ...]) -> int:
+def _even_block(spec: Spec, probed: Probe, row: tuple[int, ...]) -> int:
     """Return the largest power of two whose multiples cut the row where reads along its outer axes move on; 0 without such.
 
     Those are then read once a tile, and their index needs no division per element.
@@ -282,7 +288,7 @@ def _persistent(facts: Rows) -> Iterator[Schedule]:
     r = power_of_two(facts.length)
     most = clamp(power_of_two(facts.rows // PROCESSORS + 1) // 2, 1, 128)
     x = min(max(1024 // r, 1), most)
-    per_lane = clamp(power_of_two(64 // facts.tensors), 16, 64 if r >= LONG_ROW else 32)
+    per_lane = clamp(power_of_two(64 // max(facts.tensors, facts.held)), 16, 64 if r >= LONG_ROW else 32)
     warps = clamp(power_of_two(x * r // (32 * per_lane)), 1, 16)
     if r == 128:  # a row is what a warp loads at a time
         warps = max(1, x // 2)
@@ -290,7 +296,7 @@ def _persistent(facts: Rows) -> Iterator[Schedule]:
         warps = 4
     tiles = [(x, warps), (x, 2 * warps), (x, 4 * warps), (2 * x, 2 * warps), (4 * x, 4 * warps), (x, max(warps // 2, 1)),
              (max(x // 2, 1), max(warps // 2, 1)), (2 * x, warps)]
-    if r <= LONGEST_IN_LANE and facts.rows >= 32 and facts.reads_of_rows:
+    if r <= LONGEST_IN_LANE and facts.rows >= 32 and facts.reads_of_rows and facts.held * r <= MOST_IN_LANE:
         tiles = [(32, 1), (64, 2), *tiles]
     most = power_of_two(facts.rows)
     yield from (Schedule("persistent", facts.order, {"x": x, "r": r}, warps) for x, warps in tiles
@@ -465,7 +471,7 @@ def _split_columns(facts: Rows) -> Iterator[Schedule]:
 
 
 def _rowcol(
-    spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced_sets: list[frozenset[int]]
+    spec: Spec, probed: Probe, accesses: Sequence[Access], reduced_sets: list[frozenset[int]]
 ) -> Iterator[Schedule]:
     """Yield schedules of a spec that reduces rows and columns: a row in registers, and running states of all columns."""
     row = frozenset(k for k, axis in enumerate(spec.axes) if axis.reduced)

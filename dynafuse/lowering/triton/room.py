@@ -1,0 +1,172 @@
+"""How many warps of a kernel a processor runs side by side, and other schedules where those are too few.
+
+While some warps wait for memory others run, if there are others. A processor has room for 64, unless each takes more than 32
+registers for each of its lanes; how many it takes is known when the kernel is compiled. A kernel of which too few warps fit
+is compiled again with twice the warps for each tile, so that a lane holds half. The compiler's answer depends on the kernel
+alone: every process comes to the same schedule, and to the same bits.
+
+Worked example: a sum over rows of 23,923 that reads seven tensors takes 152 registers in lanes of 16 elements, so that 8
+warps run side by side. In lanes of 8 it takes 90, and 16 warps run.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from dynafuse.fallback import answered
+from dynafuse.futures import settle
+from dynafuse.ir import Launch, Lowered
+from dynafuse.lowering.triton import pool
+from dynafuse.lowering.triton.binary import BINARY
+from dynafuse.lowering.triton.tiles import LANES, Schedule
+from dynafuse.partition.kernel_class import PROCESSORS
+
+FEW_WARPS = 24  # side by side on a processor, up to which kernels were measured to be slower than others' by a tenth
+MOST_WARPS = 64  # that a processor runs side by side
+MOST_PROGRAMS = 32  # that a processor runs side by side
+REGISTERS = 65536  # of a processor
+GRANULE = 8  # registers that a lane gets at a time
+SHARED = 227 << 10  # bytes of shared memory of a processor
+MOST_WARPS_PER_PROGRAM = 16
+LEAST_PER_LANE = 8  # elements of a tile that a lane has at least
+SUSPECT_PER_LANE = 16  # elements of a tile from which on a lane may hold too much
+LEAST_GAIN = 1.3  # how many times as many warps another schedule must leave room for
+
+Chosen: TypeAlias = tuple[Lowered, tuple[Any, ...]]
+"""A lowering and its compiled kernels."""
+
+SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, …
+ATTRIBUTE = struct.Struct("<BBH")  # format, attribute, size
+WITH_SIZE, REGISTER_COUNT = 0x04, 0x2F
+
+
+def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
+    """Return schedules like one whose lanes may hold too much, with more warps each; none for others.
+
+    What copies tiles ahead keeps enough loads under way with few warps. So does a kernel of rows and columns in one pass.
+    """
+    per_lane = math.prod(schedule.block.values()) // (LANES * schedule.warps)
+    if schedule.stages > 1 or schedule.schedule_class == "rowcol" or per_lane < SUSPECT_PER_LANE:
+        return ()
+    warps = (schedule.warps * times for times in (2, 4) if per_lane // times >= LEAST_PER_LANE)
+    return tuple(replace(schedule, warps=count) for count in warps if count <= MOST_WARPS_PER_PROGRAM)
+
+
+def roomiest(choices: Sequence[Lowered], capability: int | None, workers: int | None) -> Future[Chosen]:
+    """Compile the first of several lowerings, and the next ones while there is too little room for its warps.
+
+    Args:
+        choices: A spec's kernels under several schedules, the best first.
+        capability: The device's compute capability, as 90; None in the interpreter.
+        workers: As for :func:`dynafuse.lowering.triton.pool.submit`.
+
+    Returns:
+        A future of the lowering with its compiled kernels: the first for which there is room, else the one for which there
+        is clearly the most. It fails if the first cannot be compiled.
+    """
+    chosen: Future[Chosen] = Future()
+    if capability is None or len(choices) == 1:
+        pool.submit(choices[0], capability, workers).add_done_callback(
+            lambda done: settle(chosen, lambda: (choices[0], done.result())))
+        return chosen
+    _compile_next(chosen, iter(choices), None, (capability, workers))
+    return chosen
+
+
+def _compile_next(chosen: Future[Chosen], choices: Iterator[Lowered], best: tuple[Lowered, tuple[Any, ...], int] | None,
+                  target: tuple[int, int | None]) -> None:
+    """Compile the next lowering, if there is one, and settle the future once that decides it."""
+    lowered = next(choices, None)
+    if lowered is None:
+        assert best is not None
+        chosen.set_result(best[:2])
+        return
+
+    def decide(done: Future[tuple[Any, ...]]) -> None:
+        if done.exception() is not None:
+            settle(chosen, lambda: best[:2] if best is not None else (lowered, done.result()))
+            return
+        compiled = done.result()
+        room = answered(lambda: least_room(lowered.launches, compiled))
+        answer = (lowered, compiled, MOST_WARPS if room is None else room)
+        better = answer if best is None or answer[2] >= LEAST_GAIN * best[2] else best
+        if answer[2] > FEW_WARPS:
+            chosen.set_result(better[:2])
+        else:
+            _compile_next(chosen, choices, better, target)
+
+    pool.submit(lowered, *target).add_done_callback(decide)
+
+
+def least_room(launches: Sequence[Launch], compiled: Sequence[Any]) -> int:
+    """Return how many warps a processor runs side by side of the kernel of which it runs the fewest.
+
+    A kernel that has no more than these in all leaves room for all: its grid is what limits it.
+
+    Args:
+        launches: The launches, in order.
+        compiled: Triton's compiled kernel of each.
+    """
+    return min(_room(launch, kernel.metadata.shared, registers(kernel.asm[BINARY]))
+               for launch, kernel in zip(launches, compiled, strict=True))
+
+
+def _room(launch: Launch, shared: int, register_count: int) -> int:
+    room = side_by_side(launch.warps, register_count, shared)
+    if all(isinstance(size, int) or getattr(size, "is_Integer", False) for size in launch.grid):
+        in_all = launch.warps * math.prod(map(int, launch.grid)) / PROCESSORS  # of each processor
+        return room if in_all > room else MOST_WARPS
+    return room
+
+
+def side_by_side(warps: int, register_count: int, shared: int) -> int:
+    """Return how many warps a processor runs side by side.
+
+    Args:
+        warps: Warps of a program.
+        register_count: Registers of a lane.
+        shared: Bytes of shared memory of a program.
+    """
+    granted = -(-max(register_count, 16) // GRANULE) * GRANULE
+    programs = min(MOST_PROGRAMS, MOST_WARPS // warps, REGISTERS // (granted * LANES * warps))
+    return warps * (min(programs, SHARED // shared) if shared else programs)
+
+
+def registers(cubin: bytes) -> int:
+    """Return how many registers a lane of a kernel takes, of those in a cubin the one that takes most.
+
+    The section ``.nv.info`` has attributes: a byte that tells the format, one that tells which it is, and two that are the
+    size of what follows in one format. ``EIATTR_REGCOUNT`` holds the number of a symbol and that of its registers, as
+    ``cuobjdump -elf`` shows.
+
+    Args:
+        cubin: The content of an ELF file for a GPU.
+    """
+    return max((count for name, content in _sections(cubin) if name == ".nv.info" for count in _register_counts(content)),
+               default=0)
+
+
+def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the sections of a 64-bit ELF file, by name."""
+    (place,), (size, count, names) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HHH", elf, 58)
+    heads = [SECTION.unpack_from(elf, place + k * size) for k in range(count)]
+    for head in heads:
+        start = heads[names][4] + head[0]
+        yield elf[start:elf.index(b"\0", start)].decode(), elf[head[4]:head[4] + head[5]]
+
+
+def _register_counts(content: bytes) -> Iterator[int]:
+    """Yield the register counts of all kernels that a section tells of."""
+    at = 0
+    while at < len(content):
+        form, attribute, size = ATTRIBUTE.unpack_from(content, at)
+        at += ATTRIBUTE.size
+        if form == WITH_SIZE:
+            if attribute == REGISTER_COUNT:
+                yield struct.unpack_from("<II", content, at)[1]
+            at += size
