@@ -87,6 +87,12 @@ def _compile_next(chosen: Future[Chosen], choices: Iterator[Lowered], best: tupl
         chosen.set_result(best[:2])
         return
 
+    def decided(done: Future[tuple[Any, ...]]) -> None:
+        try:
+            decide(done)
+        except BaseException as error:  # raised here it would be logged, and the kernel waited for forever
+            chosen.set_exception(error)
+
     def decide(done: Future[tuple[Any, ...]]) -> None:
         if done.exception() is not None:
             settle(chosen, lambda: best[:2] if best is not None else (lowered, done.result()))
@@ -100,7 +106,7 @@ def _compile_next(chosen: Future[Chosen], choices: Iterator[Lowered], best: tupl
         else:
             _compile_next(chosen, choices, better, target)
 
-    pool.submit(lowered, *target).add_done_callback(decide)
+    pool.submit(lowered, *target).add_done_callback(decided)
 
 
 def least_room(launches: Sequence[Launch], compiled: Sequence[Any]) -> int:
