@@ -480,6 +480,13 @@ def pads(pads: tuple[int, ...], value: float) -> Function:
     return lambda x: (F.pad(x * 2, pads, value=value), F.pad(x, pads, value=value).sum(0) if math.isfinite(value) else x, F.pad(x, pads).softmax(-1))
 
 
+@case(lambda make: (make(6, 1, 1, grad=False),))
+def pad_that_leaves_nothing_of_a_reduction(x):
+    """The reduction is needed beside the padding, too."""
+    deviation = x.std(0, correction=0, keepdim=True)
+    return F.pad(deviation, (-1, 1)), deviation.abs()
+
+
 @case(lambda make: (make(3, 6, 9),), places=True)
 def reflections(x):
     return F.pad(x, (2, 3), mode="reflect") * 2, F.pad(x, (1, 2), mode="replicate").sum(-1), F.pad(x, (2, 1), mode="circular"), x.flip(0, 2), x.roll(4, 2), x.roll((1, -2), (0, 1)), x.rot90(1, (1, 2))

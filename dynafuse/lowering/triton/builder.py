@@ -380,8 +380,7 @@ def finish_reduction(builder: KernelBuilder, emitter: Emitter, op: int, rule: Re
         states: The names of the states.
     """
     dtype = builder.spec.ops[op].dtype
-    emitter.reduced[op] = finish_row(builder, emitter, rule, states, element_count(builder, op), dtype)
-    return emitter.reduced[op]
+    return emitter.keep_reduced(op, finish_row(builder, emitter, rule, states, element_count(builder, op), dtype))
 
 
 def finish_row(builder: KernelBuilder, emitter: Emitter, rule: Recurrence, states: list[str], count: str,

@@ -32,6 +32,9 @@ from dynafuse.ops.indexing_math import known_less, known_nonnegative, rejoin, sy
 from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
 
+REDUCED = "reduced"
+"""Begins the keys of the results of reductions among a scope's values; an op follows."""
+
 
 @dataclass(frozen=True)
 class Access:
@@ -69,7 +72,6 @@ class Emitter(ControlFlow):
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.accesses: list[Access] = []
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
-        self.reduced: dict[int, Value] = {}  # the results of reductions, by op
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
         self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
@@ -317,8 +319,9 @@ class Emitter(ControlFlow):
 
     def _reduction(self, position: int, index: Index) -> Value:
         """Return the result of a reduction: of a whole row, or written out where its row is short."""
-        if position in self.reduced:
-            return self.reduced[position]
+        for scope in self.visible_scopes():
+            if (REDUCED, position) in scope.values:
+                return scope.values[REDUCED, position]
         if any(op == position for op, _ in self.spec.reductions):
             if self.on_reduction is None:
                 raise LoweringError(self.spec.ops[position].target, "its result is needed before it is complete")
@@ -327,6 +330,11 @@ class Emitter(ControlFlow):
             self.masks = outer
             return value
         return unrolled(self, position, index)
+
+    def keep_reduced(self, position: int, value: Value) -> Value:
+        """Keep the result of a reduction for whoever asks for it at any index where its scope is visible, and return it."""
+        self.scope(value.tiles).values[REDUCED, position] = value
+        return value
 
     # ------------------------------------------------------------------ memory
 

@@ -74,8 +74,7 @@ def _two_pass_variance(builder: KernelBuilder, emitter: Emitter, op: int, elemen
     squares_of_lanes = states_of_element(emitter, total, squared_deviation, None, mask)
     squares = finish_row(builder, emitter, total, squares_of_lanes, count, dtype)
     variance = emitter.define(rule.finish(["0", squares.name], count), dtype, rows)
-    emitter.reduced[op] = emitter.cast(variance, builder.spec.ops[op].dtype)
-    return emitter.reduced[op]
+    return emitter.keep_reduced(op, emitter.cast(variance, builder.spec.ops[op].dtype))
 
 
 def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loops: bool = False) -> None:
@@ -265,9 +264,9 @@ def _finish_online(builder: KernelBuilder, emitter: Emitter, op: int, online: On
     rows, ops = frozenset("x"), builder.spec.ops
     dtype = opmath(ops[online.difference].dtype)
     if online.maximum is not None:
-        emitter.reduced[online.maximum] = Value(states.largest, ops[online.maximum].dtype, rows)
+        emitter.keep_reduced(online.maximum, Value(states.largest, ops[online.maximum].dtype, rows))
     index = emitter.index(dict(builder.spec.reductions)[op])
     shift = emitter.broadcast(online.shift, index, dtype)
     total = emitter.define(f"{states.total} * lm.exp({states.largest} - {shift})", dtype, rows)
     element_dtype = recurrence_of(builder.spec, op).element_dtype
-    emitter.reduced[op] = emitter.cast(Value(total.name, element_dtype, rows), ops[op].dtype)
+    emitter.keep_reduced(op, emitter.cast(Value(total.name, element_dtype, rows), ops[op].dtype))

@@ -77,8 +77,7 @@ def probe(spec: Spec) -> Probe:
     def load_operand(op: int) -> Value:
         operand = next(iter(emitter.calls[op][1].args.values()))
         emitter.operand(operand, emitter.index(reductions[op]))
-        emitter.reduced[op] = Value(emitter.new_name("red"), spec.ops[op].dtype)
-        return emitter.reduced[op]
+        return emitter.keep_reduced(op, Value(emitter.new_name("red"), spec.ops[op].dtype))
 
     emitter.on_reduction = load_operand
     for store in spec.stores:
