@@ -23,6 +23,7 @@ from dynafuse.fallback import STRICT, Guard
 from dynafuse.partition.forcing import NOTHING, Forcing
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.duplicates import merge_duplicates
+from dynafuse.passes.normalize import settle_strides
 from dynafuse.passes.overwritten import save_before_overwriting
 from dynafuse.passes.pool_gradients import use_offsets
 from dynafuse.passes.rematerialize import Sides
@@ -54,6 +55,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
     before, results = Snapshot.of(joint), kwargs["num_fwd_outputs"]
 
     def min_cut() -> tuple[GraphModule, GraphModule]:
+        settle_strides(joint)  # while forward and backward are one: what one keeps, the other is to know in the same strides
         if not fallback_random:
             replace_random(joint, forcing)
         keep_written_casts(joint)  # before equal casts are merged
@@ -66,6 +68,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
 
     def default() -> tuple[GraphModule, GraphModule]:
         restored = before.restored()
+        settle_strides(restored)
         keep_written_casts(restored)
         return partitioners.default_partition(restored, joint_inputs, **kwargs)
 

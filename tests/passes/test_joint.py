@@ -28,7 +28,8 @@ X = torch.randn(6, 8)
 class Split:
     """A function's forward and backward graphs, and its outputs and gradients when those are run."""
 
-    def __init__(self, function: Callable[..., Any], *arguments: Tensor, **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *arguments: Tensor, split: Callable[..., Any] = split_joint,
+                 **options: Any) -> None:
         self.graphs: list[GraphModule] = []
         inputs = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in arguments]
 
@@ -36,8 +37,8 @@ class Split:
             self.graphs.append(module)
             return make_boxed_func(module.forward)
 
-        split = functools.partial(split_joint, **{"fallback_random": False, **options})
-        compiled = aot_function(function, fw_compiler=kept, bw_compiler=kept, partition_fn=split, decompositions=decompositions())
+        partition = functools.partial(split, **{"fallback_random": False, **options})
+        compiled = aot_function(function, fw_compiler=kept, bw_compiler=kept, partition_fn=partition, decompositions=decompositions())
         self.output = compiled(*inputs)
         self.output.sum().backward()
         self.forward, self.backward = self.graphs
@@ -58,6 +59,10 @@ def expected(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[Tenso
     output = function(*inputs)
     output.sum().backward()
     return output, [value.grad for value in inputs]
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("on purpose")
 
 
 def waves(x: Tensor) -> Tensor:
@@ -137,6 +142,24 @@ def test_torchs_partitioner_is_itself_again_afterwards() -> None:
     assert partitioners.choose_saved_values_set is before
 
 
+def with_overlapping_scatter(module: GraphModule, *inputs: Any, **options: Any) -> Any:
+    """The split of a graph of which tracing says what older torch does: that a scatter into an expanded tensor is one."""
+    scatter, *_ = module.graph.find_nodes(op="call_function", target=torch.ops.aten.select_scatter.default)
+    scatter.meta["val"] = scatter.args[0].meta["val"]
+    assert 0 in scatter.meta["val"].stride()
+    return split_joint(module, *inputs, **options)
+
+
+@pytest.mark.filterwarnings("ignore::dynafuse.errors.DynafuseWarning")
+@pytest.mark.parametrize("merge", [joint.merge_duplicates, fail], ids=["min_cut", "default"])
+def test_the_backward_knows_the_strides_of_what_it_is_given(merge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint, "merge_duplicates", merge)
+    split = Split(lambda x: torch.select_scatter(x.expand(3, 6, 8), x + 1, 0, -1).log(), X.abs() + 1, split=with_overlapping_scatter,
+                  guard=Guard(strict=False), cut=keeping("select_scatter"))
+    given = {node.name: node.meta["val"] for node in split.backward.graph.nodes if node.op == "placeholder"}
+    assert given["select_scatter"].stride() == (48, 8, 1)
+
+
 # Random numbers and casts ---------------------------------------------------------------------------------------------
 
 
@@ -182,10 +205,6 @@ def test_equal_calls_are_one_and_written_casts_stay() -> None:
 
 
 # Failures -------------------------------------------------------------------------------------------------------------
-
-
-def fail(*_: Any, **__: Any) -> Any:
-    raise ZeroDivisionError("on purpose")
 
 
 LENIENT = Guard(strict=False)
