@@ -75,6 +75,18 @@ def _rounding_cast(builder: InterpreterBuilder, src: TensorHandle, dest: tl.dtyp
 
 
 InterpreterBuilder.cast_impl = _rounding_cast
+_triton_atomic = InterpreterBuilder.create_atomic_rmw
+
+
+def _atomic(builder: InterpreterBuilder, operation: Any, pointer: TensorHandle, value: TensorHandle, mask: TensorHandle,
+            *rest: Any) -> TensorHandle:
+    """Combine values with memory. Triton's own function reads beyond a value that is spread over a tile without a copy."""
+    copied = (TensorHandle(np.ascontiguousarray(handle.data), handle.dtype) for handle in (pointer, value, mask))
+    result: TensorHandle = _triton_atomic(builder, operation, *copied, *rest)
+    return result
+
+
+InterpreterBuilder.create_atomic_rmw = _atomic
 
 
 def device_assert(condition: tl.tensor, message: str) -> None:

@@ -229,3 +229,12 @@ def test_an_element_has_the_same_bits_in_a_tile_of_any_size(name: str, dtype: to
     x = torch.linspace(0.1, 0.9, 32, dtype=dtype)
     whole, part = (run(f"lm.{name}(x0)", [x[:n]], torch.empty(n, dtype=dtype), tmp_path) for n in (32, 2))
     torch.testing.assert_close(whole[:2], part, rtol=0, atol=0, equal_nan=True)
+
+
+def test_one_value_is_added_at_every_place_of_a_tile(tmp_path: Path) -> None:
+    text = _KERNEL.replace("tl.store(out_pointer + tl.arange(0, M), out)", "tl.atomic_add(out_pointer + at[None, :], out)")
+    line = "    out = tl.load(x_pointer + tl.arange(0, 1)[:, None])"
+    out = torch.ones(SIZE, device=DEVICE)
+    kernel = load(text.format(pointers="x_pointer, ", lines=line), tmp_path).kernel
+    kernel[(1,)](torch.full((SIZE,), 2.5, device=DEVICE)[-1:], out, N=SIZE, M=SIZE)
+    torch.testing.assert_close(out.cpu(), torch.full((SIZE,), 3.5))
