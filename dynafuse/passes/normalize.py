@@ -186,7 +186,8 @@ def remove_noops(module: GraphModule) -> None:
     """Remove aliases, views that change nothing or undo others, casts to the same dtype, scatters of nothing or of all.
 
     A no-op stays if it is returned and reads an input, because an output that *is* an input means something else to the
-    caller; and if it makes memory of its own that is returned, itself or through a view.
+    caller; if what it reads is returned too, because of two outputs one may be detached; and if it makes memory of its own
+    that is returned, itself or through a view.
     """
     output = module.graph.output_node()
     moved: set[Node] = set()
@@ -194,8 +195,8 @@ def remove_noops(module: GraphModule) -> None:
         source = _same_as(node)
         if source is None:
             continue
-        wraps_input = output in node.users and source.op in ("placeholder", "get_attr")
-        if wraps_input or (makes_memory(node) and _returned(node)):
+        is_another = output in node.users and (source.op in ("placeholder", "get_attr") or output in source.users)
+        if is_another or (makes_memory(node) and _returned(node)):
             continue
         if makes_memory(node):
             moved.add(source)

@@ -352,6 +352,13 @@ def without_gradient(x):
 
 
 @case(leaf)
+def detached_beside_a_view(x):
+    """All three share memory; the gradient comes through the view alone."""
+    computed = x * 2
+    return computed.detach(), computed.unsqueeze(0), computed.view(4, 6).detach()
+
+
+@case(leaf)
 def leaf_written_under_no_grad(x):
     y = (x * 2).sum()
     with torch.no_grad():

@@ -224,6 +224,16 @@ def test_a_returned_view_of_an_input_stays() -> None:
         "alias_default = aten.alias.default(arg0)\nreturn alias_default")
 
 
+def test_two_outputs_stay_two() -> None:
+    def write(build: graphs.Builder, x: Node) -> tuple[Node, ...]:
+        made = build.op("aten.relu.default", x)
+        return build.op("aten.detach.default", made), build.op("aten.alias.default", made), build.op("aten.neg.default", made)
+
+    assert after(write, X) == (
+        "relu_default = aten.relu.default(arg0)\nalias_default = aten.alias.default(relu_default)\n"
+        "neg_default = aten.neg.default(relu_default)\nreturn relu_default, alias_default, neg_default")
+
+
 def test_equal_calls_are_merged() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         return build.op("aten.mul.Tensor", build.op("aten.exp.default", x), build.op("aten.exp.default", x))
