@@ -17,6 +17,7 @@ Worked example::
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -48,6 +49,9 @@ BY_LOOP = re.compile(r"^(hardtanh_backward|hardshrink|hardshrink_backward|softsh
 BY_ORDER = re.compile(r"^(var|std)_mean$")
 """Ops whose mean of infinities eager leaves to the order in which it adds: infinite if the last is, else not a number."""
 
+BY_SIGN = re.compile(r"^(signbit|copysign)$")
+"""Ops that read the sign of NaN, of which IEEE 754 says nothing."""
+
 
 class Noise(TorchDispatchMode):
     """Disturbs the results of all ops that round, from a seed of its own: random ops draw the same numbers as without.
@@ -70,6 +74,8 @@ class Noise(TorchDispatchMode):
         moves, mutable = bool(EXACT.search(name)), func._schema.is_mutable
         if BY_LOOP.search(name):
             args, kwargs = tree_map(_with_gaps, args), tree_map(_with_gaps, kwargs)
+        if BY_SIGN.search(name):
+            args, kwargs = tree_map(self._signed, args), tree_map(self._signed, kwargs)
         exact = _in_float64(func, args, kwargs)
         if not moves and not mutable and _has_floats(exact) and any(map(self._is_rounded, tree_leaves((args, kwargs)))):
             args, kwargs = tree_map(self._used, args), tree_map(self._used, kwargs)
@@ -136,6 +142,13 @@ class Noise(TorchDispatchMode):
         distance = (plain - truth).nan_to_num(0.0, 0.0, 0.0).abs() * 4
         scale = plain.abs() * self._unit(value) + distance
         self._note(value.copy_(torch.where(off, plain + scale * self._random(value), plain)))
+
+    def _signed(self, value: Any) -> Any:
+        """The same value, each NaN with the sign of the seed."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        nan = torch.full_like(value, math.nan).copysign(torch.full_like(value, self.sign))
+        return torch.where(value.isnan(), nan, value)
 
     def _where_rounded(self, plain: Any, noisy: Any, exact: Any) -> Any:
         """``noisy`` where ``plain`` is not exactly the truth."""

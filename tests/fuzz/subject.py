@@ -32,6 +32,8 @@ TORCHS_OWN = "aot_eager"
 DECOMPOSED = "aot_eager_decomp_partition"
 """One that runs them after Inductor's decompositions: strides that it gives as well are those of torch's own compiler."""
 
+COMPILED = "inductor"
+"""One that runs generated code: what raises in torch's code alone, and with it as well, is not ours."""
 
 PRODUCT = re.compile(r"@|matmul|einsum|linear|attention")
 """What libraries compute: the order in which they add up depends on where memory begins."""
@@ -89,11 +91,17 @@ def examine(text: str, device: str = "cpu") -> Verdict:
         if verdict.kind == "strides":
             references = [replace(r, promised=promised(loaded, c, device)) for r, c in zip(references, loaded.calls, strict=True)]
             verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
-        owns = (TORCHS_OWN, DECOMPOSED) if verdict.kind == "strides" else (TORCHS_OWN,)
         with torch._functorch.config.patch(donated_buffer=False):  # else its backward refuses to run twice
-            if verdict.failed and any(tried(loaded, references, device, own, None).like(verdict) for own in owns):
+            if verdict.failed and any(tried(loaded, references, device, own, None).like(verdict) for own in witnesses(verdict)):
                 return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
         return verdict
+
+
+def witnesses(verdict: Verdict) -> tuple[str, ...]:
+    """The backends of torch with any of which a failure is torch's own if it fails alike."""
+    if verdict.kind == "strides":
+        return TORCHS_OWN, DECOMPOSED
+    return (TORCHS_OWN, COMPILED) if verdict.status == "raises" and not verdict.where else (TORCHS_OWN,)
 
 
 def promised(loaded: Loaded, call: Sequence[int], device: str) -> Any:
@@ -162,12 +170,19 @@ def tried(loaded: Loaded, references: Sequence[References], device: str, compile
 
 
 def again(loaded: Loaded, outcomes: Sequence[Outcome], device: str, options: Any) -> None:
-    """Compile and run a second time, for ``disk`` from what the first left there: the same bits, where bits repeat at all."""
+    """Compile and run a second time, for ``disk`` from what the first left there: the same bits, where bits repeat at all.
+
+    Dynamo forgets in between which sizes have changed: a dynamic graph need not round like a static one.
+    """
     if PRODUCT.search(loaded.text):
         return
     if loaded.check == "disk":
         fresh()
-    second, third = (compiled_outcomes(loaded, device, backend.dynafuse, options) for _ in range(2))
+    repeated = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        repeated.append(compiled_outcomes(loaded, device, backend.dynafuse, options))
+    second, third = repeated
     try:
         for one, other in zip(second, third, strict=True):
             same_bits(one, other, "repeated")

@@ -15,7 +15,7 @@ from tests.fuzz.generate import generate
 from tests.fuzz.noise import Noise
 from tests.fuzz.program import Argument, Program, Statement, load
 from tests.fuzz.shrink import shrink
-from tests.fuzz.subject import examine
+from tests.fuzz.subject import COMPILED, TORCHS_OWN, Verdict, examine, witnesses
 
 SEED = 7
 CHUNKS, EACH = 10, 7
@@ -123,6 +123,7 @@ def test_comparisons_see_one_value() -> None:
 NAN = torch.full((16,), math.nan)
 UNDECIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
     "vectors and what has gaps": (lambda x: torch.ops.aten.hardtanh_backward(x, x, -1, 1), NAN),
+    "sign of what is not a number": (lambda x: x.signbit().float(), NAN),
     "mean and sum over count": (lambda x: torch.std_mean(x, 0)[1], torch.tensor([1.0, -math.inf, 2.0])),
 }
 
@@ -130,6 +131,32 @@ UNDECIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]
 @pytest.mark.parametrize("name", UNDECIDED)
 def test_what_eager_leaves_open_differs_under_noise(name: str) -> None:
     function, values = UNDECIDED[name]
-    with Noise(0):
-        noisy = function(values)
-    assert not torch.equal(noisy.nan_to_num(7.0), function(values).nan_to_num(7.0))
+    plain, noisy = function(values), []
+    for seed in (0, 1):
+        with Noise(seed):
+            noisy.append(function(values))
+    assert not all(torch.equal(result.nan_to_num(7.0), plain.nan_to_num(7.0)) for result in noisy)
+
+
+def test_what_raises_in_torchs_code_with_its_own_compiler_too_is_torchs() -> None:
+    verdict = Verdict("raises", "RuntimeError", "the message")
+    assert witnesses(verdict) == (TORCHS_OWN, COMPILED)
+    assert witnesses(dataclasses.replace(verdict, where="backend.py:dynafuse")) == (TORCHS_OWN,)
+    assert witnesses(Verdict("wrong", "value")) == (TORCHS_OWN,)
+
+
+def test_a_dynamic_graph_need_not_round_like_the_static_one_before_it() -> None:
+    text = """
+def arguments(s0):
+    return (tensor((s0,), "float16", seed=985, grad=True),)
+
+def program(p0):
+    return (torch.ops.aten.var_mean.correction(p0, [-1], correction=1, keepdim=False),)
+
+CALLS = [(4,), (3,)]
+DYNAMIC = None
+OPTIONS = {"executors": "triton"}
+CHECK = CHECKED
+"""
+    for check in ("reproducible", "disk"):
+        assert examine(text.replace("CHECKED", repr(check))).status == "ok"
