@@ -22,6 +22,7 @@ import keyword
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,7 @@ class Writer:
         self.locals = frozenset(_identifier(node.name) for node in self.facts)
         self.output = plan.annotated.graph.output_node()
         self.returned_views = self._returned_views()
+        self.shared = self._shared()
         self.last = self._last_uses()
         self.devices = self._devices()
         self.read = {i for step in steps.values() for i in step.inputs}
@@ -162,6 +164,12 @@ class Writer:
         """Return the outputs that are views of inputs, each with its input."""
         outputs = (node for node in self.output.all_input_nodes if self.facts[node].role is Role.VIEW)
         return {node: base for node in outputs if (base := self.plan.annotated.base(node)).op == "placeholder"}
+
+    def _shared(self) -> set[Node]:
+        """Return the outputs that are views of memory that other outputs are in, too."""
+        bases = {node: self.plan.annotated.base(node) for node in self.output.all_input_nodes}
+        count = Counter(bases.values())
+        return {node for node, source in bases.items() if count[source] > 1 and node is not source}
 
     def _returned_view(self, node: Node) -> str:
         """Write a view of what the caller gave, also where kernels have an aligned copy of it.
@@ -373,9 +381,15 @@ class Writer:
         return node in self.read or any(user is self.output or self.facts[user].role is Role.VIEW for user in node.users)
 
     def _view(self, node: Node) -> str:
-        """Write a chain of views as one new tensor over the base's memory."""
-        reinterpret = self.constant(guards._reinterpret_tensor, "reinterpret")
-        return f"{reinterpret}({self.names[self.plan.annotated.base(node)]}, {', '.join(self._place(node))})"
+        """Write a chain of views as one new tensor over the base's memory.
+
+        Outputs that share memory share a version, too: autograd has to know if one is written to and it has saved another.
+        They are no views of each other: one may have a gradient, another not.
+        """
+        name, (sizes, strides, offset) = self.names[self.plan.annotated.base(node)], self._place(node)
+        if node in self.shared:
+            return f"{name}.as_strided({sizes}, {strides}, {name}.storage_offset() + {offset}).detach()"
+        return f"{self.constant(guards._reinterpret_tensor, 'reinterpret')}({name}, {sizes}, {strides}, {offset})"
 
     def _place(self, node: Node) -> tuple[str, str, str]:
         """Return the sizes and strides of a view, and its offset from its base."""

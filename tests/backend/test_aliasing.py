@@ -435,6 +435,20 @@ def saved_inputs_and_outputs(x, b):
     return y.sin(), rest, x, y * b
 
 
+@pytest.mark.parametrize("view", [lambda y: y, lambda y: y.view(4, 6), lambda y: y.t(), lambda y: y[1:]])
+def test_writing_to_what_is_saved_is_an_error(view: Callable[[Tensor], Tensor]) -> None:
+    """The detached result shares memory with what the backward reads."""
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        return view(y).detach(), y.sum()
+
+    (x,) = leaf()
+    detached, total = compiled(function)(x)
+    detached.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
 # Ops that write -----------------------------------------------------------------------------------------------------------
 
 

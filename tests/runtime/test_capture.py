@@ -196,6 +196,26 @@ def test_results_that_share_memory(machine: Machine) -> None:
     assert machine.replayed() >= 3
 
 
+def test_a_result_that_shares_memory_with_what_is_saved(machine: Machine) -> None:
+    """Writing to it is the error that it is in eager, and no wrong gradient."""
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        return y.detach().t(), y.sum()
+
+    call = machine.compile(function)
+    for step in range(STEPS):
+        x = machine.randn(3, 4, grad=True)
+        detached, total = call(x)
+        if step % 2:
+            detached.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                total.backward()
+        else:
+            total.backward()
+            close(x.grad, x.exp())
+    assert machine.replayed("forward") >= 3
+
+
 def test_odd_results(machine: Machine) -> None:
     def function(x: Tensor, n: int) -> tuple[Any, ...]:
         return None, x.argmax(-1), n, x > 0, x[:0] + 1, x.shape[0], x.sum(), x.to(torch.float64), "text"

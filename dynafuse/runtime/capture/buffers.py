@@ -240,7 +240,8 @@ class Outputs:
         place = places[cdata]
         if output is sources[cdata]:
             return lambda args, fresh: fresh[place]
-        return lambda args, fresh: reinterpret(fresh[place], size, stride, offset)
+        # With the version of what it shares memory with: autograd has to know if one is written to and it has saved another.
+        return lambda args, fresh: fresh[place].as_strided(size, stride, offset).detach()
 
 
 def itemgetter_of_arguments(position: int) -> Maker:
@@ -266,7 +267,8 @@ def _group(outputs: Sequence[Tensor], saved: bool) -> Group:
     if any(output.dtype != first.dtype for output in outputs):
         raise Unrecordable("outputs of several dtypes share memory")
     cdata = first.untyped_storage()._cdata
-    if len(outputs) == 1 and first.storage_offset() == 0 and _is_dense(first):
-        return Group(first, cdata, saved)
     end = max(output.storage_offset() + extent_of(output) for output in outputs)
+    for output in outputs:
+        if output.storage_offset() == 0 and extent_of(output) == end and _is_dense(output):
+            return Group(output, cdata, saved)
     return Group(first.as_strided((end,), (1,), 0), cdata, saved)
