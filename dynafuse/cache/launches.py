@@ -100,7 +100,8 @@ def launch_from_json(plain: Mapping[str, Any]) -> Launch:
     """Read the launch that :func:`launch_to_json` wrote."""
     x, y, z = map(size_from_json, plain["grid"])
     fields = {**plain, "grid": (x, y, z), "signature": _pairs(plain["signature"]),
-              "constants": _pairs(plain["constants"]), "unaligned": frozenset(plain["unaligned"])}
+              "constants": _pairs(plain["constants"]), "unaligned": frozenset(plain["unaligned"]),
+              "overwrites": _pairs(plain["overwrites"])}
     return Launch(**fields)
 
 

@@ -29,6 +29,7 @@ class Launch:
     stages: int = 1
     unaligned: frozenset[str] = frozenset()  # pointer arguments that may not be 16-byte aligned
     asserts: bool = False  # whether it checks something on the device
+    overwrites: tuple[tuple[str, str], ...] = ()  # outputs, each with an input that may be the same tensor
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.in_place import overwrites
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_STEP
 from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
@@ -231,8 +232,9 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     constants = {f"{tile.upper()}BLOCK": size for tile, size in (block or builder.schedule.block).items()}
     parameters = [parameter for parameter, _ in signature]
     builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix)))
+    over = overwrites(spec, emitter, block or builder.schedule.block, warps or builder.schedule.warps)
     builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps or builder.schedule.warps,
-                                   asserts=emitter.has_asserts))
+                                   asserts=emitter.has_asserts, overwrites=over))
 
 
 def _size_type(spec: Spec) -> str:
