@@ -91,6 +91,8 @@ The plan again. Nothing has changed here: there is no fold of several lengths, a
 One source per key. The class is `persistent`: a program holds whole rows in registers, so that the row is read once.
 The add is stored and rounded to bfloat16 before the norm goes on, as its value is there in eager.""",
           (("@triton.jit;dynafuse_persistent_add", "    tl.store(out1"),), "python"),
+    Stage("buffers", "results that need no memory of their own", """\
+What a kernel reads only where it writes, before it writes there, and what nothing reads any more, it may write over."""),
     Stage("function", "the function of the graph", """\
 What a call runs: it allocates, launches, calls eager ops and frees each tensor after its last use. Comments name the
 user's lines. `reinterpret` makes views without torch's dispatcher; what is not a tensor is bound beforehand (`c_0`,

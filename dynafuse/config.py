@@ -300,6 +300,14 @@ OPTIONS: tuple[Option, ...] = (
         "run matrix products whose rows are no multiple of 16 bytes in padded sizes, where that is predicted to be faster",
     ),
     Option(
+        "reuse_buffers",
+        True,
+        BOOL,
+        "DYNAFUSE_REUSE_BUFFERS",
+        "let kernels write results over operands that nothing reads any more, instead of into new memory; in a backward "
+        "without `retain_graph` over saved tensors, too",
+    ),
+    Option(
         "max_region_ops",
         200,
         POSITIVE,
@@ -421,6 +429,7 @@ class Config:
     recompute: bool
     rematerialize: str
     pad_products: bool
+    reuse_buffers: bool
     max_region_ops: int
     reuse_layers: str
     cudagraphs: bool

@@ -54,6 +54,7 @@ STAGES: Mapping[str, str] = {
     "plans on disk": "the graph is planned anew",
     "kernels on disk": "the kernel is made without the cache",
     "requests for kernels": EAGER,
+    "reuse of buffers": "every result gets memory of its own",
     "interim plan": "the first call waits for the compiler",
     "trace": "a value of the pipeline is not written",
     "reports": "a report lacks the graph",

@@ -34,7 +34,7 @@ from dynafuse.cost.model import Meanwhile
 from dynafuse.cost.products import uses_tf32
 from dynafuse.fallback import left_out
 from dynafuse.futures import has_failed, outcome
-from dynafuse.ir import Plan
+from dynafuse.ir import Launch, Plan
 from dynafuse.lowering.registry import executor
 from dynafuse.partition.annotate import annotate, signature
 from dynafuse.partition.executors import Executors
@@ -47,6 +47,7 @@ from dynafuse.passes.normalize import normalize
 from dynafuse.passes.padded_products import pad_products
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
+from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
 from dynafuse.runtime.capture.graphs import Intent, intent_of
 from dynafuse.runtime.cuda_graphs import capture
@@ -97,7 +98,9 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
 
     trace.note("aten", lambda: signature(module.graph))
     if kind == "forward":
-        keep_saved_tensors()
+        offered = keep_saved_tensors()
+        if shared is not None:
+            shared.offered = offered
     normal = stage("normalization", lambda: _normalized(kind, config, module, forcing), left_out)
     if normal is None:
         return eager(before.restored())
@@ -115,7 +118,10 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if planned is None:
         return eager(setting.module)
     if plan_only():
-        _report(setting, planned[0], intent=_intent(setting, planned[0]))
+        intent = _intent(setting, planned[0])
+        buffers = _buffers(setting, planned[0], _is_captured(setting, intent),
+                           lambda region: executor(region.region.executor).planned_launches(region))
+        _report(setting, buffers.noted(planned[0]), intent=intent)
         return eager(setting.module)
     with dynamo_timed("dynafuse.lower"):
         requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), left_out)
@@ -297,11 +303,14 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
               meanwhile: Meanwhile | None = None) -> Callable[..., Any]:
     """Return the function of a plan with its kernels."""
     intent = _intent(setting, plan) if meanwhile is None else None
+    buffers = _buffers(setting, plan, _is_captured(setting, intent), lambda region: kernels[region.name].launches)
+    plan = buffers.noted(plan)
     _report(setting, plan, meanwhile, intent)
     setting.trace.note("kernels", lambda: _sources(plan, kernels))
+    setting.trace.note("buffers", lambda: str(buffers))
 
     def written() -> Callable[..., Any]:
-        call = _written(setting, plan, kernels)
+        call = _written(setting, plan, kernels, buffers)
         return call if intent is None else intent.apply(call, setting.kind, setting.config.strict)
 
     return setting.guard.stage("generated function", written, lambda: eager(setting.module))
@@ -310,6 +319,10 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
 def _intent(setting: Setting, plan: CanonicalPlan) -> Intent | None:
     """Return whether a graph is captured; None where nobody has asked for that."""
     return setting.guard.stage("CUDA graphs", lambda: intent_of(setting, plan.plan), left_out)
+
+
+def _is_captured(setting: Setting, intent: Intent | None) -> bool:
+    return setting.config.cudagraphs or (intent is not None and intent.verdict.captured)
 
 
 def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
@@ -325,11 +338,23 @@ def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
     return "\n\n".join(texts)
 
 
-def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any]) -> Callable[..., Any]:
+def _buffers(setting: Setting, plan: CanonicalPlan, captured: bool,
+             launches: Callable[[CanonicalRegion], Sequence[Launch]]) -> Buffers:
+    """Return which results are written over dead operands, given the launches of a region's kernel.
+
+    A function that is ``captured`` is recorded in one call and replayed in others: it cannot ask who holds an operand.
+    """
+    if not setting.config.reuse_buffers:
+        return NEW_MEMORY
+    offered = setting.shared.offered if setting.shared and setting.kind == "backward" and not captured else frozenset()
+    return setting.guard.stage("reuse of buffers", lambda: reused_buffers(plan, launches, offered), lambda: NEW_MEMORY)
+
+
+def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any], buffers: Buffers) -> Callable[..., Any]:
     """Return the generated function."""
     steps = {region.name: Step.of(region, kernels[region.name], index_lines(region.region.nodes)) for region in plan.regions}
     with dynamo_timed("dynafuse.write"):
-        call = write(plan.plan, setting.module, steps, setting.static_inputs)
+        call = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over)
     source: str = call.source  # type: ignore[attr-defined]
     setting.trace.note("function", lambda: source)
     log.debug("%s graph:\n%s\n%s", setting.kind, plan.plan, source)
@@ -350,9 +375,9 @@ def _recorded(setting: Setting, call: Callable[..., Any], captured: dict[str, bo
 def _report(setting: Setting, plan: CanonicalPlan, meanwhile: Meanwhile | None = None, intent: Intent | None = None) -> None:
     """Tell listeners and observers of a graph."""
     def compiled() -> Compiled:
-        captured = setting.config.cudagraphs or (intent is not None and intent.verdict.captured)
         why = "" if intent is None else str(intent.verdict)
-        return Compiled(setting.kind, plan, setting.device, setting.unusable, captured, setting.calls, meanwhile, why)
+        return Compiled(setting.kind, plan, setting.device, setting.unusable, _is_captured(setting, intent), setting.calls,
+                        meanwhile, why)
 
     tell(compiled, kernel_cache.ORIGINS, setting.guard)
 

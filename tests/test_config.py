@@ -52,6 +52,7 @@ def test_defaults() -> None:
         recompute=True,
         rematerialize="min_cut",
         pad_products=True,
+        reuse_buffers=True,
         max_region_ops=200,
         reuse_layers="auto",
         cudagraphs=False,

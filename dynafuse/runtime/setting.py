@@ -140,13 +140,16 @@ def static_inputs(kind: str) -> frozenset[int]:
     return frozenset(context.fw_metadata.static_input_indices)
 
 
-def keep_saved_tensors() -> None:
-    """Tell torch that the backward does not write to saved tensors, so that it may run more than once.
+def keep_saved_tensors() -> frozenset[int]:
+    """Return the inputs of the backward, by position, that nothing but autograd holds, and refuse them as a gift.
 
     Torch offers their memory to the backward, which is compiled before anyone knows whether ``retain_graph`` will be asked
-    for, and then refuses that. No lowering writes there, so nothing is lost. Metadata of plain tensors and of tensor
+    for, and then refuses that. The backward's function asks each time instead. Metadata of plain tensors and of tensor
     subclasses share the list.
     """
     context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
-        context.fw_metadata.bw_donated_idxs.clear()
+    if context is None or context.fw_metadata is None or not context.fw_metadata.bw_donated_idxs:
+        return frozenset()
+    offered = frozenset(context.fw_metadata.bw_donated_idxs)
+    context.fw_metadata.bw_donated_idxs.clear()
+    return offered

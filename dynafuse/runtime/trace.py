@@ -12,7 +12,8 @@ Worked example, of a graph of one region::
     000-inference/4-regions.txt     regions in canonical form, with their keys, each on an executor that takes it
     000-inference/5-decided.txt     the same after fold families and measurements
     000-inference/6-kernels.txt     what was generated
-    000-inference/7-function.txt    the function of the graph
+    000-inference/7-buffers.txt     which results are written over which operands
+    000-inference/8-function.txt    the function of the graph
 """
 
 from __future__ import annotations

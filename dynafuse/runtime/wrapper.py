@@ -39,6 +39,7 @@ from dynafuse.ops import is_library
 from dynafuse.ops.overloads import COPIES_INTO, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
+from dynafuse.runtime.buffers import is_given_up
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text
 
@@ -76,8 +77,10 @@ class Step:
 class Writer:
     """Writes the function of one graph."""
 
-    def __init__(self, plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int]) -> None:
+    def __init__(self, plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
+                 over: Mapping[Node, Node]) -> None:
         self.plan = plan
+        self.over = over
         self.facts: Mapping[Node, Facts] = plan.annotated.facts
         self.module = module
         self.steps = steps
@@ -278,7 +281,9 @@ class Writer:
     def _launches(self, step: Step, kernel: Kernel) -> None:
         """Write the allocation of outputs and workspaces, then one launch after the other."""
         for node in step.outputs:
-            if node not in step.region.copies:
+            if node in self.over:
+                self._reuse(node, self.over[node])
+            elif node not in step.region.copies:
                 self._allocate(node)
         device = self._device(step)
         arguments = self._arguments(step, kernel, device)
@@ -305,6 +310,21 @@ class Writer:
         self.names[node] = _identifier(node.name)
         sizes = f"{self._sizes(tensor.shape)}, {self._sizes(tensor.stride)}"
         self.lines.append(f"{self.names[node]} = {self._empty(sizes, tensor.dtype, tensor.device)}")
+
+    def _reuse(self, node: Node, operand: Node) -> None:
+        """Write the tensor of a result over the memory of an operand."""
+        tensor, operand_tensor = self.facts[node].tensor, self.facts[operand].tensor
+        assert tensor is not None and operand_tensor is not None
+        self.names[node] = _identifier(node.name)
+        reused = self.names[operand]
+        if (tensor.shape, tensor.stride) != (operand_tensor.shape, operand_tensor.stride):
+            sizes = f"{self._sizes(tensor.shape)}, {self._sizes(tensor.stride)}"
+            reused = f"{self.constant(guards._reinterpret_tensor, 'reinterpret')}({reused}, {sizes}, 0)"
+        if operand.op == "placeholder":  # saved by a forward: whether it is kept is not known before
+            sizes = f"{self._sizes(tensor.shape)}, {self._sizes(tensor.stride)}"
+            fresh = self._empty(sizes, tensor.dtype, tensor.device)
+            reused = f"{reused} if {self.constant(is_given_up)}({self.names[operand]}) else {fresh}"
+        self.lines.append(f"{self.names[node]} = {reused}  # written over")
 
     def _empty(self, sizes: str, dtype: torch.dtype, device: torch.device) -> str:
         if device.type == "cuda" and len(self.devices) == 1:
@@ -517,7 +537,8 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.size(), tensor.stride(), 0)
 
 
-def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int]) -> Callable[[list[Any]], Any]:
+def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
+          over: Mapping[Node, Node]) -> Callable[[list[Any]], Any]:
     """Write the function that runs a plan, and compile it.
 
     Args:
@@ -525,11 +546,12 @@ def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: fr
         module: The module of its graph, which has the constants.
         steps: The plan's regions with their kernels, by name.
         static: Positions of inputs whose addresses do not change from call to call.
+        over: The results that kernels write over an operand, each with that operand.
 
     Returns:
         The function, with its text as ``source``. It is boxed: it takes its arguments in a list, which it empties.
     """
-    source, namespace = Writer(plan, module, steps, static).write()
+    source, namespace = Writer(plan, module, steps, static, over).write()
     exec(compile(source, "<dynafuse graph>", "exec"), namespace)
     call = namespace["call"]
     call._boxed_call = True

@@ -13,7 +13,7 @@ from dynafuse import backend
 from dynafuse.errors import DynafuseWarning
 from tests.support import graphs
 
-STAGES = ("aten", "normalized", "facts", "plan", "regions", "decided", "kernels", "function")
+STAGES = ("aten", "normalized", "facts", "plan", "regions", "decided", "kernels", "buffers", "function")
 
 
 def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ class Shared:
     parameters: frozenset[str] = frozenset()  # names of the forward's inputs that stay where they are, and of their views
     moving: frozenset[str] = frozenset()  # names of the forward's other inputs, and of their views
     hands_over: bool = False  # whether the forward is recorded, and leaves what it saves where it is
+    offered: frozenset[int] = frozenset()  # inputs of the backward that nothing but autograd holds
 
     def note_forward(self, annotated: Annotated, layout: Layout, captured: bool) -> None:
         """Note what the backward has to know of its forward.
