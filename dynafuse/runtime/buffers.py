@@ -76,9 +76,13 @@ def reused_buffers(plan: CanonicalPlan, launches: Callable[[CanonicalRegion], Se
 
 def _of_region(memory: _Memory, number: int, bound: CanonicalRegion,
                launches: Callable[[CanonicalRegion], Sequence[Launch]]) -> Iterator[tuple[Node, Node]]:
-    """Yield the outputs of a region that are written over an operand, each with that operand; no operand twice."""
+    """Yield the outputs of a region that are written over an operand, each with that operand; no operand twice.
+
+    Of several operands an input is the last choice: it may turn out to be held by others.
+    """
+    operands = sorted(dict.fromkeys(bound.arguments), key=lambda operand: operand.op == "placeholder")
     dead = {operand: [f"in{i}" for i, node in enumerate(bound.arguments) if node is operand]
-            for operand in dict.fromkeys(bound.arguments) if memory.dies_with(number, operand, bound.arguments)}
+            for operand in operands if memory.dies_with(number, operand, bound.arguments)}
     if not dead:
         return
     pairs = _overwrites(launches(bound))
