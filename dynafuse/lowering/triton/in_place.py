@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dynafuse.ir import Layout, Spec, Store
+from dynafuse.ir import Layout, Spec, Store, references
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Scope
 from dynafuse.lowering.triton.tiles import LANES
@@ -45,7 +45,7 @@ def overwrites(spec: Spec, emitter: Emitter, block: Mapping[str, int], warps: in
     overwritten = {f"in{store.into}" for store in spec.stores}
     inputs = [(f"in{i}", layout) for i, layout in enumerate(spec.inputs) if f"in{i}" not in overwritten]
     return tuple((out, name) for out, store in stores if not store.scatters and _visits_all(spec, store)
-                 for name, layout in inputs if _same_memory(layout, store.layout)
+                 for name, layout in inputs if _same_memory(layout, store.layout) and _needs(spec, store.op, name)
                  and _reads_before(accesses, out, name, lambda offset: _owns_points(emitter, offset, block, warps)))
 
 
@@ -63,6 +63,21 @@ def _visits_all(spec: Spec, store: Store) -> bool:
     axes = [axis for dim in store.dims for axis in dim]
     long = {k for k, axis in enumerate(spec.axes) if axis.size != 1}
     return long <= set(axes) and len(set(axes)) == len(axes)
+
+
+def _needs(spec: Spec, op: int, name: str) -> bool:
+    """Return whether an op is computed from an input.
+
+    One thread may load an element that another one stores: it has loaded before that only if what is stored needs it.
+    """
+    needed, position = {op}, int(name.removeprefix("in"))
+    for place in range(op, -1, -1):
+        if place in needed:
+            refs = list(references(spec.ops[place].args))
+            if any(ref.kind == "in" and ref.position == position for ref in refs):
+                return True
+            needed.update(ref.position for ref in refs if ref.kind == "op")
+    return False
 
 
 def _same_memory(loaded: Layout, stored: Layout) -> bool:

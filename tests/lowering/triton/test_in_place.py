@@ -46,6 +46,13 @@ def test_what_is_read_otherwise_may_not(other: torch.Tensor) -> None:
     assert len(pairs) == 1
 
 
+def test_what_a_result_does_not_need_is_not_overwritten_by_it() -> None:
+    def apart(build: graphs.Builder, x: Node, y: Node) -> tuple[Node, Node]:
+        return build.op("aten.mul.Tensor", x, 2), build.op("aten.add.Tensor", y, 1)
+
+    assert overwrites(apart, torch.randn(64, 64), torch.randn(64, 64)) == [{("out0", "in0"), ("out1", "in1")}]
+
+
 def test_threads_that_share_an_element_overwrite_none() -> None:
     assert overwrites(added, torch.randn(8), torch.randn(8)) == [set()]  # fewer than the threads of a warp
 
