@@ -52,6 +52,8 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 SECTOR = 32  # bytes that memory moves at least
+FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
+EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 REGISTER = 4  # bytes of a register
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 MOST_CANDIDATES = 8
@@ -294,6 +296,8 @@ def _persistent(facts: Rows) -> Iterator[Schedule]:
         warps = max(1, x // 2)
     elif r == 2048:
         warps = 4
+    if -(-facts.rows // x) * warps < FEW_WARPS and x * r >= 2 * EVEN_LOAD * LANES * warps:
+        warps *= 2  # there is nothing else to run while a row is waited for
     tiles = [(x, warps), (x, 2 * warps), (x, 4 * warps), (2 * x, 2 * warps), (4 * x, 4 * warps), (x, max(warps // 2, 1)),
              (max(x // 2, 1), max(warps // 2, 1)), (2 * x, warps)]
     if r <= LONGEST_IN_LANE and facts.rows >= 32 and facts.reads_of_rows and facts.held * r <= MOST_IN_LANE:
