@@ -28,6 +28,9 @@ UNKNOWN_SIZE = 8192
 OWNS_BASE = "owns_base"
 """The metadata of a scatter whose base nothing else reads."""
 
+IN_PLACE = "in_place"
+"""The metadata of a scatter that runs in the memory of an input, whose new value it is."""
+
 PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 OWN_STEPS = re.compile(r"\.forward\._dynafuse_module")  # how Dynamo gets at the module of a forced instance
 PARTS = re.compile(r"\[['\"](.*?)['\"]\]|\[(\d+)\]|\.([^.\[]+)|^([^.\[]+)")
@@ -93,6 +96,16 @@ def makes_memory(node: Node) -> bool:
 def owns_base(node: Node) -> bool:
     """Return whether a scatter may write into its base, as nothing else reads that (``passes/scatters.py`` has noted it)."""
     return bool(node.meta.get(OWNS_BASE))
+
+
+def in_place(node: Node) -> bool:
+    """Return whether a scatter runs in its base's memory, an input's (``passes/in_place.py`` has noted it)."""
+    return bool(node.meta.get(IN_PLACE))
+
+
+def moved_by(node: Node) -> dict[Node, None]:
+    """Return the nodes whose bytes a call moves: its result and its operands, of a scatter in place the values alone."""
+    return dict.fromkeys(node.all_input_nodes[1:] if in_place(node) else (node, *node.all_input_nodes))
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------

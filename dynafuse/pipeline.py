@@ -42,6 +42,7 @@ from dynafuse.partition.forcing import Forcing, index_lines
 from dynafuse.partition.grow import partition
 from dynafuse.passes.channels_last import optimize_layout
 from dynafuse.passes.embedding_gradients import scatter_gradients
+from dynafuse.passes.in_place import note_in_place
 from dynafuse.passes.joint import replace_random
 from dynafuse.passes.normalize import normalize
 from dynafuse.passes.padded_products import pad_products
@@ -245,13 +246,14 @@ def _with_padded_products(setting: Setting) -> Setting:
 
 
 def _with_bases(setting: Setting) -> Setting:
-    """Return a setting whose graph's scatters have bases that kernels may write into."""
-    if not any(executor(name).scatters for name in setting.forcing.enabled):
-        return setting
+    """Return a setting whose graph's scatters run in the memory of inputs, or have bases that kernels may write into."""
     before = Snapshot.of(setting.module)
     forced = setting.forcing.forced_to_eager(setting.module.graph)
 
     def based() -> GraphModule:
+        note_in_place(setting.module)
+        if not any(executor(name).scatters for name in setting.forcing.enabled):
+            return setting.module
         scatter_gradients(setting.module, setting.device, setting.fused_device, forced)
         return give_bases(setting.module, setting.fused_device, forced)
 

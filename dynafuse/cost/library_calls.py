@@ -26,7 +26,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.model import LEAST, Prediction, Work, predict, work_us
 from dynafuse.cost.products import PRODUCTS, Product, aligned_dtype, product_of, product_tflops
 from dynafuse.fallback import answered
-from dynafuse.fx import hint, is_view
+from dynafuse.fx import hint, is_view, moved_by
 from dynafuse.ir import Facts, Plan, Role
 from dynafuse.lowering.registry import EAGER
 from dynafuse.ops import is_library
@@ -234,7 +234,7 @@ def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
     total = Prediction()
     for node, fact in facts.items():
         if fact.role is Role.EAGER and launches(node):
-            tensors = [facts[n].tensor for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
+            tensors = [facts[n].tensor for n in moved_by(node)]
             total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), device)
     return total
 

@@ -13,6 +13,8 @@ import torch._inductor.inductor_prims
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
+from dynafuse.fx import in_place
+
 COPIES_INTO: OpOverload = torch.ops.aten.copy_.default
 """The op that overwrites its first operand: functional graphs end in it where the user's code wrote into an input."""
 
@@ -30,8 +32,13 @@ def overloads(names: str) -> Iterator[OpOverload]:
 
 
 def written_to(node: Node) -> Iterator[Node]:
-    """Return the arguments that a call changes, by its schema: their values, or their sizes (``resize_``, ``set_``)."""
+    """Return the arguments that a call changes: their values, or their sizes (``resize_``, ``set_``).
+
+    Its schema says so; of a scatter that runs in place it is the base.
+    """
     target = node.target
+    if in_place(node):
+        yield from node.all_input_nodes[:1]
     if not isinstance(target, OpOverload) or not target._schema.is_mutable:
         return
     for position, parameter in enumerate(target._schema.arguments):
@@ -39,6 +46,23 @@ def written_to(node: Node) -> Iterator[Node]:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
             values = given if isinstance(given, (list, tuple)) else (given,)
             yield from (value for value in values if isinstance(value, Node))
+
+
+def in_place_variant(target: object) -> OpOverload | None:
+    """Return the overload that does in its first operand's memory what another does in a copy: ``index_put_``; else None."""
+    if not isinstance(target, OpOverload):
+        return None
+    return overload(f"{target.namespace}.{target.overloadpacket.__name__.removeprefix('_unsafe_')}_.{target._overloadname}")
+
+
+def is_done(copy: Node) -> bool:
+    """Return whether a copy into an input has nothing to do, because a scatter in place has computed the value there."""
+    if copy.target is not COPIES_INTO or not isinstance(copy.args[1], Node) or not in_place(copy.args[1]):
+        return False
+    source = copy.args[1]
+    while in_place(source):
+        source = source.all_input_nodes[0]
+    return source is copy.args[0]
 
 
 def moves_generator(node: Node) -> bool:

@@ -22,7 +22,7 @@ from dynafuse import ops
 from dynafuse.fx import arguments, hint, owns_base, size_of
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
-from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.ops.overloads import COPIES_INTO, is_done
 from dynafuse.ops.reductions import reduced_dims
 from dynafuse.partition.forcing import EMPTY, NOTHING, ONE_ELEMENT, Forcing
 
@@ -85,6 +85,8 @@ def _facts(node: Node, module: GraphModule, device_type: str | None, before: Map
         row = ops.lookup(node.target)
         reason = row.reason if row and row.reason else "returns no single tensor"
         return Facts(Role.HOST if scalar and not _touches_tensor(node) else Role.EAGER, None, reason=reason)
+    if is_done(node):
+        return Facts(Role.VIEW, tensor)
     if not isinstance(node.target, torch._ops.OpOverload):
         return Facts(Role.EAGER, tensor, reason=f"{node.target} is no ATen op")
     return _computed(node, tensor, device_type, before)

@@ -312,9 +312,15 @@ class _Growth:
         if not any(map(self.spaces.is_scatter, nodes)):
             return None
         inside = set(nodes)
-        for node in nodes:
-            base = self.spaces.facts[node].scatters_into
-            for source in {read.source for read in self.reads[node]} & inside:
+        bases = {node: self.spaces.facts[node].scatters_into for node in nodes}
+        memory = self.spaces.annotated.memory
+        overwritten = {memory(base) for base in bases.values() if base is not None}
+        for node, base in bases.items():
+            for source in {read.source for read in self.reads[node]}:
+                if source not in inside:
+                    if source is not base and memory(source) in overwritten:  # an input, which a scatter overwrites in place
+                        return source
+                    continue
                 is_chain = source is base and self.spaces.is_scatter(source) and self.spaces.combines_alike(source, node)
                 if (source is base or self.spaces.is_scatter(source)) and not is_chain:
                     return source

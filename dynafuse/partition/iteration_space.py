@@ -148,7 +148,7 @@ class Spaces:
                 needed.update(node.all_input_nodes)
             elif (base := self.facts[node].scatters_into) is not None:
                 needed.add(base)
-            elif node.target is COPIES_INTO:
+            elif node.target is COPIES_INTO and role is not Role.VIEW:
                 needed.add(node)
                 if self._reads_elsewhere(node):
                     needed.add(node.args[1])

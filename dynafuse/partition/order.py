@@ -13,8 +13,9 @@ from typing import Protocol
 
 from torch.fx import Node
 
+from dynafuse.fx import in_place
 from dynafuse.ir import Region, Role
-from dynafuse.ops.overloads import COPIES_INTO, moves_generator, written_to
+from dynafuse.ops.overloads import COPIES_INTO, is_done, moves_generator, written_to
 from dynafuse.partition.iteration_space import Spaces
 
 
@@ -39,13 +40,14 @@ def beyond_operands(spaces: Spaces) -> dict[Node, list[Node]]:
 def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
     """Return extra dependencies: readers of memory come before what writes to it, or after it as in the graph.
 
-    All readers of an input come before the copy that overwrites it at a functional graph's end.
+    All readers of an input come before the copy that overwrites it at a functional graph's end, or the scatter that does so
+    in place.
     """
     place = {node: i for i, node in enumerate(spaces.graph.nodes)}
     extra: dict[Node, list[Node]] = {}
     for node in spaces.graph.nodes:
-        for base in map(spaces.annotated.memory, written_to(node)):
-            at_the_end = node.target is COPIES_INTO and base.op == "placeholder"
+        for base in () if is_done(node) else map(spaces.annotated.memory, written_to(node)):
+            at_the_end = (node.target is COPIES_INTO and base.op == "placeholder") or in_place(node)
             for reader in _readers(spaces, base):
                 if reader is not node:
                     first, second = (reader, node) if at_the_end or place[reader] < place[node] else (node, reader)

@@ -22,7 +22,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import OWNS_BASE, arguments, makes_memory, owns_base
+from dynafuse.fx import IN_PLACE, OWNS_BASE, arguments, in_place, makes_memory, owns_base
 from dynafuse.ops import Call, Combine, Kind, Row, Scatter, lookup, refusal
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.literals import opmath
@@ -45,7 +45,10 @@ def give_bases(module: GraphModule, device_type: str | None, eager: Collection[N
     for node in list(module.graph.nodes):
         scatter = scatter_of(node)
         if scatter is not None and node not in eager and _may_fuse(node, scatter, device_type, deterministic):
-            _give_base(node, scatter)
+            if in_place(node):
+                node.meta[OWNS_BASE] = True
+            else:
+                _give_base(node, scatter)
     places = {node: place for place, node in enumerate(module.graph.nodes)}
     for node in places:
         _chain(node, places)
@@ -158,7 +161,7 @@ def insert(before: Node, target: Any, args: tuple[Any, ...], **kwargs: Any) -> N
     with before.graph.inserting_before(before):
         new = before.graph.call_function(target, args, kwargs)
     values = map_arg(args, lambda arg: arg.meta["val"])
-    meta = {key: value for key, value in before.meta.items() if key != OWNS_BASE}
+    meta = {key: value for key, value in before.meta.items() if key not in (OWNS_BASE, IN_PLACE)}
     new.meta = meta | {"val": target(*values, **kwargs)}
     return new
 

@@ -16,7 +16,7 @@ from torch.fx import Node
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cost import device as devices
 from dynafuse.cost.library_calls import call_prediction, launches
-from dynafuse.fx import base, user_line
+from dynafuse.fx import base, moved_by, user_line
 from dynafuse.ir import Annotated, Option, Override, Plan, Region, Role
 from dynafuse.lowering.registry import EAGER
 from dynafuse.passes.padded_products import PADDED
@@ -161,7 +161,7 @@ def _launches(node: Node, annotated: Annotated) -> bool:
 
 def _tensor_bytes(node: Node, annotated: Annotated) -> Sequence[int | None]:
     """Return the bytes of each tensor that an eager call reads or writes; None where unknown, as of several outputs."""
-    facts = [annotated.facts[n] for n in {node: None, **dict.fromkeys(node.all_input_nodes)}]
+    facts = [annotated.facts[n] for n in moved_by(node)]
     return [f.tensor.bytes if f.tensor is not None else None for f in facts if f.role is not Role.HOST]
 
 

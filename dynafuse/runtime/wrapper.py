@@ -32,11 +32,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.cache.canonical import CanonicalRegion
+from dynafuse.fx import in_place
 from dynafuse.ir import COUNT, Facts, Plan, Region, Role, Size
 from dynafuse.lowering import base
 from dynafuse.lowering.triton.launch import Kernel, Places, stream_of
 from dynafuse.ops import is_library
-from dynafuse.ops.overloads import COPIES_INTO, overloads, written_to
+from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
 from dynafuse.runtime.buffers import is_given_up
@@ -367,7 +368,8 @@ class Writer:
             if node not in self.returned_views or len(node.users) > 1:
                 self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
-        target = self.constant(_called(node.target), _identifier(getattr(node.target, "__name__", "op")))
+        called = in_place_variant(node.target) if in_place(node) else node.target
+        target = self.constant(_called(called), _identifier(getattr(called, "__name__", "op")))
         written = [argument for argument in written_to(node) if argument in self.given]
         copies = {argument: self.names[argument] for argument in written}
         self.names.update((argument, self.given[argument]) for argument in written)
@@ -381,13 +383,13 @@ class Writer:
         self._bind_symbols(node)
         if role is Role.EAGER:
             self._check_layout(node)
-            if node in self.read and not _allocates(node):
+            if node in self.read and (in_place(node) or not _allocates(node)):
                 self._align_one(node)
 
     def _check_layout(self, node: Node) -> None:
         """Write a check of an eager op's result, which copies it if its strides are not those that its readers count on."""
         tensor = self.facts[node].tensor
-        if tensor is None or not _may_differ(node) or not self._is_relied_on(node):
+        if tensor is None or in_place(node) or not _may_differ(node) or not self._is_relied_on(node):
             return
         dynamic = [sympy.sympify(size) for size in (*tensor.shape, *tensor.stride)]
         if any(symbol not in self.symbols for size in dynamic for symbol in size.free_symbols):
