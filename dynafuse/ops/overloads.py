@@ -18,6 +18,9 @@ from dynafuse.fx import in_place
 COPIES_INTO: OpOverload = torch.ops.aten.copy_.default
 """The op that overwrites its first operand: functional graphs end in it where the user's code wrote into an input."""
 
+UNDECLARED = {"inductor.resize_storage_bytes_.default": "variable"}
+"""Ops whose schema does not say what they change, with the name of the argument that they do."""
+
 
 def overload(name: str) -> OpOverload | None:
     """Return the overload called ``namespace.op.overload``, or None where this torch lacks it."""
@@ -39,10 +42,13 @@ def written_to(node: Node) -> Iterator[Node]:
     target = node.target
     if in_place(node):
         yield from node.all_input_nodes[:1]
-    if not isinstance(target, OpOverload) or not target._schema.is_mutable:
+    if not isinstance(target, OpOverload):
+        return
+    undeclared = UNDECLARED.get(str(target))
+    if not target._schema.is_mutable and undeclared is None:
         return
     for position, parameter in enumerate(target._schema.arguments):
-        if parameter.alias_info is not None and parameter.alias_info.is_write:
+        if parameter.name == undeclared or (parameter.alias_info is not None and parameter.alias_info.is_write):
             given = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
             values = given if isinstance(given, (list, tuple)) else (given,)
             yield from (value for value in values if isinstance(value, Node))

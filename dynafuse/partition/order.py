@@ -40,17 +40,19 @@ def beyond_operands(spaces: Spaces) -> dict[Node, list[Node]]:
 def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
     """Return extra dependencies: readers of memory come before what writes to it, or after it as in the graph.
 
-    All readers of an input come before the copy that overwrites it at a functional graph's end, or the scatter that does so
-    in place.
+    The copy that overwrites an input at a functional graph's end, or a scatter that does so in place, comes after all readers
+    of it but those that change it, too.
     """
     place = {node: i for i, node in enumerate(spaces.graph.nodes)}
+    written = {node: frozenset(map(spaces.annotated.memory, written_to(node))) for node in spaces.graph.nodes}
     extra: dict[Node, list[Node]] = {}
-    for node in spaces.graph.nodes:
-        for base in () if is_done(node) else map(spaces.annotated.memory, written_to(node)):
+    for node, bases in written.items():
+        for base in () if is_done(node) else bases:
             at_the_end = (node.target is COPIES_INTO and base.op == "placeholder") or in_place(node)
             for reader in _readers(spaces, base):
                 if reader is not node:
-                    first, second = (reader, node) if at_the_end or place[reader] < place[node] else (node, reader)
+                    before = place[reader] < place[node] or (at_the_end and base not in written[reader])
+                    first, second = (reader, node) if before else (node, reader)
                     extra.setdefault(first, []).append(second)
     return extra
 

@@ -181,3 +181,32 @@ def test_batch_norm_statistics_beside_their_old_values() -> None:
         return (out * drift).sum() + mean.sum()
 
     same_as_eager(step, lambda buffer: buffer[:2, 4:])
+
+
+def frees(x: Tensor, out: Tensor) -> Tensor:
+    y = x.sin()
+    x.untyped_storage().resize_(0)
+    return y.cos() + out
+
+
+def fills(x: Tensor, out: Tensor) -> Tensor:
+    y = x.sin()
+    out.untyped_storage().resize_(x.untyped_storage().size())
+    out.copy_(y.cos())
+    x.untyped_storage().resize_(0)
+    return y.exp() + out
+
+
+@pytest.mark.parametrize("function", [frees, fills])
+def test_storage_is_freed_after_its_last_reader_and_filled_before_the_first(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """As parameters are that several processes share: gathered where they are needed."""
+    results = []
+    with torch.no_grad():
+        for call in (compiled(function, fullgraph=True), function):
+            x, out = torch.linspace(-1, 2, 40), torch.linspace(3, 4, 40)
+            if function is fills:
+                out.untyped_storage().resize_(0)
+            result = call(x, out)
+            sizes = [tensor.untyped_storage().size() for tensor in (x, out)]
+            results.append([result, sizes, *(tensor for tensor, size in zip((x, out), sizes, strict=True) if size)])
+    torch.testing.assert_close(*results)
