@@ -5,6 +5,7 @@
     python -m tests.peer --tests 'test_*pool*' --executors default
     python -m tests.peer --names failures.txt                   # the tests that a file lists
     python -m tests.peer --modes inductor/test_unbacked_symints.py  # any file of PyTorch's tests
+    python -m tests.peer --modes dynamo/test_repros.py --executors torch  # by torch's own backends, to tell whose a failure is
     PEER_GPUS=0,1 python -m tests.peer --executors cuda             # natively, in turn on two GPUs
 
 A run that is started again with the same ``--out`` goes on where it ended. Exits with 1 where anything is unexpected.
@@ -60,7 +61,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     words = {"type": lambda text: text.replace(",", " ").split()}
     parser.add_argument("--modes", **words, default=MODES.split(","), help="modes, or files of PyTorch's tests")
-    parser.add_argument("--executors", **words, default=["default", "triton"], help="default, triton (interpreted), cuda")
+    parser.add_argument("--executors", **words, default=["default", "triton"], help="default, triton (interpreted), cuda, torch")
     parser.add_argument("--tests", default="*", help="a pattern of names")
     parser.add_argument("--names", type=_words_of, help="a file with names, of which these are the only ones run")
     parser.add_argument("--every", type=int, default=1, help="a sample: one of so many")

@@ -1,6 +1,7 @@
 """Fetches PyTorch's tests, which come with Debian's source package of it, into a folder that git ignores.
 
-``PEER_SUITE`` names a folder that has them already (its ``inductor`` and ``functorch``), as a machine without a network needs.
+``PEER_SUITE`` names a folder that has them already (its ``inductor``, ``functorch`` and, for Dynamo's, ``dynamo``), as a machine
+without a network needs.
 The system's own configuration of apt is not touched.
 """
 
@@ -15,7 +16,11 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main\n"
-FOLDERS = ("inductor", "functorch")
+NEEDED = ("inductor", "functorch")
+"""Folders that the modes take their tests from."""
+
+FOLDERS = (*NEEDED, "dynamo")
+"""Folders that are fetched, beside the files that lie in none."""
 
 
 class NoSuite(Exception):
@@ -25,10 +30,11 @@ class NoSuite(Exception):
 def fetched() -> Path:
     """The folder of the suite, which is fetched where it is missing."""
     folder = Path(os.environ.get("PEER_SUITE") or ROOT / ".peer" / "test")
-    if all((folder / name).is_dir() for name in FOLDERS):
+    own = "PEER_SUITE" not in os.environ
+    if all((folder / name).is_dir() for name in (FOLDERS if own else NEEDED)):
         return folder
-    if "PEER_SUITE" in os.environ:
-        raise NoSuite(f"PEER_SUITE={folder} has no folders {' and '.join(FOLDERS)}")
+    if not own:
+        raise NoSuite(f"PEER_SUITE={folder} has no folders {' and '.join(NEEDED)}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         _extract(_download(Path(temporary)), folder)
@@ -60,7 +66,8 @@ def _extract(archive: Path, folder: Path) -> None:
 def _wanted(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for member in tar:
         parts = PurePosixPath(member.name).parts  # pytorch-2.6.0/test/inductor/…
-        if len(parts) > 3 and parts[1] == "test" and parts[2] in FOLDERS and member.isfile():
+        wanted = len(parts) == 3 or (len(parts) > 3 and parts[2] in FOLDERS)
+        if wanted and parts[1] == "test" and member.isfile():
             member.name = str(PurePosixPath(*parts[2:]))
             yield member
 

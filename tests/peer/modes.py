@@ -10,7 +10,7 @@ import importlib
 import sys
 import unittest
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from . import aot, checks, internals
+from . import aot, checks, internals, shims
+from .fetch import FOLDERS
 
 Tests = dict[str, tuple[type[unittest.TestCase], str]]
 """The class and the method of each test, by its name."""
@@ -30,15 +31,18 @@ DYNAMIC = {"assume_static_by_default": False}
 
 
 class Peer:
-    """PyTorch's tests from ``folder`` on ``device``, loaded mode by mode."""
+    """PyTorch's tests from ``folder`` on ``device``, loaded mode by mode; ``replace`` puts dynafuse in the place of torch's backends."""
 
-    def __init__(self, folder: Path, device: str, settings: internals.Settings) -> None:
+    def __init__(self, folder: Path, device: str, settings: internals.Settings, replace: bool = True) -> None:
         self.folder, self.device, self.settings = folder, device, settings
+        self.replace = replace
         self.compared = checks.Compared()
         self._loaded: dict[str, Tests] = {}
-        sys.path[:0] = [str(folder), str(folder / "inductor"), str(folder / "functorch")]
-        internals.install(settings)
-        aot.install(settings)
+        sys.path[:0] = [str(folder), *(str(folder / name) for name in FOLDERS)]
+        shims.install()
+        if replace:
+            internals.install(settings)
+            aot.install(settings)
 
     def tests(self, mode: str) -> Tests:
         """The tests of a mode by name."""
@@ -48,9 +52,10 @@ class Peer:
 
     def module(self, name: str) -> ModuleType:
         """A file of the suite, imported."""
-        with internals.while_importing(self.settings):
+        with internals.while_importing(self.settings) if self.replace else nullcontext():
             module = importlib.import_module(name)
         internals.forget_kernels(module)
+        shims.adapt(module)
         return module
 
 
@@ -104,15 +109,25 @@ def _aot(peer: Peer, classes: Callable[[ModuleType, internals.Settings], list[ty
 
 
 def _of_file(peer: Peer, file: str) -> Tests:
-    """All tests of a file."""
+    """All tests of a file, with dynafuse also for Dynamo's backends that run a graph as it is."""
     path = Path(file)
     if not path.is_absolute():
         path = peer.folder / path
     sys.path.insert(0, str(path.parent))
     peer.settings.changed = {}
+    if peer.replace:
+        internals.install_for_eager(peer.settings)
+    _forget_namesake(path)
     module = peer.module(path.stem)
     cases = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, unittest.TestCase)]
     return {f"{case.__name__}.{name}": (case, name) for case in cases for name in _methods(case)}
+
+
+def _forget_namesake(path: Path) -> None:
+    """Have a file imported even where one of another folder is called the same."""
+    known = sys.modules.get(path.stem)
+    if known is not None and Path(known.__file__ or "") != path:
+        del sys.modules[path.stem]
 
 
 MODES: dict[str, Callable[[Peer], Tests]] = {

@@ -22,6 +22,8 @@ base,dynamic/*   test_names   inductor: looks at the names of kernels
 SUITE = '''
 import os, time, unittest
 from torch._inductor.utils import run_and_get_code
+from torch.testing._internal.inductor_utils import HAS_CUDA
+import dynafuse
 import torch
 
 class Tests(unittest.TestCase):
@@ -37,6 +39,13 @@ class Tests(unittest.TestCase):
 
     def test_crashes(self):
         os._exit(11)
+
+    def test_eager(self):
+        before = dynafuse.stats()["launch_sites"]
+        for backend in ("eager", torch._dynamo.testing.CompileCounter()):
+            torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.zeros(3))
+        self.assertEqual(dynafuse.stats()["launch_sites"], before + 2)
+        self.assertEqual(backend.op_count, 2)
 
     def test_hangs(self):
         time.sleep(1000)
@@ -123,7 +132,8 @@ def run(folder: Path, tests: str, *more: str) -> int:
 def test_every_test_of_a_suite_ends(ended: tuple[int, dict[str, str], Path]) -> None:
     status, outcomes, _ = ended
     assert status == 1
-    assert outcomes == {"Tests.test_compiled": "passed", "Tests.test_counted": "passed", "Tests.test_crashes": "crashed", "Tests.test_hangs": "hung",
+    assert outcomes == {"Tests.test_compiled": "passed", "Tests.test_counted": "passed", "Tests.test_crashes": "crashed", "Tests.test_eager": "passed",
+                        "Tests.test_hangs": "hung",
                         "Tests.test_skipped": "skipped", "Tests.test_wrong": "failed", "Tests.test_works": "passed"}
 
 
@@ -150,10 +160,10 @@ def test_a_folder_without_the_suite_is_said_to_be_one(tmp_path: Path, monkeypatc
 def test_only_the_folders_of_tests_are_unpacked(tmp_path: Path) -> None:
     archive = tmp_path / "pytorch_2.orig.tar.xz"
     with tarfile.open(archive, "w:xz") as tar:
-        for name in ("test/inductor/test_a.py", "test/functorch/b/c.py", "test/jit/test_d.py", "torch/inductor/e.py"):
+        for name in ("test/inductor/test_a.py", "test/functorch/b/c.py", "test/jit/test_d.py", "test/test_f.py", "torch/inductor/e.py"):
             member = tarfile.TarInfo(f"pytorch-2.6.0/{name}")
             member.size = 1
             tar.addfile(member, io.BytesIO(b"\n"))
     _extract(archive, tmp_path / "test")
     found = sorted(str(path.relative_to(tmp_path / "test")) for path in (tmp_path / "test").rglob("*.py"))
-    assert found == ["functorch/b/c.py", "inductor/test_a.py"]
+    assert found == ["functorch/b/c.py", "inductor/test_a.py", "test_f.py"]

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 LONGEST_REASON = 6000
-OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "triton": {"executors": "triton"}, "cuda": {}}
+OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "triton": {"executors": "triton"}, "cuda": {}, "torch": {}}
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def _prepared(executor: str, folder: Path) -> Any:
     from .internals import Settings
     from .modes import Peer
 
-    return Peer(folder, "cuda" if executor == "cuda" else "cpu", Settings(OPTIONS[executor]))
+    return Peer(folder, "cuda" if executor == "cuda" else "cpu", Settings(OPTIONS[executor]), executor != "torch")
 
 
 def _expecttest() -> ModuleType:
