@@ -127,7 +127,12 @@ def install_for_eager(settings: Settings) -> None:
         self.graphs.append(gm)
         return compile_like_eager(gm, inputs)
 
-    compile_like_eager._tags = ()  # type: ignore[attr-defined]  # what lists backends asks for them
+    def compile_as_ever(gm: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        return settings.compile(gm, inputs)
+
+    for function in (compile_like_eager, compile_as_ever):
+        function._tags = ()  # type: ignore[attr-defined]  # what lists backends asks for them
+    registry._COMPILER_FNS["inductor"] = compile_as_ever
     for name in ("eager", "aot_eager", "aot_eager_decomp_partition"):
         registry.lookup_backend(name)
         registry._COMPILER_FNS[name] = compile_like_eager

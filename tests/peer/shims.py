@@ -39,6 +39,8 @@ def _names() -> dict[str, dict[str, Any]]:
         "torch.testing._internal.triton_utils": {"HAS_CUDA": cuda, "requires_cuda": needs_cuda},
         "torch.testing._internal.common_methods_invocations": {"skipOps": _skip_ops},
         "torch.testing._internal.common_utils": {"dtype_abbrs": dtype_abbrs, "disable_translation_validation_if_dynamic_shapes": _unchanged},
+        "torch.testing._internal.common_cuda": {"tf32_is_not_fp32": lambda: False},
+        "torch._inductor.compile_fx": {"complex_memory_overlap": lambda _: False},
         "torch._dynamo.testing": {"requiresPy310": _unchanged},
         "torch._dynamo.exc": {"IncorrectUsage": IncorrectUsage},
     }
