@@ -26,7 +26,7 @@ from dynafuse.lowering.triton.binary import BINARY
 from dynafuse.lowering.triton.tiles import LANES, Schedule
 from dynafuse.partition.kernel_class import PROCESSORS
 
-FEW_WARPS = 24  # side by side on a processor, up to which kernels were measured to be slower than others' by a tenth
+FEW_WARPS = 20  # side by side on a processor, up to which kernels were measured to be slower than others by a tenth
 MOST_WARPS = 64  # that a processor runs side by side
 MOST_PROGRAMS = 32  # that a processor runs side by side
 REGISTERS = 65536  # of a processor
@@ -48,10 +48,11 @@ WITH_SIZE, REGISTER_COUNT = 0x04, 0x2F
 def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
     """Return schedules like one whose lanes may hold too much, with more warps each; none for others.
 
-    What copies tiles ahead keeps enough loads under way with few warps. So does a kernel of rows and columns in one pass.
+    What copies tiles ahead keeps enough loads under way with few warps. So does what holds whole rows: long ones were
+    measured to be faster with fewer warps and more registers each.
     """
     per_lane = math.prod(schedule.block.values()) // (LANES * schedule.warps)
-    if schedule.stages > 1 or schedule.schedule_class == "rowcol" or per_lane < SUSPECT_PER_LANE:
+    if schedule.stages > 1 or schedule.schedule_class in ("persistent", "rowcol") or per_lane < SUSPECT_PER_LANE:
         return ()
     warps = (schedule.warps * times for times in (2, 4) if per_lane // times >= LEAST_PER_LANE)
     return tuple(replace(schedule, warps=count) for count in warps if count <= MOST_WARPS_PER_PROGRAM)

@@ -37,7 +37,7 @@ def test_lanes_that_hold_much_may_hold_half_or_a_quarter() -> None:
 
 @pytest.mark.parametrize("schedule", [
     replace(WIDE, warps=16), replace(WIDE, block={"x": 1, "r": 2048}), replace(WIDE, stages=3),
-    replace(WIDE, schedule_class="rowcol"),
+    replace(WIDE, schedule_class="rowcol"), replace(WIDE, schedule_class="persistent"),
 ])
 def test_others_have_one_schedule(schedule: Schedule) -> None:
     assert roomier(schedule) == ()
