@@ -40,8 +40,8 @@ def beyond_operands(spaces: Spaces) -> dict[Node, list[Node]]:
 def overwrites(spaces: Spaces) -> dict[Node, list[Node]]:
     """Return extra dependencies: readers of memory come before what writes to it, or after it as in the graph.
 
-    The copy that overwrites an input at a functional graph's end, or a scatter that does so in place, comes after all readers
-    of it but those that change it, too.
+    The copy that overwrites an input at a functional graph's end, or a scatter that does so in place, comes after all its
+    readers but those that change it, too.
     """
     place = {node: i for i, node in enumerate(spaces.graph.nodes)}
     written = {node: frozenset(map(spaces.annotated.memory, written_to(node))) for node in spaces.graph.nodes}
