@@ -119,10 +119,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if planned is None:
         return eager(setting.module)
     if plan_only():
-        intent = _intent(setting, planned[0])
-        buffers = _buffers(setting, planned[0], _is_captured(setting, intent),
-                           lambda region: executor(region.region.executor).planned_launches(region))
-        _report(setting, buffers.noted(planned[0]), intent=intent)
+        _report(setting, planned[0], intent=_intent(setting, planned[0]))
         return eager(setting.module)
     with dynamo_timed("dynafuse.lower"):
         requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), left_out)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # those that see executors through this module
     from dynafuse.cache.entry import Entry
     from dynafuse.config import Config
     from dynafuse.fallback import Guard
-    from dynafuse.ir import Facts, Launch, Spec
+    from dynafuse.ir import Facts, Spec
 
 
 @dataclass(frozen=True)
@@ -232,13 +232,6 @@ class Executor(ABC):
         """Return the ways to make a region's kernel that compute the same bits, the usual one first; () if there is one.
 
         A region that is to be made in another way than the usual one has it among its spec's options, as ``VARIANT``.
-        """
-        return ()
-
-    def planned_launches(self, region: CanonicalRegion) -> Sequence[Launch]:
-        """Return the launches of a region's kernel before it is compiled, for plans that are only reported.
-
-        None for an executor that allocates its outputs, or whose kernels never write one over an operand.
         """
         return ()
 

@@ -15,7 +15,6 @@ import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -167,19 +166,25 @@ def _is_new(node: Node) -> bool:
         target._schema.is_mutable or any(returned.alias_info for returned in target._schema.returns))
 
 
-def is_given_up(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is held by the variable of one function alone, in a backward that keeps no saved tensors."""
-    return not _keeps_graph() and _holders(tensor) == ALONE
+def is_given_up(tensor: torch.Tensor, references: int) -> bool:
+    """Return whether a tensor is held by the variable of one function alone, in a backward that keeps no saved tensors.
+
+    Args:
+        tensor: The value of the variable.
+        references: What ``sys.getrefcount`` counts of it in the function itself, as the second argument of this call: how
+            many references a call of a Python function takes depends on who runs Python's frames.
+    """
+    return not _keeps_graph() and references == ALONE and _users(tensor.untyped_storage()._cdata) == ALONE_IN_MEMORY
 
 
-def _holders(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return how many references there are to a tensor and to its memory, those that asking takes included."""
-    return sys.getrefcount(tensor), _users(tensor.untyped_storage()._cdata)
+def _counted(tensor: torch.Tensor, references: int) -> tuple[int, int]:
+    return references, _users(tensor.untyped_storage()._cdata)
 
 
 def _of_one_variable() -> tuple[int, int]:
+    """Return the references to a tensor in one variable, and to its memory, those that counting takes included."""
     tensor = torch.empty(1)
-    return (lambda held: _holders(held))(tensor)
+    return _counted(tensor, sys.getrefcount(tensor))
 
 
-ALONE: Any = _of_one_variable()
+ALONE, ALONE_IN_MEMORY = _of_one_variable()

@@ -22,6 +22,7 @@ import keyword
 import math
 import operator
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -324,7 +325,8 @@ class Writer:
         if operand.op == "placeholder":  # saved by a forward: whether it is kept is not known before
             sizes = f"{self._sizes(tensor.shape)}, {self._sizes(tensor.stride)}"
             fresh = self._empty(sizes, tensor.dtype, tensor.device)
-            reused = f"{reused} if {self.constant(is_given_up)}({self.names[operand]}) else {fresh}"
+            name, count = self.names[operand], self.constant(sys.getrefcount, "getrefcount")
+            reused = f"{reused} if {self.constant(is_given_up, 'is_given_up')}({name}, {count}({name})) else {fresh}"
         self.lines.append(f"{self.names[node]} = {reused}  # written over")
 
     def _empty(self, sizes: str, dtype: torch.dtype, device: torch.device) -> str:

@@ -89,6 +89,7 @@ FAULTS = [
     Fault("trace", trace, "_new_folder", {"trace": "/no/such/folder"}),
     Fault("reports", pipeline, "Compiled"),
     Fault("reports", type(HISTORY), "note"),
+    Fault("reuse of buffers", pipeline, "reused_buffers"),
     Fault("generated function", pipeline, "write"),
     Fault("CUDA graphs", pipeline, "capture", {"cudagraphs": True}),
     Fault("first call", pipeline, "outcome"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from dynafuse.cache import launches
 from dynafuse.cache.entry import Entry
-from dynafuse.fallback import answered
 from dynafuse.futures import then
 from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.base import AVAILABLE, Availability, Compilation, Executor, Use
@@ -69,11 +67,6 @@ class Triton(Executor):
         if code.reductions or code.symbols or any(store.scatters for store in code.stores):
             return ()
         return tuple(map(str, candidates(code)))
-
-    def planned_launches(self, region: CanonicalRegion) -> Sequence[Launch]:
-        """Return the launches of the source that would be compiled; none where that cannot be generated."""
-        lowered = answered(lambda: lower(region.code))
-        return lowered.launches if lowered else ()
 
     def launches(self, kernel: Kernel) -> int:
         """Return how many launches a call of a kernel takes."""
