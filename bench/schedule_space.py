@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.pointwise_schedule import pointwise_schedules
+from dynafuse.lowering.triton.room import roomier
 from dynafuse.lowering.triton.schedule import (
     Rows,
     candidates,
@@ -48,7 +49,7 @@ SHORTEST_SPLIT = 512
 
 
 def some_schedules(spec: Spec, most: int, seed: str) -> list[Schedule]:
-    """Return the schedules that dynafuse considers, the one that it would choose first, and random others of the space.
+    """Return the schedules that dynafuse considers, its first choice first, and random others of the space.
 
     Args:
         spec: What the kernel computes.
@@ -57,6 +58,7 @@ def some_schedules(spec: Spec, most: int, seed: str) -> list[Schedule]:
     """
     typical, generator = spec.typical, random.Random(seed)
     considered = list(candidates(spec))
+    considered += [schedule for schedule in roomier(considered[0]) if schedule not in considered]
     others = [schedule for schedule in space(typical) if schedule not in considered]
     alike = [schedule for schedule in others if schedule.schedule_class == considered[0].schedule_class]
     generator.shuffle(others)
