@@ -10,6 +10,7 @@ from functools import cache, reduce
 from typing import Any
 
 import torch
+from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
@@ -42,6 +43,8 @@ DRAWN = (aten.bernoulli.default, aten.rrelu_with_noise_functional.default, aten.
 OF_THE_INPUT = (aten.mish_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default)
 """Derivatives that have in eager the dtype of the op's input, and in the decomposition that of the gradient."""
 
+MEAN = 1  # of a loss's ``reduction``
+
 PROMOTED = (aten.hardtanh_backward.default, aten.threshold_backward.default)
 """Derivatives that have in eager the common dtype of gradient and input, and in the decomposition that of the gradient."""
 
@@ -67,6 +70,7 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
         for target in DRAWN:
             table.pop(target, None)
     table[aten.cat.default] = _cat(table[aten.cat.default])
+    table[aten.smooth_l1_loss_backward.default] = pw_cast_for_opmath(_smooth_l1_loss_backward)
     for target in OF_THE_INPUT:
         table[target] = _of_the_input(table[target])
     for target in PROMOTED:
@@ -110,6 +114,14 @@ def _of_the_input(decomposition: Callable[..., torch.Tensor]) -> Callable[..., t
         return decomposition(grad_output, self, *rest).to(self.dtype)
 
     return backward
+
+
+def _smooth_l1_loss_backward(grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int,
+                             beta: float) -> torch.Tensor:
+    """Return the gradient of a smooth L1 loss: NaN where the difference is NaN, where torch's decomposition gives 0."""
+    difference = self - target
+    scaled = grad_output / self.numel() if reduction == MEAN else grad_output
+    return torch.where(difference.abs() > beta, scaled * difference.sign(), scaled * difference / beta)
 
 
 def _promoted(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -259,3 +259,15 @@ def test_reductions_of_one_element_are_computed_in_kernels(value: float, dynamic
             assert torch.equal(actual.signbit(), expected.signbit())
     assert not any(step["executor"] == "eager" for graph in dynafuse.explain(function, x, device="h200").to_dict()["graphs"]
                    for step in graph["steps"])
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("reduction", "beta"), [("sum", 1.0), ("mean", 0.5)])
+def test_the_gradient_of_a_smooth_l1_loss_is_nan_where_its_difference_is(executor: str, reduction: str, beta: float) -> None:
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.smooth_l1_loss(x, y, reduction=reduction, beta=beta)
+
+    x, y = torch.tensor([*SPECIALS, INF], requires_grad=True), torch.tensor([*OTHERS, INF])
+    (expected,), (gradient,) = (torch.autograd.grad(call(x, y), x) for call in (loss, compiled(loss, executors=executor)))
+    assert expected.isnan().sum() == 2
+    torch.testing.assert_close(gradient, expected, equal_nan=True)
