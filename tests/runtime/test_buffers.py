@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.fx import Node
 
-import dynafuse
+from dynafuse import backend
+from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.config import resolve
 from dynafuse.runtime import buffers, wrapper
 from tests.support import graphs
@@ -23,18 +24,20 @@ def product(build: graphs.Builder, x: Node, w: Node) -> Node:
     return build.op("aten.mm.default", x, w)
 
 
-def notes(run: graphs.Run) -> list[str]:
-    """What the regions say of results that are written over something."""
-    return [reason for bound in run.bounds.values() for reason in bound.region.reasons if "written over" in reason]
+def written_over(bounds: Mapping[str, CanonicalRegion]) -> list[str]:
+    """What regions say of results that are written over something."""
+    return [reason for bound in bounds.values() for reason in bound.region.reasons if "written over" in reason]
 
 
 def noted(function: Function, *inputs: torch.Tensor, **options: Any) -> list[str]:
-    """What the report of the process says of a function's results that are written over something."""
-    report = dynafuse.process_report  # from now on it listens
-    torch.compiler.reset()
-    compiled(function, **options)(*inputs)
-    return [note for graph in report().graphs for step in graph.steps for note in step.notes
-            if "written over" in note]
+    """What the regions of a function's graphs say of results that are written over something, the backward's included."""
+    torch._dynamo.reset()
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=False):
+        result = compiled(function, workers=0, **options)(*inputs)
+        if result.requires_grad:
+            result.backward()
+    return [note for graph in found for note in written_over(graph.bounds)]
 
 
 def checked(write: Function, expected: Function, inputs: Sequence[torch.Tensor] = (X, W), **options: Any) -> list[str]:
@@ -46,7 +49,7 @@ def checked(write: Function, expected: Function, inputs: Sequence[torch.Tensor] 
         for one, other in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
             torch.testing.assert_close(one, other)
             assert one.stride() == other.stride()
-    return notes(run)
+    return written_over(run.bounds)
 
 
 def test_a_pointwise_result_is_written_over_its_dead_operand() -> None:
