@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from dynafuse.fallback import answered
-from dynafuse.futures import settle
+from dynafuse.futures import settle, then
 from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.binary import BINARY
@@ -70,11 +70,9 @@ def roomiest(choices: Sequence[Lowered], capability: int | None, workers: int | 
         A future of the lowering with its compiled kernels: the first for which there is room, else the one for which there
         is clearly the most. It fails if the first cannot be compiled.
     """
-    chosen: Future[Chosen] = Future()
     if capability is None or len(choices) == 1:
-        pool.submit(choices[0], capability, workers).add_done_callback(
-            lambda done: settle(chosen, lambda: (choices[0], done.result())))
-        return chosen
+        return then(pool.submit(choices[0], capability, workers), lambda compiled: (choices[0], compiled))
+    chosen: Future[Chosen] = Future()
     _compile_next(chosen, iter(choices), None, (capability, workers))
     return chosen
 
