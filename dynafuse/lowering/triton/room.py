@@ -23,13 +23,13 @@ from dynafuse.futures import settle, then
 from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.binary import BINARY
+from dynafuse.lowering.triton.tile_cost import REGISTERS
 from dynafuse.lowering.triton.tiles import LANES, Schedule
 from dynafuse.partition.kernel_class import PROCESSORS
 
 FEW_WARPS = 20  # side by side on a processor, up to which kernels were measured to be slower than others by a tenth
 MOST_WARPS = 64  # that a processor runs side by side
 MOST_PROGRAMS = 32  # that a processor runs side by side
-REGISTERS = 65536  # of a processor
 GRANULE = 8  # registers that a lane gets at a time
 SHARED = 227 << 10  # bytes of shared memory of a processor
 MOST_WARPS_PER_PROGRAM = 16
