@@ -20,7 +20,7 @@ import queue
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,8 +181,6 @@ class Search:
             tried[case].append({"schedule": str(job.schedule), **self._timed(clock, job, answer)})
         if case:
             self._put(case, tried[case])
-        for _, answer in drained(waiting):
-            answer.cancel()
 
     def _timed(self, clock: Clock, job: Job, answer: Future[Answer]) -> dict[str, Any]:
         """Return the microseconds of a kernel, or its error: an error of one schedule says nothing of the others."""
@@ -196,12 +194,6 @@ class Search:
 
     def _put(self, case: str, tried: list[dict[str, Any]]) -> None:
         self.report.put(SUITE, case, "dynafuse", row_of(tried))
-
-
-def drained(waiting: queue.SimpleQueue[Any]) -> Iterator[Any]:
-    """Yield what is left in a queue."""
-    while not waiting.empty():
-        yield waiting.get()
 
 
 def row_of(tried: list[dict[str, Any]]) -> dict[str, Any]:
