@@ -127,6 +127,17 @@ def test_results_that_are_held_stay_as_they_are(machine: Machine) -> None:
     assert machine.recordings == 1 and machine.replayed() >= 3, "inputs are read, outputs are held"
 
 
+def test_memory_that_was_given_back_does_not_stay() -> None:
+    """A later storage does not have the number of one that a recording read in place, and that is no more."""
+    place = frozenset({0})
+    args = [torch.zeros(4)]
+    inputs, _ = calls.inputs_of(args, calls.Layout(place, frozenset(), frozenset(), frozenset(), (), ()), place, torch.zeros)
+    number, = (storage.cdata for storage in inputs.storages)
+    args.clear()
+    later = [torch.zeros(4) for _ in range(64)]
+    assert number not in {tensor.untyped_storage()._cdata for tensor in later}
+
+
 def test_results_are_inputs_of_the_next_call(machine: Machine) -> None:
     model = Block().to(machine.device)
     call = machine.compile(model)

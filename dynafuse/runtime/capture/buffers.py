@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dynafuse.runtime.capture.decide import Layout
 
@@ -49,7 +50,7 @@ class Inputs:
 
     positions: tuple[int, ...]  # of inputs that are read in place, other than parameters
     addresses: list[int]  # of those
-    storages: frozenset[int]  # of all inputs that are read in place
+    storages: frozenset[StorageWeakRef]  # of all inputs that are read in place: none of a later tensor has their numbers
     batches: tuple[Load, ...]  # of inputs that are copied
 
     def fit(self, args: Sequence[Any]) -> bool:
@@ -108,7 +109,7 @@ def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], emp
     positions = tuple(i for i in stays if i not in layout.stationary)
     batches = (tuple(zip(*rows, strict=True)) for rows in copied.values())
     loads = tuple(Load(numbers, list(targets), extents) for numbers, targets, extents in batches)
-    storages = frozenset(args[i].untyped_storage()._cdata for i in stays)
+    storages = frozenset(StorageWeakRef(args[i].untyped_storage()) for i in stays)
     return Inputs(positions, [args[i].data_ptr() for i in positions], storages, loads), recorded
 
 

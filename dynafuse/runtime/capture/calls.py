@@ -61,7 +61,7 @@ class Recording:
         self.empty = recorder.empty
         self.hands_over = bool(outputs.saved)
         self.refused = 0  # calls in a row that found an output of an earlier one still held
-        for cdata in (*outputs.saved, *inputs.storages):
+        for cdata in (*outputs.saved, *[storage.cdata for storage in inputs.storages]):
             _STAYING[cdata] = self
 
     def run(self, args: list[Any]) -> tuple[Any, ...] | None:
