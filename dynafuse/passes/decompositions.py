@@ -69,6 +69,7 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
     if fallback_random:
         for target in DRAWN:
             table.pop(target, None)
+    table[aten.convolution.default] = _convolution
     table[aten.cat.default] = _cat(table[aten.cat.default])
     table[aten.smooth_l1_loss_backward.default] = pw_cast_for_opmath(_smooth_l1_loss_backward)
     for target in OF_THE_INPUT:
@@ -93,6 +94,13 @@ def _max_pool2d(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence
     size, *places = window
     indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(offsets, size, self.shape[-2:], *places)
     return maxima, indices
+
+
+def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> Any:
+    """Return a convolution and the sum with its bias, on a GPU: eager's library launches a kernel for that sum as well."""
+    if bias is None or x.device.type != "cuda":
+        return NotImplemented
+    return aten.convolution.default(x, weight, None, *rest) + bias.view(-1, *[1] * (weight.dim() - 2))
 
 
 def _cat(decomposition: Callable[..., Any]) -> Callable[..., Any]:

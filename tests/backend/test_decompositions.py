@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynafuse.passes.decompositions import decompositions
 from tests.support.differential import check, compiled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -128,3 +131,45 @@ def _in_between(x: torch.Tensor) -> torch.Tensor:
 def test_fallback_draws_what_nothing_reads_and_in_eagers_order(function: Function, grad: bool) -> None:
     ours, theirs = _of_both(function, torch.linspace(-2, 2, 40, device=DEVICE).view(5, 8).requires_grad_(grad))
     torch.testing.assert_close(ours, theirs)
+
+
+# ---------------------------------------------------------------------- convolutions
+
+CONVOLUTIONS = [
+    ("conv1d", (2, 4, 9), (6, 4, 3), {"padding": 1}), ("conv2d", (2, 4, 9, 8), (8, 1, 3, 3), {"groups": 4, "stride": 2}),
+    ("conv3d", (2, 4, 5, 5, 5), (6, 4, 3, 3, 3), {}), ("conv_transpose2d", (2, 4, 5, 5), (4, 6, 3, 3), {"stride": 2}),
+    ("conv2d", (4, 9, 8), (6, 4, 3, 3), {}),  # without a batch
+]
+
+
+def convolution(name: str, shape: tuple[int, ...], weight: tuple[int, ...], device: str, **rest: Any) -> tuple[Any, Any]:
+    """A convolution with bias, and its graph for a device that need not be there."""
+    from torch._subclasses import FakeTensorMode
+
+    function = getattr(F, name)
+    channels = weight[1] if "transpose" in name else weight[0]
+
+    def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> Any:
+        return function(x, w, bias, **rest)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [torch.empty(sizes, device=device) for sizes in (shape, weight, (channels,))]
+        graph = make_fx(call, decomposition_table=decompositions())(*inputs)
+    return call, graph
+
+
+@pytest.mark.parametrize(("name", "shape", "weight", "rest"), CONVOLUTIONS)
+def test_biases_of_convolutions_are_sums_on_a_gpu(name: str, shape: tuple[int, ...], weight: tuple[int, ...],
+                                                  rest: dict[str, Any]) -> None:
+    call, graph = convolution(name, shape, weight, "cuda", **rest)
+    (node,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.convolution.default)
+    assert node.args[2] is None
+    channels = weight[1] if "transpose" in name else weight[0]
+    inputs = torch.randn(shape), torch.randn(weight), torch.randn(channels)
+    torch.testing.assert_close(graph(*inputs), call(*inputs))
+
+
+def test_elsewhere_libraries_add_biases() -> None:
+    _, graph = convolution("conv2d", (2, 4, 9, 8), (6, 4, 3, 3), "cpu")
+    (node,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.convolution.default)
+    assert node.args[2] is not None
