@@ -10,15 +10,9 @@ from collections.abc import Iterator
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.pointwise_schedule import pointwise_schedules
+from dynafuse.lowering.triton.reduced_rows import Rows, rows_of, split_over, splittable, with_running_states
 from dynafuse.lowering.triton.room import roomier
-from dynafuse.lowering.triton.schedule import (
-    Rows,
-    candidates,
-    rows_of,
-    split_over,
-    splittable,
-    with_running_states,
-)
+from dynafuse.lowering.triton.schedule import candidates
 from dynafuse.lowering.triton.tiles import (
     LANES,
     Schedule,

@@ -8,13 +8,12 @@ Example:
 A row (suite `schedules`, case REGION/KERNEL) has every schedule that was tried with its microseconds, the chosen one first:
 the median of some replays of a CUDA graph, each after the L2 has been flushed, without the replay's own. `regret` is the
 chosen one's time over the least. Kernels are planned and compiled in processes of their own while others are timed. What is
-learned here goes into the formulas of `dynafuse/lowering/triton/schedule.py` and its neighbours.
+learned here goes into the formulas of `dynafuse/lowering/triton/row_schedule.py` and its neighbours.
 """
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import queue
 import sys
@@ -33,6 +32,7 @@ from bench.region_file import Region, read
 from bench.report import Report, describe_machine, describe_versions
 from bench.run import split
 from bench.schedule_space import some_schedules
+from bench.schedule_summary import summary
 from dynafuse.ir import Lowered, Spec
 from dynafuse.lowering.triton.executor import TRITON
 from dynafuse.lowering.triton.tiles import Schedule
@@ -205,21 +205,6 @@ def row_of(tried: list[dict[str, Any]]) -> dict[str, Any]:
         row |= {"device_us": tried[0]["us"], "best_us": best["us"], "best": best["schedule"],
                 "regret": tried[0]["us"] / max(best["us"], 1e-3)}
     return row
-
-
-# ------ what is said of all
-def summary(rows: Mapping[str, Mapping[str, Any]], most: int = 12) -> str:
-    """Return the regret of each class (geometric mean), and the kernels with the most."""
-    by_class: dict[str, list[float]] = defaultdict(list)
-    for row in rows.values():
-        if "regret" in row:
-            by_class[row["class"]].append(row["regret"])
-    lines = [f"{name}: {len(regrets)} kernels, regret {math.exp(sum(map(math.log, regrets)) / len(regrets)):.3f}, "
-             f"{sum(regret > 1.05 for regret in regrets)} above 1.05" for name, regrets in sorted(by_class.items())]
-    worst = sorted(((row["regret"], case, row) for case, row in rows.items() if "regret" in row), key=lambda item: -item[0])
-    lines += [f"{regret:.2f} {case}: {row['tried'][0]['schedule']} {row['device_us']:.1f} µs, "
-              f"{row['best']} {row['best_us']:.1f} µs" for regret, case, row in worst[:most]]
-    return "\n".join(lines) or "no kernel was timed"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

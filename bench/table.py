@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.region_summary import BASE, NEAR, SLOWER, summary_of
+from bench.schedule_summary import NOTABLE, regrets_by_class
 from bench.zoo_summary import summary_of as zoo_summary_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -219,8 +220,18 @@ def zoo(rows: Rows) -> str:
     return markdown(head, (line(case, system, m) for (case, system), m in rows.items())) + f"\n\n{said}"
 
 
-TABLES: dict[str, Callable[[Rows], str]] = {"models": models, "layers": layers, "micro": micro, "regret": regret,
-                                              "host": host, "residual": residual, "regions": regions, "zoo": zoo}
+def schedules(rows: Rows) -> str:
+    """One line per class: how much slower the chosen schedules are than the best that were tried."""
+    head = ["class", "kernels", "time × best (geometric mean)", f"above {NOTABLE:g}", "most"]
+    regrets_of = regrets_by_class({case: m for (case, _), m in rows.items()})
+    return markdown(head, ([name, str(len(regrets)), f"{statistics.geometric_mean(regrets):.3f}",
+                            str(sum(regret > NOTABLE for regret in regrets)), f"{max(regrets):.2f}"]
+                           for name, regrets in regrets_of.items()))
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {
+    "models": models, "layers": layers, "micro": micro, "regret": regret, "host": host, "residual": residual,
+    "regions": regions, "schedules": schedules, "zoo": zoo}
 TITLES = {
     "models": "Whole models (a step is loss and gradients in training, the output in inference)",
     "layers": "The same model with more layers",
@@ -228,6 +239,7 @@ TITLES = {
     "host": "Small graphs, host time a call",
     "residual": "Layers of tanh, matrix product and residual add, forward and backward; the k-th of `growing` adds k",
     "regions": "Fusible regions of models: speed beside Inductor's (above 1 is faster) by geometric mean, and those slower",
+    "schedules": "Kernels of these regions under many schedules, before the formulas were fitted to them",
     "zoo": "A zoo of architectures, few layers each, at their own widths and vocabularies",
     "regret": "Regret: device time of the plan that dynafuse chose over the best that was measured",
 }
