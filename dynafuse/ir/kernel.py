@@ -49,4 +49,5 @@ class Lowered:
     launches: tuple[Launch, ...]
     workspaces: tuple[Workspace, ...] = ()
     schedule_class: str = ""
+    fills_registers: bool = False  # whether few warps with many registers each are what it is meant to have
     notes: tuple[str, ...] = field(default=())

@@ -135,7 +135,7 @@ class Spec:
         """Return the spec by whose sizes it is scheduled: for a class of sizes that of its smallest, for others itself."""
         return self
 
-    @property
+    @functools.cached_property
     def wide(self) -> bool:
         """Return whether some offset does not provably fit in 32 bits."""
         for layout in (*self.inputs, *(s.layout for s in self.stores)):
@@ -170,7 +170,7 @@ class Classed(Spec):
         """Return the spec of the smallest size: a power of two, as most sizes are."""
         return self.at(self.least)
 
-    @property
+    @functools.cached_property
     def wide(self) -> bool:
         """Return whether some offset does not provably fit in 32 bits, whatever the size."""
         return self.at(self.most).wide

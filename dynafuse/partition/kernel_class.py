@@ -15,7 +15,8 @@ from dynafuse.ops.symbols import with_symbols_at
 
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
 COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
-SPLIT_ABOVE = 2048  # elements of a row from which splitting it over programs pays when rows are few
+SPLIT_ABOVE = 4096  # elements above which splitting a row over programs pays for a second kernel when rows are few
+SPLIT_COLUMNS_FROM = 2048  # the same for columns, of which a program takes several
 
 
 def estimate(size: Size) -> int:
@@ -33,6 +34,7 @@ def reduction_class(rows: int, length: int, *, contiguous: bool, splittable: boo
         splittable: Whether several programs may share a row: nothing needs a complete one before the end.
     """
     programs = rows if contiguous else rows // COLUMN_PROGRAMS
-    if length >= SPLIT_ABOVE and splittable and programs < 2 * PROCESSORS:
+    is_long = length > SPLIT_ABOVE if contiguous else length >= SPLIT_COLUMNS_FROM
+    if is_long and splittable and programs < 2 * PROCESSORS:
         return "split"
     return "row" if contiguous else "column"

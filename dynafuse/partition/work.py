@@ -68,7 +68,9 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
 
 
 def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> int:
-    """Count the bytes that a row + column kernel holds: a row of what it reads, a running state per column reduction.
+    """Count the bytes of registers that a row + column kernel takes: for a row of what it reads, and a state per column sum.
+
+    What is computed from 16-bit floats takes four bytes each.
 
     Args:
         spaces: The iteration spaces of the graph's nodes.
@@ -77,7 +79,7 @@ def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources:
         sources: What it reads; of these, tensors with fewer elements than it has points are not held.
     """
     points = product(shape.axes)
-    read = sum(t.dtype.itemsize for t in map(spaces.tensor, sources) if t.hint >= points)
+    read = sum(max(4, t.dtype.itemsize) for t in map(spaces.tensor, sources) if t.hint >= points)
     running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in members if m.reduced == shape.columns)
     return (1 << (shape.length - 1).bit_length()) * (read + running)
 

@@ -148,3 +148,19 @@ def test_on_a_gpu(functions: dict[str, Function], calls: Sequence[tuple[Any, ...
     on_gpu = [(x.cuda(), *rest) for x, *rest in calls]
     for function in functions.values():
         check(function, on_gpu, True, executors="triton")
+
+
+# ---------------------------------------------------------------------- integers beyond 32 bits
+
+BEYOND = torch.tensor([0, 5, 31, 32, -1, -100, 2**31 - 1, 2**31, 2**31 + 5, 2**32, 2**32 + 5, -2**31, -2**31 - 1, 2**62, -2**62])
+
+
+@pytest.mark.parametrize("reduced", [False, True], ids=["pointwise", "reduced"])
+def test_numbers_compare_with_indices_whatever_their_size(reduced: bool) -> None:
+    """Indices have 32 bits in a kernel; what they are compared with has 64."""
+    def compare(x: torch.Tensor) -> list[torch.Tensor]:
+        numbers, places = x[:, None], torch.arange(32)[None, :]
+        masks = [numbers == places, numbers != places, places < numbers, numbers <= places, places > numbers, numbers >= places]
+        return [mask.sum(1) if reduced else mask.float() for mask in masks]
+
+    check(compare, [(BEYOND,)], False, executors="triton")

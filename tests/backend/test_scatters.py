@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,11 @@ def planned(function: Callable[..., Any], *inputs: Tensor) -> backend.Compiled:
         found = compiled(function, executors="triton")(*inputs)
     torch.testing.assert_close(found, function(*inputs), rtol=1e-4, atol=1e-4)
     return graphs[-1]
+
+
+def source_of(function: Callable[..., Any], *inputs: Tensor) -> str:
+    """The source of all kernels of a function, which is compared with eager."""
+    return "".join(lower(bound.code).source for bound in planned(function, *inputs).bounds.values())
 
 
 def eager_ops(graph: backend.Compiled) -> list[str]:
@@ -119,9 +125,70 @@ HOT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("name", HOT)
 def test_what_a_tile_adds_to_one_address_is_added_up_before(name: str) -> None:
     function, inputs = HOT[name]
-    graph = planned(function, *inputs)
-    source = "".join(lower(bound.code).source for bound in graph.bounds.values())
+    source = source_of(function, *inputs)
     assert re.search(r"(v\d+) = tl\.sum\(.*\n *tl\.atomic_add\(.*, \1[,)]", source), source
+
+
+def table(places: int, *shape: int) -> Tensor:
+    return torch.arange(math.prod(shape)).view(shape) * 7 % 11 % places
+
+
+FEW: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "of a table for all heads": (lambda b, i, v: aten.index_put(b, [i], v.mul(2).permute(1, 2, 0), True),
+                                 (rows(32, 3), table(32, 64, 64), rows(3, 64, 64))),
+    "of a vector": (lambda b, i, v: aten.index_put(b, [i], v * 2, True), (rows(7), table(7, 5000), rows(5000))),
+    "from the end": (lambda b, i, v: aten.index_put(b, [i - 7], v * 2, True), (rows(7), table(7, 5000), rows(5000))),
+    "of integers": (lambda b, i, v: aten.index_put(b, [i], v * 2, True),
+                    (rows(7, dtype=torch.int32), table(7, 3000), rows(3000, dtype=torch.int32))),
+    "of a number": (lambda b, i: aten.index_put(b, [i], torch.ones(()), True), (rows(9), table(9, 4100))),
+    "that are masked": (lambda m, i, v: aten._unsafe_masked_index_put_accumulate(torch.zeros(9), m, [i], v),
+                        (table(3, 5000) > 0, table(9, 5000), rows(5000))),
+    "of which most are nothing": (lambda b, i, v: aten.index_put(b, [i], v, True),
+                                  (rows(64), torch.zeros(4096, dtype=torch.int64) + 63, rows(4096))),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_what_a_tile_adds_to_few_places_is_added_up_place_by_place(name: str) -> None:
+    function, inputs = FEW[name]
+    source = source_of(function, *inputs)
+    assert re.search(r"for place\d+ in range\(.*\n.*\n.*\n.*tl\.sum\(.*\n *tl\.atomic_add\(\w+ \+ place\d+, ", source), source
+
+
+@pytest.mark.parametrize(("places", "shape", "values"), [
+    (65, (4096,), (4096,)),  # too many to look for each
+    (7, (500,), (500, 48)),  # the elements of a place are many
+    (7, (49, 49), (3, 49, 49)),  # tiles reach over heads
+])
+def test_other_places_are_added_to_one_by_one(places: int, shape: tuple[int, ...], values: tuple[int, ...]) -> None:
+    def function(b: Tensor, i: Tensor, v: Tensor) -> Tensor:
+        return aten.index_put(b, [i], (v * 2).permute(1, 2, 0) if v.ndim == 3 else v * 2, True)
+
+    base = rows(places, *values[len(shape):]) if len(values) < 3 else rows(places, 3)
+    assert "place" not in source_of(function, base, table(places, *shape), rows(*values))
+
+
+def planned_result(base: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    def function(base: Tensor, index: Tensor, values: Tensor) -> Tensor:
+        return aten.index_put(base, [index], values, True)
+
+    result: Tensor = compiled(function, executors="triton")(base, index, values)
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_added_up_for_a_place_is_rounded_once(dtype: torch.dtype) -> None:
+    index, values = table(5, 4096), torch.rand(4096).to(dtype)
+    ours = planned_result(torch.zeros(5, dtype=dtype), index, values)
+    exact = torch.zeros(5, dtype=torch.float64).index_put([index], values.double(), accumulate=True)
+    assert ((ours.double() - exact).abs() <= 4 * torch.finfo(dtype).eps * exact).all()
+
+
+def test_nan_stays_at_its_place() -> None:
+    values = torch.ones(3000)
+    values[17] = float("nan")
+    ours = planned_result(torch.zeros(6), table(6, 3000), values)
+    assert ours.isnan().tolist() == [place == int(table(6, 3000)[17]) for place in range(6)]
 
 
 def test_values_masked_along_what_is_summed_are_added_one_by_one() -> None:

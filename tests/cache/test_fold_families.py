@@ -356,7 +356,7 @@ def test_rows_that_would_be_scheduled_otherwise_keep_their_kernels(terms: int, f
         first = torch.softmax(sum(xs[1:], xs[0]), -1) @ w
         return torch.softmax(sum(xs, first), -1) @ w
 
-    inputs = [torch.empty(64, 64), *(torch.empty(65536, 64) for _ in range(terms))]
+    inputs = [torch.empty(256, 256), *(torch.empty(16384, 256) for _ in range(terms))]
     assert lengths(dynafuse.explain(two, *inputs, device="h200")) == found
 
 

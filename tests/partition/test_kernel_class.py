@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from dynafuse.fx import UNKNOWN_SIZE
-from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_ABOVE, estimate, reduction_class
+from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_ABOVE, SPLIT_COLUMNS_FROM, estimate, reduction_class
 
 N = sympy.Symbol("n", integer=True, positive=True)
 
@@ -14,13 +14,13 @@ N = sympy.Symbol("n", integer=True, positive=True)
 @pytest.mark.parametrize(("rows", "length", "contiguous", "expected"), [
     (64, 1024, True, "row"),
     (64, 65536, True, "split"),
-    (1, SPLIT_ABOVE - 1, True, "row"),
-    (1, SPLIT_ABOVE, True, "split"),
-    (2 * PROCESSORS - 1, SPLIT_ABOVE, True, "split"),
-    (2 * PROCESSORS, SPLIT_ABOVE, True, "row"),
+    (1, SPLIT_ABOVE, True, "row"),
+    (1, SPLIT_ABOVE + 1, True, "split"),
+    (2 * PROCESSORS - 1, 2 * SPLIT_ABOVE, True, "split"),
+    (2 * PROCESSORS, 2 * SPLIT_ABOVE, True, "row"),
     (1, UNKNOWN_SIZE, True, "split"),  # it may be long
-    (1024, SPLIT_ABOVE - 1, False, "column"),
-    (1024, SPLIT_ABOVE, False, "split"),
+    (1024, SPLIT_COLUMNS_FROM - 1, False, "column"),
+    (1024, SPLIT_COLUMNS_FROM, False, "split"),
     (1 << 17, 1 << 20, False, "column"),
 ])
 def test_few_long_rows_are_split(rows: int, length: int, contiguous: bool, expected: str) -> None:

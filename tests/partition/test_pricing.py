@@ -125,8 +125,8 @@ def test_each_byte_is_moved_once(name: str) -> None:
 @pytest.mark.parametrize(("shape", "dims", "expected"), [
     ((8192, 512), [1], "row"),
     ((64, 1024), [1], "row"),
-    ((64, 2047), [1], "row"),
-    ((64, 2048), [1], "split"),  # few rows, and each long enough for several programs
+    ((64, 4096), [1], "row"),
+    ((64, 4097), [1], "split"),  # few rows, and each long enough for several programs
     ((4, 1 << 20), [1], "split"),
     ((1024, 2048), [1], "row"),  # as long, but enough of them
     ((64, 512), [0], "column"),

@@ -14,8 +14,9 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
+from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
-from dynafuse.lowering.triton.in_place import overwrites
+from dynafuse.lowering.triton.overwrites import overwrites
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_STEP
 from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
@@ -59,14 +60,15 @@ class KernelBuilder:
     def loop_header(self, variable: str, begin: str, end: str, step: str) -> str:
         """Return the header of a loop, which loads ahead if the schedule has several stages.
 
-        The loop's variable is wide enough for offsets: Triton takes a bare number for 32 bits, or for unsigned.
+        The loop's variable is wide enough for offsets: Triton takes a bare number for 32 bits, or for unsigned ones, of
+        which a loop to 2**31 and more makes negative ones.
 
         Args:
             variable: The loop's variable.
             begin, end, step: The texts of its bounds, as of ``range``.
         """
         if self.spec.wide and begin.isdigit() and end.isdigit():
-            begin = f"tl.full([], {begin}, tl.int64)"
+            begin, end = (f"tl.full([], {bound}, tl.int64)" for bound in (begin, end))
         bounds = f"{begin}, {end}, {step}"
         if self.schedule.stages == 1:
             return f"for {variable} in range({bounds}):"
@@ -230,6 +232,8 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     counts = [(count, "i32") for count in spec.counts if count in emitter.used_scalars]
     signature = (*pointers, *sizes, *floats, *counts)
     constants = {f"{tile.upper()}BLOCK": size for tile, size in (block or builder.schedule.block).items()}
+    if emitter.first_wait is not None:
+        load_early(emitter.top, emitter.first_wait, along_rows=builder.schedule.loads_early or bool(suffix))
     parameters = [parameter for parameter, _ in signature]
     builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix)))
     over = overwrites(spec, emitter, block or builder.schedule.block, warps or builder.schedule.warps)
@@ -360,6 +364,7 @@ def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], count: 
         tiles: The tile dimensions that the combined states vary along.
         axis: The dimension of the tile: 0 or 1. It stays, with size 1.
     """
+    emitter.wait()
     combined = rule.combine(states, count).replace("AXIS", str(axis))
     spread = "[:, None]" if axis == 1 else "[None, :]"
     if len(states) == 1:  # defined as a value, so that what two reductions need is computed once

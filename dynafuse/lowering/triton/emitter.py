@@ -22,15 +22,18 @@ from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
-from dynafuse.lowering.triton.propagation import argument, comparison, propagated
+from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
 from dynafuse.lowering.triton.ranges import Range, Ranges
-from dynafuse.lowering.triton.scopes import PER_STEP
+from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope
 from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
 from dynafuse.ops.indexing_math import known_less, known_nonnegative, rejoin, symbol
 from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
+
+FEW_PLACES = 64
+"""Places that a tile adds to, up to which each is looked for in the whole tile."""
 
 REDUCED = "reduced"
 """Begins the keys of the results of reductions among a scope's values; an op follows."""
@@ -266,6 +269,7 @@ class Emitter(ControlFlow):
         dtype = compute_dtype(row, call, self)
         operands: list[Any] = []
         exprs: list[sympy.Expr | None] = []
+        loaded: dict[int, Value] = {}  # operands that are no index expressions
         tiles: frozenset[str] = frozenset()
         for i, arg in enumerate(call.args.values()):
             if isinstance(arg, Ref):
@@ -277,6 +281,8 @@ class Emitter(ControlFlow):
                 tiles |= value.tiles
                 operands.append(wrap(value.name))
                 exprs.append(self.index_exprs.get(value.name))
+                if exprs[-1] is None:
+                    loaded[i] = value
             elif isinstance(arg, sympy.Expr) and not arg.is_number:
                 value = self.cast(self.index_value(arg), dtype or call.dtype)
                 tiles |= value.tiles
@@ -290,6 +296,8 @@ class Emitter(ControlFlow):
         expr = None if guard else propagated(call, exprs, self.spec.wide)
         if expr is not None:
             return self.index_value(expr)
+        if not guard and compares_with_index(call, exprs, self.spec.wide):
+            exprs = [self._saturated(loaded[i], tiles) if i in loaded else expr for i, expr in enumerate(exprs)]
         operator = None if guard else comparison(call, exprs, self.spec.wide)
         if operator is not None and tiles:
             comment = f"%{position} {call.target}"
@@ -301,6 +309,18 @@ class Emitter(ControlFlow):
         if not guard:
             return result
         return self.define(f"tl.where({self._fold_has_term(guard)}, {result}, {operands[0]})", call.dtype, tiles)
+
+    def _saturated(self, value: Value, tiles: frozenset[str]) -> sympy.Expr | None:
+        """Return an integer of 64 bits as an index of 32, to be compared with some along ``tiles``; None if that costs more.
+
+        What is beyond 32 bits becomes the largest or smallest of these, which compares with an index as the number does.
+        """
+        if value.dtype is not torch.int64 or is_literal(value) or not value.tiles < tiles:
+            return None
+        text = f"tl.minimum(tl.maximum({value}, -2147483648), 2147483647).to(tl.int32)"
+        index = symbol(self.define(text, torch.int64, value.tiles).name, MOST)
+        self.tile_of[index] = value.tiles
+        return index
 
     def broadcast(self, arg: Ref, index: Index, dtype: torch.dtype | None, narrow: torch.dtype | None = None) -> Value:
         """Return the value of an operand at an index of a shape that it broadcasts to.
@@ -412,7 +432,9 @@ class Emitter(ControlFlow):
             self.scatter(tensor, store.layout, stored, combine, points)
 
     def scatter(self, tensor: str, layout: Layout, write: Write, combine: Combine, points: frozenset[str]) -> None:
-        """Combine a value with what a tensor holds. What a tile adds to one address is added up before.
+        """Combine a value with what a tensor holds.
+
+        What a tile adds to one address is added up before, if one of its dimensions, or few places in all, tell the address.
 
         Args:
             tensor: The name of the kernel's argument.
@@ -430,8 +452,13 @@ class Emitter(ControlFlow):
         along = points | value.tiles
         summed = self._summed_tiles(offset, along) if combine is Combine.ADD else frozenset[str]()
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), along - summed)
+        places = self._few_places(offset) if combine is Combine.ADD and not summed else None
+        if places is not None:
+            self._add_at_few_places(tensor, layout.dtype, offset, value, along, places)
         self.masks = outer
         self.accesses.append(Access(tensor, layout, offset, True))
+        if places is not None:
+            return
         if combine is Combine.STORE:
             self.add_line(f"tl.store({pointer}, {text}{mask})", tiles, offset)
             return
@@ -439,10 +466,60 @@ class Emitter(ControlFlow):
             text = self._sum_in_tile(text, layout.dtype, value.tiles, along, summed)
         self.add_line(f'tl.atomic_{combine.value}({pointer}, {text}{mask}, sem="relaxed")', tiles | summed, offset)
 
+    def _few_places(self, offset: sympy.Expr) -> tuple[sympy.Expr, int, int] | None:
+        """Return the first of the few places that a tile adds to, how many there are, and how far apart; None if unknown.
+
+        One loaded index tells them apart; what else is in the offset has one value all over the tile.
+        """
+        indices = [symbol for symbol in offset.free_symbols - set(self.axes) if self.tile_of.get(symbol)]
+        if len(indices) != 1 or self.spec.wide or self.loop is not None or self.open_branches:
+            return None
+        (index,) = indices
+        count, apart = index.size, offset.coeff(index)
+        first = sympy.expand(offset - apart * index)
+        is_even = all(self.values_per_tile.get(axis) == 1 for axis in first.free_symbols & set(self.axes))
+        if not (is_even and count.is_Integer and apart.is_Integer and apart > 0 and 1 < count <= FEW_PLACES):
+            return None
+        return None if first.has(index) else (first, int(count), int(apart))
+
+    def _add_at_few_places(self, tensor: str, dtype: torch.dtype, offset: sympy.Expr, value: Value, along: frozenset[str],
+                           places: tuple[sympy.Expr, int, int]) -> None:
+        """Add to one place after the other what a tile has for it: atomics of all lanes to one place would wait in line.
+
+        Args:
+            tensor: The name of the kernel's argument.
+            dtype: What the tensor holds.
+            offset: The element that each point adds to.
+            value: What it adds.
+            along: The tile dimensions of the points.
+            places: As :meth:`_few_places` returns them.
+        """
+        first, count, apart = places
+        place, hot, total = self.new_name("place"), self.new_name("hot"), self.new_name("total")
+        tiles = self.tiles(offset).union(value.tiles, *(mask.tiles for mask in self.masks))
+        conditions = [f"({{0}} == {place})", *(mask.name for mask in self.masks), *self._masks_along(along, tiles)]
+        nothing = literal(-0.0 if dtype.is_floating_point else 0, value.dtype)  # 0.0 would change the sign of a zero
+        summed = self.cast(Value(total, value.dtype), dtype)
+        values = f"tl.where({hot}, {value}, {nothing})"
+        if not dtype.is_floating_point:  # the sum wraps around
+            values += ".to(tl.int64)"
+        added = Scope([
+            Line(f"{total} = tl.sum({values}).to({triton_type(opmath(value.dtype))})"),
+            Line(f'tl.atomic_add({tensor} + {place}, {self._stored_text(summed, dtype)}, sem="relaxed")'),
+        ], header=Line(f"if tl.max({hot}.to(tl.int32)) > 0:"), is_branch=True)
+        header = Line(f"for {place} in range({{0}}, {{0}} + {count * apart}, {apart}):", (first,))
+        looked_for = Line(f"{hot} = {' & '.join(conditions)}", (offset,))
+        self.scope(along).lines.append(Scope([looked_for, added], header=header, is_branch=True))
+
     def _summed_tiles(self, offset: sympy.Expr, along: frozenset[str]) -> frozenset[str]:
         """Return the tile dimensions of ``along`` on which neither the address nor whether it is written to depends."""
         deciding = self.tiles(offset).union(self.unit_tiles, PER_STEP, *(mask.tiles for mask in self.masks))
         return along - deciding
+
+    def _masks_along(self, along: frozenset[str], tiles: frozenset[str]) -> list[str]:
+        """Return masks that spread what varies along ``tiles`` over the points along ``along``: each point adds it."""
+        masks = [f"{tile}_mask" for tile in sorted(along - self.exact_tiles)]
+        return masks + [f"({tile}_zero == 0)" for tile in sorted((along & self.exact_tiles) - tiles - PER_STEP)]
 
     def _sum_in_tile(self, text: str, dtype: torch.dtype, tiles: frozenset[str], along: frozenset[str],
                      summed: frozenset[str]) -> str:
@@ -450,9 +527,7 @@ class Emitter(ControlFlow):
 
         The value, which ``text`` shows, varies along ``tiles``.
         """
-        masks = [f"{tile}_mask" for tile in sorted(along - self.exact_tiles)]
-        # A mask spreads the value along tile dimensions that it does not vary along: each point adds it.
-        masks += [f"({tile}_zero == 0)" for tile in sorted((along & self.exact_tiles) - tiles - PER_STEP)]
+        masks = self._masks_along(along, tiles)
         if masks:
             nothing = literal(-0.0 if dtype.is_floating_point else 0, dtype)  # 0.0 would change the sign of a zero
             text = f"tl.where({' & '.join(masks)}, {text}, {nothing})"

@@ -75,7 +75,8 @@ def write_kernels(spec: Spec, schedule: Schedule, round_like_eager: bool) -> Low
     builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule), round_like_eager)
     CLASSES[schedule.schedule_class](builder)
     source = HEADER + "".join(f"\n\n{text}" for text in builder.sources)
-    return Lowered(source, tuple(builder.launches), tuple(builder.workspaces), schedule.schedule_class)
+    return Lowered(source, tuple(builder.launches), tuple(builder.workspaces), schedule.schedule_class,
+                   schedule.fills_registers)
 
 
 def _kernel_name(spec: Spec, schedule: Schedule) -> str:

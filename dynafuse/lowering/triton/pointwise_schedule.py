@@ -36,7 +36,6 @@ NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is co
 MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
 PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
 PREFERENCE_SIZE = 1.05  # how much cheaper a tile of one dimension must be than one of the usual size
-PREFERENCE_RUN = 1.25  # the same where all that is walked is one run
 PREFERENCE_UNKNOWN = 2.0  # the same where sizes are known at run time only: a short row may fill little of a tile
 
 
@@ -58,8 +57,7 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
         return flat
     usual, is_run = cost.price(flat[0]), len(cost.groups(base)) < 2
     # Of the sizes of one dimension the first is taken, unless another is much cheaper: as where lanes jump in memory.
-    least = PREFERENCE_RUN if is_run else PREFERENCE_SIZE
-    priced = [(price if least * price < usual else max(usual, price), schedule)
+    priced = [(price if PREFERENCE_SIZE * price < usual else max(usual, price), schedule)
               for schedule, price in ((schedule, cost.price(schedule)) for schedule in flat)]
     if is_run:
         return _cheapest_first(priced)
@@ -129,7 +127,7 @@ def _tiles(cost: TileCost, order: Order) -> Iterator[Schedule]:
     """Yield tiles of two dimensions, of as many points a lane as it can hold."""
     rows, columns = (power_of_two(point_count(cost.spec, order[tile])) for tile in ("y", "x"))
     for warps in (4, 8):
-        for per_lane in (8, 16, 32):
+        for per_lane in (8, 16):
             if per_lane > 8 and per_lane * cost.bytes_read > MOST_BYTES_HELD:
                 continue
             points = per_lane * warps * LANES

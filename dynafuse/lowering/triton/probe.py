@@ -66,6 +66,18 @@ class Probe(Emitter):
             return flops if flops < 4 else flops + FUNCTION
         return 4 + FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0
 
+    def conditions(self) -> dict[str, tuple[frozenset[int], int | None]]:
+        """Return the axes that decide each comparison, by name, and the bound where one is compared with a number."""
+        return {name: self._condition(left - right, op) for name, (left, op, right) in self.comparisons.items()}
+
+    def _condition(self, difference: sympy.Expr, op: str) -> tuple[frozenset[int], int | None]:
+        axes = self.axes_along(difference)
+        symbols = difference.free_symbols
+        if len(symbols) == len(axes) == 1 and op in ("<", ">="):
+            bound = sympy.expand(next(iter(symbols)) - difference)
+            return axes, int(bound) if bound.is_Integer else None
+        return axes, None
+
     def axes_along(self, expr: sympy.Expr) -> frozenset[int]:
         """Return the axes that an index expression varies along, by way of loaded indices too."""
         return axes_of(self.tiles(expr))

@@ -57,6 +57,18 @@ def comparison(call: Call, operands: Sequence[sympy.Expr | None], wide: bool) ->
     return COMPARISONS.get(op_name(call)) if are_small else None
 
 
+def compares_with_index(call: Call, operands: Sequence[sympy.Expr | None], wide: bool) -> bool:
+    """Return whether an op compares something with an index expression of 32 bits.
+
+    Args:
+        call, operands, wide: As for :func:`comparison`.
+    """
+    known = [operand for operand in operands if operand is not None and not operand.is_number]
+    is_one_known = len(operands) == 2 and len(known) == 1 and None in operands
+    return not wide and is_one_known and op_name(call) in COMPARISONS and all(
+        _is_small(limit, wide) for limit in limits(known[0]))
+
+
 def _is_small(limit: sympy.Expr | None, wide: bool) -> bool:
     """Return whether index arithmetic can hold a limit: a number that is not large, or a sum of few sizes in 64 bits."""
     if limit is None:

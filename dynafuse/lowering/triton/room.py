@@ -5,6 +5,9 @@ registers for each of its lanes; how many it takes is known when the kernel is c
 is compiled again with twice the warps for each tile, so that a lane holds half. The compiler's answer depends on the kernel
 alone: every process comes to the same schedule, and to the same bits.
 
+A kernel that holds rows, or copies tiles ahead, is meant to have few warps. It is compiled again only if registers do not
+suffice and lanes keep much in memory: that costs more than few warps may gain.
+
 Worked example: a sum over rows of 23,923 that reads seven tensors takes 152 registers in lanes of 16 elements, so that 8
 warps run side by side. In lanes of 8 it takes 90, and 16 warps run.
 """
@@ -35,6 +38,8 @@ SHARED = 227 << 10  # bytes of shared memory of a processor
 MOST_WARPS_PER_PROGRAM = 16
 LEAST_PER_LANE = 8  # elements of a tile that a lane has at least
 SUSPECT_PER_LANE = 16  # elements of a tile from which on a lane may hold too much
+SUSPECT_PER_FULL_LANE = {"persistent": 64}  # the same of kernels that are meant to fill registers, by class; 32 for others
+MOST_SPILLED = 256  # bytes that a lane may keep in memory for want of registers
 LEAST_GAIN = 1.3  # how many times as many warps another schedule must leave room for
 
 Chosen: TypeAlias = tuple[Lowered, tuple[Any, ...]]
@@ -42,17 +47,18 @@ Chosen: TypeAlias = tuple[Lowered, tuple[Any, ...]]
 
 SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, …
 ATTRIBUTE = struct.Struct("<BBH")  # format, attribute, size
-WITH_SIZE, REGISTER_COUNT = 0x04, 0x2F
+WITH_SIZE, REGISTER_COUNT, FRAME_SIZE = 0x04, 0x2F, 0x11
 
 
 def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
     """Return schedules like one whose lanes may hold too much, with more warps each; none for others.
 
     What copies tiles ahead keeps enough loads under way with few warps. So does what holds whole rows: long ones were
-    measured to be faster with fewer warps and more registers each.
+    measured to be faster with fewer warps and more registers each, as long as these suffice.
     """
     per_lane = math.prod(schedule.block.values()) // (LANES * schedule.warps)
-    if schedule.stages > 1 or schedule.schedule_class in ("persistent", "rowcol") or per_lane < SUSPECT_PER_LANE:
+    full_lane = SUSPECT_PER_FULL_LANE.get(schedule.schedule_class, 2 * SUSPECT_PER_LANE)
+    if per_lane < (full_lane if schedule.fills_registers else SUSPECT_PER_LANE):
         return ()
     warps = (schedule.warps * times for times in (2, 4) if per_lane // times >= LEAST_PER_LANE)
     return tuple(replace(schedule, warps=count) for count in warps if count <= MOST_WARPS_PER_PROGRAM)
@@ -97,7 +103,7 @@ def _compile_next(chosen: Future[Chosen], choices: Iterator[Lowered], best: tupl
             settle(chosen, lambda: best[:2] if best is not None else (lowered, done.result()))
             return
         compiled = done.result()
-        room = answered(lambda: least_room(lowered.launches, compiled))
+        room = answered(lambda: least_room(lowered, compiled))
         answer = (lowered, compiled, MOST_WARPS if room is None else room)
         better = answer if best is None or answer[2] >= LEAST_GAIN * best[2] else best
         if answer[2] > FEW_WARPS:
@@ -108,17 +114,22 @@ def _compile_next(chosen: Future[Chosen], choices: Iterator[Lowered], best: tupl
     pool.submit(lowered, *target).add_done_callback(decided)
 
 
-def least_room(launches: Sequence[Launch], compiled: Sequence[Any]) -> int:
+def least_room(lowered: Lowered, compiled: Sequence[Any]) -> int:
     """Return how many warps a processor runs side by side of the kernel of which it runs the fewest.
 
-    A kernel that has no more than these in all leaves room for all: its grid is what limits it.
+    A kernel that has no more than these in all leaves room for all: its grid is what limits it. So does one that is
+    meant to fill registers. Where lanes keep much in memory there is no room at all.
 
     Args:
-        launches: The launches, in order.
-        compiled: Triton's compiled kernel of each.
+        lowered: The kernels, as source and launches.
+        compiled: Triton's compiled kernel of each launch.
     """
+    if max(frame_bytes(kernel.asm[BINARY]) for kernel in compiled) > MOST_SPILLED:
+        return 0
+    if lowered.fills_registers:
+        return MOST_WARPS
     return min(_room(launch, kernel.metadata.shared, registers(kernel.asm[BINARY]))
-               for launch, kernel in zip(launches, compiled, strict=True))
+               for launch, kernel in zip(lowered.launches, compiled, strict=True))
 
 
 def _room(launch: Launch, shared: int, register_count: int) -> int:
@@ -152,8 +163,22 @@ def registers(cubin: bytes) -> int:
     Args:
         cubin: The content of an ELF file for a GPU.
     """
-    return max((count for name, content in _sections(cubin) if name == ".nv.info" for count in _register_counts(content)),
-               default=0)
+    return _largest(cubin, REGISTER_COUNT)
+
+
+def frame_bytes(cubin: bytes) -> int:
+    """Return how many bytes of memory a lane of a kernel takes for what it has no registers for (``EIATTR_FRAME_SIZE``).
+
+    Args:
+        cubin: As for :func:`registers`.
+    """
+    return _largest(cubin, FRAME_SIZE)
+
+
+def _largest(cubin: bytes, attribute: int) -> int:
+    """Return the largest value of an attribute of kernels; 0 if none has it."""
+    infos = (content for name, content in _sections(cubin) if name == ".nv.info")
+    return max((value for content in infos for value in _values(content, attribute)), default=0)
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
@@ -165,13 +190,13 @@ def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
         yield elf[start:elf.index(b"\0", start)].decode(), elf[head[4]:head[4] + head[5]]
 
 
-def _register_counts(content: bytes) -> Iterator[int]:
-    """Yield the register counts of all kernels that a section tells of."""
+def _values(content: bytes, wanted: int) -> Iterator[int]:
+    """Yield the values of an attribute for all kernels that a section tells of."""
     at = 0
     while at < len(content):
         form, attribute, size = ATTRIBUTE.unpack_from(content, at)
         at += ATTRIBUTE.size
         if form == WITH_SIZE:
-            if attribute == REGISTER_COUNT:
+            if attribute == wanted:
                 yield struct.unpack_from("<II", content, at)[1]
             at += size

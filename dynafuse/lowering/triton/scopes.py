@@ -24,11 +24,13 @@ PER_STEP = frozenset("s")
 
 @dataclass
 class Line:
-    """One line of a kernel: text with ``{i}`` for each of its index expressions, and a comment at its end."""
+    """One line of a kernel: text with ``{i}`` for each of its index expressions, a comment at its end, and the tile
+    dimensions that it varies along."""
 
     text: str
     exprs: tuple[sympy.Expr, ...] = ()
     comment: str = ""
+    tiles: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Scopes:
         self.top = Scope()
         self.open_loop_scope: Scope | None = None
         self.open_branches: list[Scope] = []  # outermost first
+        self.first_wait: int | None = None  # lines of the top level before threads first wait for each other there
         self._name_count = 0
 
     def scope(self, tiles: frozenset[str]) -> Scope:
@@ -98,7 +101,7 @@ class Scopes:
             *exprs: Index expressions of the text.
             comment: A comment for the line.
         """
-        self.scope(tiles).lines.append(Line(text, exprs, comment))
+        self.scope(tiles).lines.append(Line(text, exprs, comment, tiles))
 
     def add_line_once(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr) -> None:
         """Add a line that defines no value, unless it can be found in a visible scope.
@@ -112,6 +115,11 @@ class Scopes:
         if not any(key in scope.values for scope in self.visible_scopes()):
             self.add_line(text, tiles, *exprs)
             self.scope(tiles).values[key] = Value("", torch.bool, tiles)
+
+    def wait(self) -> None:
+        """Note that threads wait for each other in what is written next."""
+        if self.first_wait is None:
+            self.first_wait = len(self.top.lines)
 
     def new_name(self, prefix: str = "v") -> str:
         """Return the name of a new variable, which is none of the integers that a kernel takes."""
@@ -136,6 +144,6 @@ class Scopes:
                 return replace(scope.values[key], dtype=dtype)
         value = Value(self.new_name(), dtype, tiles)
         scope = self.scope(tiles)
-        scope.lines.append(Line(f"{value.name} = {text}", exprs, comment))
+        scope.lines.append(Line(f"{value.name} = {text}", exprs, comment, tiles))
         scope.values[key] = value
         return value

@@ -113,7 +113,8 @@ def add_combine_kernel(builder: KernelBuilder, axes: tuple[int, ...], stored: Co
             emitter.accesses.append(_workspace_access(workspace, is_store=False))
             load = f"tl.load({workspace.name} + (r * {factor_text(total)} + x), x_mask & r_mask)"
             load += ".to(tl.int1)" if dtype is torch.bool else ""
-            text = f"tl.where(r_mask, {load}, {identity_text(dtype, identity)})"
+            partial = emitter.define(load, dtype, ROW_TILES)
+            text = f"tl.where(r_mask, {partial}, {identity_text(dtype, identity)})"
             states.append(emitter.define(text, dtype, ROW_TILES).name)
         return finish_reduction(builder, emitter, op, rule, states)
 

@@ -100,8 +100,7 @@ class TileCost:
         self.points = math.prod(self.sizes)
         self.wide = spec.wide
         self._probed = probed
-        self.conditions = {name: _condition(probed, left - right, op)
-                            for name, (left, op, right) in probed.comparisons.items()}
+        self.conditions = probed.conditions()
         self.accesses = [self._access(access) for access in probed.accesses]
         self.work: dict[tuple[frozenset[int], tuple[str, ...]], float] = defaultdict(float)  # by axes and conditions
         for work in probed.work:
@@ -224,16 +223,6 @@ def _merges(expr: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbol) -> bool:
     factor = expr.coeff(inner)
     rest = sympy.expand(expr - factor * inner - factor * inner.size * outer)
     return bool(factor != 0 and not rest.has(outer) and not rest.has(inner))
-
-
-def _condition(probed: Probe, difference: sympy.Expr, op: str) -> tuple[frozenset[int], int | None]:
-    """Return the axes that decide a comparison with 0, and the bound where one of them is compared with a number."""
-    axes = probed.axes_along(difference)
-    symbols = difference.free_symbols
-    if len(symbols) == len(axes) == 1 and op in ("<", ">="):
-        bound = sympy.expand(next(iter(symbols)) - difference)
-        return axes, int(bound) if bound.is_Integer else None
-    return axes, None
 
 
 class _Tiling:

@@ -41,12 +41,18 @@ class Schedule:
     splits: int = 1  # programs per row (split) or programs in all (rowcol)
     deferred: frozenset[int] = frozenset()  # reductions that a second kernel completes
     hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
+    loads_early: bool = False  # whether what is read along rows is loaded before rows are first reduced
     lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
     running: int = 0  # along the row, the states of a loop: a tile is combined to these first; 0 for one per element
 
     def __str__(self) -> str:
         axes = " ".join(f"{tile}={','.join(map(str, order))}/{self.block[tile]}" for tile, order in self.order.items())
         return f"{self.schedule_class} {axes} w{self.warps} s{self.stages} p{self.splits}"
+
+    @property
+    def fills_registers(self) -> bool:
+        """Return whether few warps suffice, with many registers each: they hold rows, or tiles are on their way then."""
+        return self.schedule_class in ("persistent", "rowcol") or self.stages > 1
 
     def tile_of(self, axis_count: int) -> list[str]:
         """Return the tile dimension that walks each axis."""

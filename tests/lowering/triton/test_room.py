@@ -35,6 +35,16 @@ def test_lanes_that_hold_much_may_hold_half_or_a_quarter() -> None:
     assert all(schedule.block == WIDE.block for schedule in roomier(WIDE))
 
 
+@pytest.mark.parametrize(("kind", "stages", "row", "warps", "others"), [
+    ("persistent", 1, 16384, 8, [16]), ("persistent", 1, 8192, 8, []), ("rowcol", 2, 8192, 4, [8, 16]), ("rowcol", 1, 4096, 8, []),
+    ("split", 3, 2048, 2, [4, 8]), ("looped", 3, 1024, 2, []),
+])
+def test_what_fills_registers_may_have_many_elements_in_a_lane(
+        kind: str, stages: int, row: int, warps: int, others: list[int]) -> None:
+    full = replace(WIDE, schedule_class=kind, stages=stages, block={"x": 1, "r": row}, warps=warps)
+    assert full.fills_registers and [schedule.warps for schedule in roomier(full)] == others
+
+
 @pytest.mark.parametrize("schedule", [
     replace(WIDE, warps=16), replace(WIDE, block={"x": 1, "r": 2048}), replace(WIDE, stages=3),
     replace(WIDE, schedule_class="rowcol"), replace(WIDE, schedule_class="persistent"),
@@ -45,7 +55,7 @@ def test_others_have_one_schedule(schedule: Schedule) -> None:
 
 @dataclass
 class Compiler:
-    """Compiles lowerings whose source says how many registers they take, and how many programs they have."""
+    """Compiles lowerings whose source says how many registers they take, and with a plus how much memory for want of more."""
 
     compiled: list[str]
 
@@ -64,16 +74,17 @@ class Compiler:
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     compiler = Compiler([])
     monkeypatch.setattr(pool, "submit", compiler.submit)
-    monkeypatch.setattr(room, "registers", lambda cubin: int(cubin.decode()))
+    monkeypatch.setattr(room, "registers", lambda cubin: int(cubin.decode().split("+")[0]))
+    monkeypatch.setattr(room, "frame_bytes", lambda cubin: int((cubin.decode() + "+0").split("+")[1]))
     return compiler
 
 
-def lowered(source: str, programs: int = 10_000, warps: int = 4) -> Lowered:
-    return Lowered(source, (Launch("k", (), (programs, 1, 1), (), warps),))
+def lowered(source: str, programs: int = 10_000, fills: bool = False) -> Lowered:
+    return Lowered(source, (Launch("k", (), (programs, 1, 1), (), 4),), fills_registers=fills)
 
 
-def chosen(*sources: str, programs: int = 10_000, capability: int | None = 90) -> str:
-    return roomiest([lowered(source, programs) for source in sources], capability, 0).result(timeout=5)[0].source
+def chosen(*sources: str, programs: int = 10_000, capability: int | None = 90, fills: bool = False) -> str:
+    return roomiest([lowered(source, programs, fills) for source in sources], capability, 0).result(timeout=5)[0].source
 
 
 def test_a_kernel_with_room_is_compiled_once(compiler: Compiler) -> None:
@@ -94,6 +105,16 @@ def test_of_kernels_without_room_the_one_with_clearly_more_is_taken(compiler: Co
 def test_a_kernel_whose_grid_is_small_has_room(compiler: Compiler) -> None:
     assert chosen("152", "64", programs=132) == "152"
     assert compiler.compiled == ["152"]
+
+
+def test_a_kernel_that_is_meant_to_takes_all_registers_but_no_memory(compiler: Compiler) -> None:
+    assert chosen("255+256", "128", fills=True) == "255+256"
+    assert chosen("32+6984", "64+441", "128+9", fills=True) == "128+9"
+    assert chosen("32+6984", "broken", fills=True) == "32+6984"
+
+
+def test_a_kernel_that_keeps_much_in_memory_has_no_room_however_many_warps_fit(compiler: Compiler) -> None:
+    assert chosen("32+512", "64", programs=10) == "64"
 
 
 def test_what_cannot_be_compiled_is_not_taken_and_the_first_failure_is_told(compiler: Compiler) -> None:
@@ -125,7 +146,7 @@ with listening(graphs.append, plan_only=True):
 choices = lowerings(next(iter(graphs[0].bounds.values())).code)
 lowered, compiled = roomiest(choices, 90, 0).result()
 first, _ = roomiest(choices[:1], 90, 0).result()
-print(choices.index(lowered), lowered.launches[0].warps, first.launches[0].warps, least_room(lowered.launches, compiled))
+print(choices.index(lowered), lowered.launches[0].warps, first.launches[0].warps, least_room(lowered, compiled))
 """
 
 

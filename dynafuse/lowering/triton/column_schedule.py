@@ -1,0 +1,140 @@
+"""Schedules of columns: neighbouring ones by a program, from top to bottom or split over several.
+
+The numbers were measured, as in `row_schedule.py`.
+
+Worked example: ``sum(x, 0)`` of ``bfloat16[8192, 1024]`` is split: eight programs side by side take 128 columns each, as
+often as it takes to keep all processors busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynafuse.lowering.triton.reduced_rows import (
+    COPIED,
+    LONGEST_IN_LANE,
+    RESIDENT,
+    RESIDENT_WARPS,
+    SECTOR,
+    Rows,
+    split_over,
+    stages_within,
+)
+from dynafuse.lowering.triton.tiles import LANES, Schedule, clamp, power_of_two
+from dynafuse.partition.kernel_class import PROCESSORS
+
+LONG_COLUMN = 256  # elements from which on larger tiles are faster
+UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
+MANY_ALONG = 7  # accesses along a column, stores among them, from which on copying ahead costs more than it hides
+FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
+
+
+def columns(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules in which a program takes neighbouring columns from top to bottom."""
+    widths = _column_widths(facts)
+    if facts.rows < 2 * PROCESSORS * widths[0]:
+        yield from _narrow_columns(facts)
+    elif facts.piece and facts.is_static and facts.length <= LONGEST_IN_LANE:
+        # A column in a lane: all of a program's columns are of one piece, whose loads are all under way.
+        yield Schedule("looped", facts.order, {"x": LANES, "r": power_of_two(facts.length)}, 1, lanes=facts.lanes)
+    elif facts.is_scattered and max(widths) * 2 * PROCESSORS <= facts.rows:
+        # Lanes load an element at a time, so do it row by row: of many rows at a time lines leave the cache half read.
+        yield Schedule("looped", facts.order, {"x": max(widths), "r": 2}, 4, lanes=facts.lanes)
+    best = widths[0]
+    narrow = min(32, power_of_two(facts.rows))
+    usual = (2048, 1024) if facts.is_static and facts.length >= LONG_COLUMN else (1024, 512)
+    for x, tile, lanes, stages in (
+            (best, *usual, 1), (best, *usual, 3), (best, 1024, 512, 1), (best, 1024, 512, 3), (best, 1024, 1024, 1),
+            (narrow, 1024, 512, 1), (best, 2048, 512, 1), (best, 2048, 1024, 1), (narrow, 512, 512, 1),
+            (widths[-1], 1024, 512, 1)):
+        r = _row_block(facts, tile, x)
+        warps = clamp(power_of_two(x * r // lanes), 1, 16)
+        if stages == 1 and facts.vector > 1 and _can_be_ahead(facts) and _is_little_under_way(facts, x, r, warps):
+            stages = 3
+        ahead = min(stages, stages_within(x * r * facts.bytes_read, stages)) if facts.length > 4 * r else 1
+        yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, ahead, lanes=facts.lanes)
+
+
+def _column_widths(facts: Rows) -> list[int]:
+    """Return how many columns a program may take, the best first: those with few lanes beyond the last, then the widest."""
+    most = min(power_of_two(facts.rows), 256)
+    widths = [width for width in (32, 64, 128, 256) if width <= most] or [most]
+    widths = [width for width in widths if facts.piece % width == 0] or widths  # a program then computes one piece alone
+
+    def padded(width: int) -> float:
+        # Narrow pieces of a row take more requests for the same bytes.
+        return -(-facts.rows // width) * width * (1.0 if width * facts.itemsize >= 4 * SECTOR or width == most else 1.5)
+
+    return sorted(widths, key=lambda width: (padded(width), abs(width - 128), -width))
+
+
+def _row_block(facts: Rows, tile: int, x: int) -> int:
+    """Return how many rows a tile of so many elements has: if a column is short, as few as waste little beyond its end."""
+    most = clamp(tile // x, 1, power_of_two(facts.length))
+    if facts.block >= 8 and most > facts.block:
+        return facts.block
+    if not facts.is_static or facts.length > 16 * most:
+        return most
+    sizes = [size for size in (most, most // 2) if size >= 4] or [most]
+    return min(sizes, key=lambda size: (-(-facts.length // size) * size * (1.0 if size == most else 1.1), -size))
+
+
+def _can_be_ahead(facts: Rows) -> bool:
+    """Return whether columns may be copied ahead.
+
+    What is copied arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise. For few
+    accesses that was measured to cost less than waiting for loads.
+    """
+    return not (facts.is_mixed or facts.rows * facts.itemsize % COPIED or _stores_many(facts))
+
+
+def _stores_many(facts: Rows) -> bool:
+    """Return whether a program stores along its columns, and loads or stores many things there."""
+    return facts.stores_along > 0 and facts.reads_along + facts.stores_along >= MANY_ALONG
+
+
+def _is_little_under_way(facts: Rows, x: int, r: int, warps: int) -> bool:
+    """Return whether the tiles of all programs that run at a time are fewer bytes than keep the memory busy."""
+    programs = min(-(-facts.rows // x), RESIDENT_WARPS // warps)
+    return programs * x * r * facts.bytes_read < UNDER_WAY
+
+
+def _narrow_columns(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules for few columns: as many programs as the sectors of memory allow, each with many loads under way."""
+    sector = SECTOR // min(facts.itemsize, SECTOR)
+    width = clamp(power_of_two(facts.rows // PROCESSORS + 1) // 2, sector, 64)
+    for x, tile in ((width, 4096), (width, 8192), (2 * width, 8192), (width, 2048), (max(width // 2, 1), 4096)):
+        x = min(x, power_of_two(facts.rows))
+        r = min(tile // x, power_of_two(facts.length))
+        yield Schedule("looped", facts.order, {"x": x, "r": r}, clamp(x * r // 512, 1, 16), lanes=facts.lanes)
+
+
+def split_columns(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules of several programs for each piece of neighbouring columns."""
+    widths = _column_widths(facts)
+    if facts.is_mixed:
+        widths = [min(32, power_of_two(facts.rows)), *widths]
+    best = widths[0]
+    steps = facts.rows * facts.length // (2048 * RESIDENT // 2)  # of a program of tiles of 2048
+    pays = best <= 2 * facts.rows and not (facts.is_welford and steps <= 2 * FEW_STEPS)
+    ahead = 3 if _can_be_ahead(facts) and pays else 1
+    fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
+    # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.
+    is_small = steps <= FEW_STEPS or not facts.reads_along if ahead > 1 else facts.stores_along > 0
+    if facts.is_mixed and not facts.is_scattered:
+        first = (best, 2048, 1024, RESIDENT // 2, 3)
+    elif facts.is_mixed or is_small:
+        first = (best, 1024, 512, RESIDENT // 2, ahead)
+    else:
+        first = (best, 2048, fewest, RESIDENT // 2, ahead)
+    for x, tile, lanes, programs, stages in (
+            first, (best, 2048, fewest, RESIDENT // 2, ahead), (best, 2048, most, RESIDENT // 2, 4 - ahead),
+            (best, 2048, 1024, RESIDENT, 1), (best, 1024, 512, RESIDENT // 2, ahead),
+            (widths[-1], 2048, 512, RESIDENT // 2, ahead), (best, 2048, 512, RESIDENT // 4, ahead),
+            (best, 4096, 1024, RESIDENT // 2, ahead), (best, 2048, 1024, RESIDENT, 3)):
+        r = _row_block(facts, tile, x)
+        warps = clamp(power_of_two(x * r // lanes), 1, 16)
+        programs *= max(1, 4 // warps) if stages == 1 and lanes == 512 else 1
+        if facts.is_scattered:  # lanes that move an element at a time have little under way: it takes all that can run
+            programs = RESIDENT_WARPS // warps
+        yield split_over(facts, x, r, warps, programs, min(stages, stages_within(x * r * facts.bytes_read, stages)))

@@ -1,0 +1,202 @@
+"""What the schedule of a spec that reduces one set of axes depends on: its rows, and how they lie in memory.
+
+Worked example: of ``sum(x, 0)`` of ``bfloat16[8192, 1024]`` there are 1024 rows of 8192 elements. What is contiguous lies
+across them, so neighbouring lanes take neighbouring rows: ``lanes`` is ``x``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dynafuse.ir import Spec, references
+from dynafuse.lowering.triton.builder import recurrence_of
+from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.probe import Probe
+from dynafuse.lowering.triton.reduction_passes import runs_along
+from dynafuse.lowering.triton.tiles import LANES, Schedule, by_stride, clamp, point_count, strides_of, traffic, vector_length
+from dynafuse.partition.kernel_class import PROCESSORS, estimate
+
+LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
+LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
+SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
+RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
+RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
+MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
+MIXED = 0.25  # share of the bytes from which on accesses across the others count
+COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
+SECTOR = 32  # bytes that memory moves at least
+REGISTER = 4  # bytes of a register
+
+
+def full_reads(spec: Spec, probed: Emitter) -> list[Access]:
+    """Return the reads of tensors that run along all axes: a row kernel holds their rows in registers."""
+    total = point_count(spec, range(len(spec.axes)))
+    return [access for access in probed.accesses
+            if not access.is_store and math.prod(map(estimate, access.layout.shape)) >= total]
+
+
+def bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
+    """Return the bytes per element of the reads that vary along an axis of each group."""
+    groups = [{probed.axes[k] for k in axes} for axes in axis_groups]
+    return sum(access.layout.dtype.itemsize for access in probed.accesses
+               if not access.is_store and all(access.offset.free_symbols & group for group in groups))
+
+
+def _contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], axes: Collection[int]) -> float:
+    """Return the bytes of the accesses whose neighbours in memory are neighbours along one of ``axes``."""
+    return sum(traffic(spec, probed, access) for access in accesses if _fastest_axis(spec, probed, access) in axes)
+
+
+def _fastest_axis(spec: Spec, probed: Emitter, access: Access) -> int | None:
+    """Return the longest of the axes along which an access fills a sector of memory; None if it jumps."""
+    strides = {stride: k for k, stride in enumerate(strides_of(probed, access)) if stride}
+    run, axes = 1, []
+    while run in strides and run * access.layout.dtype.itemsize < SECTOR:
+        axes.append(strides[run])
+        run *= max(2, estimate(spec.axes[axes[-1]].size))
+    return max(axes, key=lambda k: estimate(spec.axes[k].size), default=None)
+
+
+def _ops_that_need(spec: Spec, results: frozenset[int]) -> set[int]:
+    """Return the ops that are computed from one of ``results``."""
+    dependent: set[int] = set()
+    for position, op in enumerate(spec.ops):
+        if any(ref.kind == "op" and ref.position in (dependent | results) for ref in references(op.args)):
+            dependent.add(position)
+    return dependent
+
+
+def splittable(spec: Spec, reduced: frozenset[int]) -> bool:
+    """Return whether rows may be split over programs: no store along the row, and no reduction, needs a complete row."""
+    reductions = frozenset(op for op, _ in spec.reductions)
+    dependent = _ops_that_need(spec, reductions)
+    stored_along_row = [store.op for store in spec.stores if runs_along(store, reduced)]
+    return dependent.isdisjoint(stored_along_row) and dependent.isdisjoint(reductions)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the schedule of a spec with one set of reduced axes depends on."""
+
+    spec: Spec
+    order: dict[str, tuple[int, ...]]
+    rows: int
+    length: int
+    tensors: int  # how many are read along all axes
+    held: int  # registers for an element of each tensor that is read along rows and across them
+    reads_along: int  # accesses that vary along the row
+    reads_of_rows: int  # accesses that vary across rows alone
+    bytes_read: int  # per element, of what varies along the row
+    itemsize: int  # of the largest access
+    states: int  # of all reductions together
+    is_welford: bool  # whether a reduction has several states, all of which every element changes
+    stores_along: int  # results that are stored along the row
+    is_static: bool  # whether the length is known
+    lanes: str  # the tile dimension along which most bytes are contiguous
+    vector: int  # elements that a lane moves at most with one instruction
+    is_scattered: bool  # whether lanes move most bytes along the row an element at a time
+    is_mixed: bool  # whether many bytes are contiguous along the other one
+    piece: int  # a divisor of where pieces of rows beside one another begin that are not computed alike; 0 without such
+    block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
+
+
+def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
+    """Return what the schedule of a spec that reduces rows depends on.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        accesses: Accesses of that, the largest first.
+        reduced: The axes along which it reduces.
+    """
+    remaining = [k for k in range(len(spec.axes)) if k not in reduced]
+    order = {"x": by_stride(probed, accesses, remaining), "r": by_stride(probed, accesses, sorted(reduced))}
+    is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
+    along, across = (_contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
+    reads = [access for access in probed.accesses if not access.is_store]
+    lanes = "x" if across > along else "r"
+    vectors = {access: vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
+               if _varies(probed, access, reduced)}
+    states = [len(recurrence_of(spec, op).states) for op, _ in spec.reductions]
+    return Rows(
+        spec, order, point_count(spec, remaining), point_count(spec, reduced),
+        tensors=max(1, len(full_reads(spec, probed))),
+        held=max(1, sum(-(-access.layout.dtype.itemsize // REGISTER) for access in reads
+                        if _varies(probed, access, reduced) and _varies(probed, access, remaining))),
+        reads_along=sum(_varies(probed, access, reduced) for access in reads),
+        reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
+        bytes_read=bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
+        itemsize=accesses[0].layout.dtype.itemsize,
+        states=sum(states),
+        is_welford=max(states) > 2,
+        stores_along=sum(runs_along(store, reduced) for store in spec.stores),
+        is_static=is_static,
+        lanes=lanes,
+        vector=max(vectors.values(), default=1),
+        is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) > (
+            sum(traffic(spec, probed, access) for access in vectors)),
+        is_mixed=min(along, across) > MIXED * max(along, across),
+        piece=math.gcd(*(bound for axes, bound in probed.conditions().values() if bound and axes == {*order["x"][-1:]})),
+        block=_even_block(spec, probed, order["r"]),
+    )
+
+
+def _varies(probed: Probe, access: Access, axes: Iterable[int]) -> bool:
+    """Return whether the index of an access depends on one of ``axes``, by way of loaded indices too."""
+    return not probed.axes_along(access.offset).isdisjoint(axes)
+
+
+def _even_block(spec: Spec, probed: Probe, row: tuple[int, ...]) -> int:
+    """Return the largest power of two whose multiples cut the row where reads along its outer axes move on; 0 without such.
+
+    Those are then read once a tile, and their index needs no division per element.
+    """
+    inner, block = 1, 0
+    for k in reversed(row):
+        size = spec.axes[k].size
+        is_outer = inner > 1 and any(
+            _varies(probed, access, [k]) and not _varies(probed, access, row[row.index(k) + 1:])
+            for access in probed.accesses)
+        if is_outer:
+            block = inner & -inner
+            break
+        if not isinstance(size, int):
+            break
+        inner *= size
+    return block
+
+
+def stages_within(tile_bytes: int, most: int) -> int:
+    """Return how many tiles of so many bytes are under way, at most ``most``: of these one has left shared memory."""
+    return clamp(1 + SHARED_BYTES // max(tile_bytes, 1), 1, most)
+
+
+def with_running_states(facts: Rows, schedule: Schedule) -> Schedule:
+    """Return a schedule whose loop keeps a state per element that a lane moves at once, not one per element of its tile."""
+    is_copied_for_stores = schedule.stages > 1 and facts.stores_along  # in a layout in which lanes hold other elements
+    if schedule.schedule_class not in ("looped", "split") or is_copied_for_stores:
+        return schedule
+    moved = LANES * schedule.warps * facts.vector  # elements
+    running = max(moved // (schedule.block["x"] if schedule.lanes == "x" else 1), 1)
+    return replace(schedule, running=running) if running < schedule.block["r"] else schedule
+
+
+def split_over(facts: Rows, x: int, r: int, warps: int, programs: int, stages: int = 1) -> Schedule:
+    """Return a schedule that splits rows over programs, so many in all if rows are long enough.
+
+    Args:
+        facts: What the schedule depends on.
+        x: How many rows a tile has.
+        r: How many elements of each.
+        warps: Warps per program.
+        programs: How many programs there are to be; each row has two at least.
+        stages: Tiles of a loop that are on their way from memory at a time.
+    """
+    row_programs = -(-facts.rows // x)
+    splits = clamp(programs // row_programs, 2, MOST_SPLITS)
+    tiles = -(-facts.length // r)
+    tiles_per_program = -(-tiles // min(splits, tiles))
+    return Schedule("split", facts.order, {"x": x, "r": r}, warps, stages, max(2, -(-tiles // tiles_per_program)),
+                    frozenset(op for op, _ in facts.spec.reductions), lanes=facts.lanes)

@@ -1,0 +1,152 @@
+"""Schedules of rows that are contiguous: held in registers, walked tile by tile, or split over programs.
+
+The numbers were measured: `python -m bench.schedules` times kernels under schedules that these formulas do not choose.
+
+Worked example: rows of 512 ``bfloat16`` numbers go two to a program of one warp, which holds 32 elements a lane.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from dynafuse.lowering.triton.online import find_online_sums
+from dynafuse.lowering.triton.reduced_rows import (
+    COPIED,
+    LONGEST_IN_LANE,
+    MOST_SPLITS,
+    RESIDENT,
+    RESIDENT_WARPS,
+    SECTOR,
+    Rows,
+    split_over,
+    stages_within,
+)
+from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before
+from dynafuse.lowering.triton.tiles import LANES, Schedule, clamp, power_of_two
+from dynafuse.partition.kernel_class import PROCESSORS
+
+LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
+LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
+LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
+MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
+EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
+FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
+EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
+EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
+MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
+
+
+def whole_rows(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules in which one program takes a whole row, or several."""
+    online_sums = find_online_sums(facts.spec)
+    passes = pass_count(facts.spec, passes_before(facts.spec, online_sums), facts.order["r"])
+    longest_held = LONGEST_HELD if passes <= 2 else LONGEST_PERSISTENT
+    tensors = facts.tensors
+    longest_in_registers = LONGEST_PERSISTENT // (2 * power_of_two(tensors // 2) if tensors > 1 else 1)
+    can_be_held = facts.is_static and facts.length <= LONGEST_PERSISTENT
+    loops = _online(facts) if online_sums else _looped(facts)
+    if can_be_held and facts.length <= min(longest_held, longest_in_registers):
+        yield from _persistent(facts)
+        yield from itertools.islice(loops, 2 if facts.length >= 2048 else 0)
+    else:
+        yield from loops
+        yield from itertools.islice(_persistent(facts), 1 if can_be_held else 0)
+
+
+def _persistent(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules that hold whole rows; several short ones per program, so that it has enough loads in flight.
+
+    Where a program has 32 rows per warp, Triton computes what belongs to a row in one lane instead of in a whole warp.
+    """
+    r = power_of_two(facts.length)
+    x = _rows_held(facts, r)
+    warps = _warps_of_held(facts, x, r)
+    tiles = [(x, warps), (x, 2 * warps), (x, 4 * warps), (2 * x, 2 * warps), (4 * x, 4 * warps), (x, max(warps // 2, 1)),
+             (max(x // 2, 1), max(warps // 2, 1)), (2 * x, warps)]
+    if r <= LONGEST_IN_LANE and facts.reads_of_rows and facts.held * r <= MOST_IN_LANE:
+        in_lanes = [(32, 1), (64, 2)]
+        tiles = in_lanes + tiles if facts.rows >= LANES * 4 * PROCESSORS else tiles[:1] + in_lanes + tiles[1:]
+    most = power_of_two(facts.rows)
+    yield from (Schedule("persistent", facts.order, {"x": x, "r": r}, warps,
+                         loads_early=-(-facts.rows // x) * warps <= EARLY_WARPS) for x, warps in tiles
+                if x <= most and warps <= 16 and x * r <= 4096 * warps)
+
+
+def _rows_held(facts: Rows, r: int) -> int:
+    """Return how many rows of ``r`` elements a program holds: several short ones, but no more than leave enough programs."""
+    share = power_of_two(facts.rows // PROCESSORS + 1)  # of a processor
+    x = min(max((1024 if r > LONGEST_IN_LANE else 512) // r, 1), clamp(share // 4, 1, 128))
+    if facts.is_mixed:  # what lies across the rows fills sectors too
+        x = clamp(share // 2, x, 2 * SECTOR // min(facts.itemsize, SECTOR))
+    return x
+
+
+def _warps_of_held(facts: Rows, x: int, r: int) -> int:
+    """Return the warps that hold ``x`` rows of ``r`` elements: what registers ask for, more where little else runs."""
+    per_lane = clamp(power_of_two(64 // max(facts.tensors, facts.held)), 16, 64 if r >= LONG_ROW else 32)
+    warps = clamp(power_of_two(x * r // (LANES * per_lane)), 1, 16)
+    if r == 128 and not facts.is_mixed:  # a row is what a warp loads at a time
+        return max(1, x // 2)
+    if r == 2048:
+        return 2 if facts.rows >= RESIDENT else 4
+    if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:
+        return r // (LANES * MOST_IN_LANE)
+    is_alone = -(-facts.rows // x) * warps < FEW_WARPS  # while a row is waited for
+    return 2 * warps if is_alone and x * r >= 2 * EVEN_LOAD * LANES * warps else warps
+
+
+def _online(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules of few steps and few warps: every step ends in two sums over the tile.
+
+    Where the row is read again, large programs are an alternative: few rows are under way at a time, which then are still in
+    the cache.
+    """
+    r = clamp(power_of_two(facts.length), 128, 4096 if facts.stores_along else 8192)
+    stages = stages_within(r * facts.bytes_read, 3) if facts.stores_along else 1
+    cannot_be_ahead = facts.length * facts.itemsize % COPIED
+    if facts.stores_along and cannot_be_ahead and facts.length >= LONG_ROW:
+        yield from _loops(facts, (LONG_ROW, 16, 1))
+    if facts.rows < 2 * PROCESSORS:  # few are under way at a time
+        yield from _loops(facts, (LONG_ROW, 16, 1))
+    if facts.rows >= MANY_ROWS and not facts.stores_along:
+        yield from _loops(facts, (2048, 4, 1))
+    yield Schedule("looped", facts.order, {"x": 1, "r": r}, 4 if facts.tensors == 1 else 8, stages)
+    yield from _loops(facts, (8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 2), (2048, 4, 4), (16384, 16, 1))
+
+
+def _loops(facts: Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:
+    """Yield schedules of one row a program, given elements of a tile, warps and stages."""
+    for r, warps, stages in tiles:
+        if r <= power_of_two(facts.length):
+            stages = min(stages, stages_within(r * facts.bytes_read, 4))
+            yield Schedule("looped", facts.order, {"x": 1, "r": r}, warps, stages)
+
+
+def _looped(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules with few lanes for one tensor, which keep enough loads in flight, and more for several."""
+    length = power_of_two(facts.length)
+    r = min(2048 if facts.tensors == 1 else 4096, length)
+    x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(facts.rows))
+    yield Schedule("looped", facts.order, {"x": x, "r": r}, 16 if r >= 4096 else 8 if r >= 2048 else 4)
+    yield from _loops(facts, (4096, 8, 1), (8192, 16, 1), (2048, 4, 3), (4096, 16, 1), (16384, 32, 1), (1024, 4, 4))
+
+
+def split_rows(facts: Rows) -> Iterator[Schedule]:
+    """Yield schedules of several programs a row, as many as run at a time."""
+    largest = facts.block if facts.block >= EVEN_BLOCK else 4096
+    # A tile for each program, and not more states in a lane than there are registers.
+    most, lanes = (512, 512) if facts.states > 2 else (4096, 1024) if facts.reads_along <= 3 else (2048, 512)
+    size = clamp(power_of_two(facts.rows * facts.length // (2 * RESIDENT)), 512, most)
+    many = RESIDENT if facts.reads_along <= 3 else 2 * RESIDENT
+    for tile, elements, programs in (
+            (size, lanes, many), (size, lanes, RESIDENT), (size, 512, RESIDENT), (512, 512, 2 * RESIDENT),
+            (4096, 1024, RESIDENT), (1024, 1024, 2 * RESIDENT), (4096, 512, RESIDENT), (size, lanes, RESIDENT // 2),
+            (2048, 512, RESIDENT)):
+        r = min(tile, largest, power_of_two(facts.length))
+        # Rows of which there cannot be enough programs have more warps in each.
+        fewest = RESIDENT_WARPS // (facts.rows * MOST_SPLITS) if facts.length >= r * MOST_SPLITS else 1
+        warps = clamp(max(r // elements, fewest), 1, min(16, r // 32))
+        if fewest > r // elements:
+            programs = RESIDENT_WARPS // warps
+        yield split_over(facts, 1, r, warps, max(min(4 * programs // warps, 4 * RESIDENT), programs))

@@ -1,0 +1,64 @@
+"""Schedules of rows and columns that are reduced in one pass: a row in registers, and running states of all columns.
+
+Worked example: the gradient of a layer norm over ``[8192, 1024]`` runs in four programs of four warps on each processor.
+Each walks over its rows, of which the next two are on their way from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dynafuse.ir import Spec
+from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.probe import Probe
+from dynafuse.lowering.triton.reduced_rows import LONGEST_AHEAD, SHARED_BYTES, bytes_read_along, full_reads
+from dynafuse.lowering.triton.tiles import Schedule, by_stride, clamp, point_count, power_of_two, reduced_axes
+from dynafuse.partition.kernel_class import PROCESSORS
+
+LONGEST_IN_FEW = 4096  # elements of a row of which four warps hold as many as there are registers for
+HEAVY = 64 << 10  # bytes that a program holds of such a row from which on two of four warps are faster than one of 16
+
+
+def rowcol(
+    spec: Spec, probed: Probe, accesses: Sequence[Access], reduced_sets: list[frozenset[int]]
+) -> Iterator[Schedule]:
+    """Yield schedules of a spec that reduces rows and columns: a row in registers, and running states of all columns.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        accesses: Accesses of that, the largest first.
+        reduced_sets: The axes along which it reduces: those of rows, and those of columns.
+    """
+    row = frozenset(k for k, axis in enumerate(spec.axes) if axis.reduced)
+    column = next(axes for axes in reduced_sets if axes != row)
+    order = {"x": by_stride(probed, accesses, sorted(column)), "r": by_stride(probed, accesses, sorted(row))}
+    rows, length = point_count(spec, column), point_count(spec, row)
+    r = power_of_two(length)
+    deferred = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)
+    bytes_read = sum(access.layout.dtype.itemsize for access in full_reads(spec, probed))
+    bytes_ahead = bytes_read_along(probed, column, row)
+    most = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
+    held = 4 * len(deferred) + bytes_read  # bytes per element of a tile
+
+    def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
+        room = min(SHARED_BYTES, 2 * SHARED_BYTES // per_processor)
+        stages = min(stages, clamp(1 + room // max(x * r * bytes_ahead, 1), 1, 3))
+        programs = min(-(-rows // x), PROCESSORS * per_processor)
+        return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages if r <= LONGEST_AHEAD else 1, programs, deferred,
+                        hoist_invariants=r <= LONGEST_AHEAD)
+
+    def warps_for(x: int) -> int:
+        return 4 if x * r * held <= 48 << 10 else 8 if x * r * held <= 160 << 10 else 16
+
+    half, quarter = max(most // 2, 1), max(most // 4, 1)
+    if r >= 4096:
+        yield schedule(1, 4, 2, 3) if r <= LONGEST_IN_FEW and r * held > HEAVY else schedule(1, 16, 1, 3)
+    yield schedule(quarter, warps_for(quarter), 4, 3)
+    yield schedule(half, warps_for(half), 2, 3)
+    yield schedule(half, warps_for(half), 4, 1)
+    yield schedule(quarter, warps_for(quarter), 4, 2)
+    yield schedule(quarter, warps_for(quarter), 6, 2)
+    yield schedule(quarter, max(warps_for(quarter) // 2, 1), 4, 2)
+    yield schedule(quarter, warps_for(quarter), 4, 1)
+    yield schedule(most, warps_for(most), 1, 2)
