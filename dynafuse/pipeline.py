@@ -40,6 +40,7 @@ from dynafuse.partition.annotate import annotate, signature
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing, index_lines
 from dynafuse.partition.grow import partition
+from dynafuse.passes.aliases import return_views_of_inputs
 from dynafuse.passes.channels_last import optimize_layout
 from dynafuse.passes.embedding_gradients import scatter_gradients
 from dynafuse.passes.in_place import note_in_place
@@ -48,6 +49,7 @@ from dynafuse.passes.normalize import normalize
 from dynafuse.passes.padded_products import pad_products
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
+from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
 from dynafuse.runtime.capture.graphs import Intent, intent_of
@@ -102,7 +104,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         offered = keep_saved_tensors()
         if shared is not None:
             shared.offered = offered
-    normal = stage("normalization", lambda: _normalized(kind, config, module, forcing), left_out)
+    normal = stage("normalization", lambda: _normalized(kind, config, module, forcing, whole=shared is not None), left_out)
     if normal is None:
         return eager(before.restored())
     if shared is not None:
@@ -184,13 +186,22 @@ def finish(setting: Setting, plan: CanonicalPlan, demoted: Demoted, requests: Re
 # The stages that are more than a call ---------------------------------------------------------------------------------
 
 
-def _normalized(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> GraphModule:
-    """Return a graph after the passes that every graph goes through; what they are given is changed."""
+def _normalized(kind: str, config: Config, module: GraphModule, forcing: Forcing, whole: bool) -> GraphModule:
+    """Return a graph after the passes that every graph goes through; what they are given is changed.
+
+    Args:
+        kind: forward, backward or inference.
+        config: The options.
+        module: The graph.
+        forcing: What the user forces onto which executor.
+        whole: Whether it is no graph inside another.
+    """
     _compile_regions_inside(kind, config, module, forcing)
     if kind == "inference" and not config.fallback_random:
         replace_random(module, forcing)
     with dynamo_timed("dynafuse.normalize"):
-        return normalize(module, merge_equal=kind == "inference")
+        normal = normalize(module, merge_equal=kind == "inference")
+    return return_views_of_inputs(normal) if whole and kind != "backward" else normal
 
 
 def _compile_regions_inside(kind: str, config: Config, module: GraphModule, forcing: Forcing) -> None:
@@ -353,7 +364,7 @@ def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any], 
     """Return the generated function."""
     steps = {region.name: Step.of(region, kernels[region.name], index_lines(region.region.nodes)) for region in plan.regions}
     with dynamo_timed("dynafuse.write"):
-        call = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over)
+        call = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over, sharing_of(setting.kind))
     source: str = call.source  # type: ignore[attr-defined]
     setting.trace.note("function", lambda: source)
     log.debug("%s graph:\n%s\n%s", setting.kind, plan.plan, source)

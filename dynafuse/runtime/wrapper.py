@@ -41,6 +41,7 @@ from dynafuse.ops import is_library
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
+from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.buffers import is_given_up
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text
@@ -80,9 +81,10 @@ class Writer:
     """Writes the function of one graph."""
 
     def __init__(self, plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
-                 over: Mapping[Node, Node]) -> None:
+                 over: Mapping[Node, Node], sharing: Sharing) -> None:
         self.plan = plan
         self.over = over
+        self.sharing = sharing
         self.facts: Mapping[Node, Facts] = plan.annotated.facts
         self.module = module
         self.steps = steps
@@ -408,11 +410,10 @@ class Writer:
         """Write a chain of views as one new tensor over the base's memory.
 
         Outputs that share memory share a version, too: autograd has to know if one is written to and it has saved another.
-        They are no views of each other: one may have a gradient, another not.
         """
         name, (sizes, strides, offset) = self.names[self.plan.annotated.base(node)], self._place(node)
         if node in self.shared:
-            return f"{name}.as_strided({sizes}, {strides}, {name}.storage_offset() + {offset}).detach()"
+            return f"{self.constant(self.sharing, 'sharing')}({name}, {sizes}, {strides}, {offset})"
         return f"{self.constant(guards._reinterpret_tensor, 'reinterpret')}({name}, {sizes}, {strides}, {offset})"
 
     def _place(self, node: Node) -> tuple[str, str, str]:
@@ -542,7 +543,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
-          over: Mapping[Node, Node]) -> Callable[[list[Any]], Any]:
+          over: Mapping[Node, Node], sharing: Sharing) -> Callable[[list[Any]], Any]:
     """Write the function that runs a plan, and compile it.
 
     Args:
@@ -551,11 +552,12 @@ def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: fr
         steps: The plan's regions with their kernels, by name.
         static: Positions of inputs whose addresses do not change from call to call.
         over: The results that kernels write over an operand, each with that operand.
+        sharing: Makes results that share memory with others.
 
     Returns:
         The function, with its text as ``source``. It is boxed: it takes its arguments in a list, which it empties.
     """
-    source, namespace = Writer(plan, module, steps, static, over).write()
+    source, namespace = Writer(plan, module, steps, static, over, sharing).write()
     exec(compile(source, "<dynafuse graph>", "exec"), namespace)
     call = namespace["call"]
     call._boxed_call = True

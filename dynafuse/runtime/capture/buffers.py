@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.capture.decide import Layout
 
 guards: Any = torch._C._dynamo.guards
@@ -184,14 +185,16 @@ class Store:
 class Outputs:
     """The outputs of a recording, and the ways in which they leave it."""
 
-    def __init__(self, outputs: Sequence[Any], args: Sequence[Any], saved: frozenset[int]) -> None:
+    def __init__(self, outputs: Sequence[Any], args: Sequence[Any], saved: frozenset[int], sharing: Sharing) -> None:
         """Take the outputs of a recorded call.
 
         Args:
             outputs: What the recorded call returned.
             args: The arguments that it was recorded with.
             saved: Positions of outputs that only the backward sees.
+            sharing: Makes outputs that share memory with others.
         """
+        self.sharing = sharing
         self.inputs = {arg.untyped_storage()._cdata: i for i, arg in enumerate(args) if isinstance(arg, Tensor)}
         members: dict[int, list[int]] = {}
         for i, output in enumerate(outputs):
@@ -242,7 +245,7 @@ class Outputs:
         if output is sources[cdata]:
             return lambda args, fresh: fresh[place]
         # With the version of what it shares memory with: autograd has to know if one is written to and it has saved another.
-        return lambda args, fresh: fresh[place].as_strided(size, stride, offset).detach()
+        return lambda args, fresh: self.sharing(fresh[place], size, stride, offset)
 
 
 def itemgetter_of_arguments(position: int) -> Maker:

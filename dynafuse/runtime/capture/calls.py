@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dynafuse.fallback import Guard
+from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.capture.buffers import Inputs, Outputs, Unrecordable, inputs_of
 from dynafuse.runtime.capture.decide import Layout
 from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorded, Recorder, at_once
@@ -243,7 +244,8 @@ class Captured:
         with torch.inference_mode(mode=False):  # tensors that every mode may write to
             inputs, given = inputs_of(args, self.layout, in_place, self.recorder.empty)
         recorded = self.recorder.record(self.launched, list(given), pool)
-        outputs = Outputs(recorded.outputs, given, self.layout.saved if self.kind == "forward" else frozenset())
+        saved = self.layout.saved if self.kind == "forward" else frozenset()
+        outputs = Outputs(recorded.outputs, given, saved, sharing_of(self.kind))
         outputs.settle()
         log.info("%s graph recorded: %d inputs in place, %d bytes copied in, %d out, %d storages handed over",
                  self.kind, len(inputs.positions), inputs.bytes, outputs.handing.bytes, len(outputs.saved))
