@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._functorch.config
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 
 from dynafuse import backend
@@ -105,12 +106,12 @@ def witnesses(verdict: Verdict) -> tuple[str, ...]:
 
 
 def promised(loaded: Loaded, call: Sequence[int], device: str) -> Any:
-    """The result by torch's shape functions alone."""
+    """The result by torch's shape functions alone, as its compiler calls them."""
     with inputs.place(device):
         arguments = loaded.arguments(*call)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     faked = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-    with suppress(RuntimeError, TypeError, ValueError), mode:
+    with suppress(RuntimeError, TypeError, ValueError), mode, enable_python_dispatcher():
         return loaded.program(*faked)
     return None
 
