@@ -164,7 +164,7 @@ def _as_scatter(target: Node, value: Node) -> Node:
     for dim in range(first, last + 1):
         part = parts.get(dim) or _Part(0, _size(value, target, dim))
         indices.append(_places(value, part, last - dim))
-    for dim in sorted(dim for dim, part in parts.items() if part.selected):
+    for dim in sorted((dim for dim, part in parts.items() if part.selected), reverse=True):  # then those behind are there
         source = insert(value, aten.unsqueeze.default, (source, dim - rank))
     put = insert(value, aten.index_put.default, (target, indices, source))
     value.replace_all_uses_with(put)
