@@ -63,6 +63,7 @@ class Facts:
     call: Call | None = None
     reason: str = ""  # why a node that computes runs eager
     forced: str | None = None  # the executor that the user's code or options hold it to
+    quick: bool = False  # whether its result only becomes 16-bit floats, so that float32 need not be exact to the last bits
     fallback: str = ""  # which executor it was forced to without `strict`, and why that one does not run it
 
     @property

@@ -31,11 +31,12 @@ _GELU_CUBIC = "0.044715"
 
 def _row(names: str, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (), hoists: tuple[int, ...] = (),
          hoists_inverse: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, casts: bool = False,
-         picks: bool = False, flops: float = 1.0, accepts: Callable[[Call], str] | None = None) -> None:
+         picks: bool = False, smooth: bool = False, flops: float = 1.0,
+         accepts: Callable[[Call], str] | None = None) -> None:
     for target in overloads(names):
         row = pointwise(target, emit, cast=cast, raw=raw, flops=flops)
         register(dataclasses.replace(row, hoists=hoists, hoists_inverse=hoists_inverse, steps=steps, casts=casts,
-                                     rounds=rounds, picks=picks, accepts=accepts))
+                                     rounds=rounds, picks=picks, smooth=smooth, accepts=accepts))
 
 
 def _eager(names: str, reason: str) -> None:
@@ -195,9 +196,9 @@ _row("aten.add.Tensor aten.add.Scalar prims.add.default", _add, hoists=(1, 2))
 _row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, hoists=(1, 2))
 _row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, hoists=(1, 2))
 _row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, hoists=(1,))
-_row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, hoists_inverse=(1,))
+_row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, hoists_inverse=(1,), smooth=True)
 _row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), accepts=_accepts_divisor)
-_row("prims.div.default", _prims_div, hoists_inverse=(1,))
+_row("prims.div.default", _prims_div, hoists_inverse=(1,), smooth=True)
 _row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=4,
      accepts=_accepts_divisor)
 _row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=_TRANSCENDENTAL,
@@ -225,8 +226,8 @@ _row(_both("abs"), _by_dtype(floats="tl.abs({0})", bools="{0}"), picks=True)
 _row(_both("sign") + " aten.sgn.default", _by_dtype(floats="lm.sign({0})", bools="{0}"), steps=(0,))
 _row("aten.positive.default", "{0}")
 _row("aten.square.default", _by_dtype(floats="{0} * {0}", bools="{0}"))
-_row(_both("reciprocal"), "lm.reciprocal({0})", flops=4)
-_row(_both("sqrt"), "lm.sqrt({0})", flops=4)
+_row(_both("reciprocal"), "lm.reciprocal({0})", smooth=True, flops=4)
+_row(_both("sqrt"), "lm.sqrt({0})", smooth=True, flops=4)
 _row(_both("rsqrt"), "lm.rsqrt({0})", flops=4)
 _row("prims.cbrt.default", "lm.cbrt({0})", flops=_TRANSCENDENTAL)
 _row(
@@ -373,12 +374,13 @@ _FUNCTIONS = (
 )
 
 for _name in _FUNCTIONS.split():
-    _row(_both(_name), f"lm.{_name}({{0}})", flops=_PERIODIC if _name in ("sin", "cos", "tan") else _TRANSCENDENTAL)
+    _row(_both(_name), f"lm.{_name}({{0}})", smooth=_name == "exp",
+         flops=_PERIODIC if _name in ("sin", "cos", "tan") else _TRANSCENDENTAL)
 
 _row("aten.erfinv.default prims.erf_inv.default", "lm.erfinv({0})", flops=_TRANSCENDENTAL)
 _row("aten.special_erfcx.default prims.erfcx.default", "lm.erfcx({0})", flops=_TRANSCENDENTAL)
 _row(_both("atan2"), _function("lm.atan2"), flops=2 * _TRANSCENDENTAL)
-_row("aten.sigmoid.default", "lm.sigmoid({0})", flops=_TRANSCENDENTAL + 4)
+_row("aten.sigmoid.default", "lm.sigmoid({0})", smooth=True, flops=_TRANSCENDENTAL + 4)
 _row("aten.sinc.default", "lm.sinc({0})", flops=_TRANSCENDENTAL + 4)
 _row(
     "aten.xlogy.Tensor aten.xlogy.Scalar_Other aten.xlogy.Scalar_Self", _function("lm.xlogy"), flops=_TRANSCENDENTAL + 2
@@ -481,7 +483,7 @@ _row("aten.relu6.default", lambda context, value: _clamp(context, value, 0, 6), 
 _row("aten.leaky_relu.default", "tl.where({0} > 0, {0}, {0} * {1})", hoists=(1,), flops=2)
 _row("aten.elu.default", _elu, flops=_TRANSCENDENTAL)
 _row("aten.gelu.default", _gelu, flops=_TRANSCENDENTAL + 4)
-_row("aten.silu.default", "{0} * lm.sigmoid({0})", flops=_TRANSCENDENTAL + 4)
+_row("aten.silu.default", "{0} * lm.sigmoid({0})", smooth=True, flops=_TRANSCENDENTAL + 4)
 _row("aten.mish.default", "{0} * lm.tanh(lm.softplus({0}))", flops=3 * _TRANSCENDENTAL)
 _row("aten.softplus.default", _softplus, flops=2 * _TRANSCENDENTAL)
 _row("aten.hardtanh.default", _clamp, hoists=(1, 2), flops=2)
@@ -495,8 +497,8 @@ _row("aten.log_sigmoid.default", "lm.minimum({0}, 0) - lm.log1p(lm.exp(-tl.abs({
 _row("aten.sigmoid_backward.default", "{0} * ((1 - {1}) * {1})", flops=3)
 _row("aten.tanh_backward.default", "{0} * (1 - {1} * {1})", flops=3)
 _row("aten.threshold_backward.default", "tl.where({1} <= {2}, 0, {0})", hoists=(2,), steps=(1,))
-_row("aten.gelu_backward.default", _gelu_backward, flops=2 * _TRANSCENDENTAL)
-_row("aten.silu_backward.default", "{0} * lm.silu_slope({1})", flops=_TRANSCENDENTAL + 4)
+_row("aten.gelu_backward.default", _gelu_backward, smooth=True, flops=2 * _TRANSCENDENTAL)
+_row("aten.silu_backward.default", "{0} * lm.silu_slope({1})", smooth=True, flops=_TRANSCENDENTAL + 4)
 _row("aten.leaky_relu_backward.default", "tl.where({1} > 0, {0}, {0} * {2})", hoists=(2,), steps=(1,), flops=2)
 _row("aten.elu_backward.default", _elu_backward, steps=(5,), flops=_TRANSCENDENTAL)
 _row("aten.hardtanh_backward.default", "tl.where(({1} <= {2}) | ({1} >= {3}), 0, {0})", hoists=(2, 3), steps=(1,), flops=3)

@@ -228,6 +228,7 @@ class Row:
     steps: tuple[int, ...] = ()  # pointwise: operands where it steps from one float to another: they are rounded first
     casts: bool = False  # pointwise: whether it computes its operand in another dtype
     picks: bool = False  # whether each element is one of its operands' or 0, or that with another sign
+    smooth: bool = False  # pointwise: whether quicker functions serve it where its result only becomes 16-bit floats
     rounds: bool = False  # pointwise: whether it casts what the user casts: its operand and its result are rounded
     lower: Lower | None = None  # view, index, gather, creation, random: the value at an index
     view: View | None = None  # view, index: what it does to dimensions; None where it takes parts of them

@@ -25,7 +25,7 @@ from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope
-from dynafuse.lowering.triton.text import escape, is_literal, size_text, wrap
+from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
 from dynafuse.ops.indexing_math import known_less, known_nonnegative, rejoin, symbol
@@ -305,6 +305,8 @@ class Emitter(ControlFlow):
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
         text = escape(_expression_text(row, context, operands))
+        if row.smooth and self.spec.ops[position].quick and context.dtype is torch.float32 and not self.rounding.everywhere:
+            text = quick(text)
         result = self.define(text, call.dtype, tiles, comment=f"%{position} {call.target}")
         if not guard:
             return result

@@ -8,8 +8,8 @@
         tl.store(y_ptr + at, lm.silu_slope(tl.load(x_ptr + at)))
 
 Operands are tensors (a number must come as ``tl.full([], number, dtype)``) of float32 or float64, or of an integer type
-for the functions that say so. Accuracy is that of CUDA's own functions, as eager has it: ``tl.exp`` and ``/`` are
-faster and are off by more. NaNs go where eager's go.
+for the functions that say so. Accuracy is that of CUDA's own functions, as eager has it. NaNs go where eager's go.
+``libm_quick.py`` has others, for results that become 16-bit floats.
 
 Under ``TRITON_INTERPRET=1`` there is no libdevice; the same functions then run as Python over
 :mod:`dynafuse.lowering.triton.interpreted_libdevice`.

@@ -25,6 +25,8 @@ import triton.language as tl
 
 from dynafuse.lowering.triton import libm as lm
 """
+QUICK = "from dynafuse.lowering.triton import libm_quick as lq\n"
+"""The line of a module's header that kernels with quick functions need besides."""
 
 
 Variables = dict[sympy.Symbol, sympy.Expr]

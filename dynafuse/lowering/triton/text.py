@@ -10,6 +10,7 @@ Worked example: ``size_text(4 * s0)`` is ``4*s0``; with an index ``i`` below 8, 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 
 import sympy
@@ -22,6 +23,9 @@ from dynafuse.ops import Value
 from dynafuse.ops.indexing_math import known_nonnegative
 
 Names = Mapping[sympy.Symbol, sympy.Expr]
+
+HAVE_QUICK = re.compile(r"\blm\.(exp|div|reciprocal|sqrt|sigmoid|silu_slope)\(")
+"""Calls of functions that ``libm_quick`` has as well."""
 
 
 class _Quotient(sympy.Function):  # type: ignore[misc]
@@ -146,3 +150,8 @@ def wrap(name: str) -> str:
 def escape(text: str) -> str:
     """Return text that ``str.format`` turns back into ``text``."""
     return text.replace("{", "{{").replace("}", "}}")
+
+
+def quick(text: str) -> str:
+    """Return an expression of float32 with the quicker functions of ``libm_quick``, where that has them."""
+    return HAVE_QUICK.sub(r"lq.\1(", text)
