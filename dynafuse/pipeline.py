@@ -42,6 +42,7 @@ from dynafuse.partition.forcing import Forcing, index_lines
 from dynafuse.partition.grow import partition
 from dynafuse.passes.aliases import return_views_of_inputs
 from dynafuse.passes.channels_last import optimize_layout
+from dynafuse.passes.clones import remove_clones
 from dynafuse.passes.embedding_gradients import scatter_gradients
 from dynafuse.passes.in_place import note_in_place
 from dynafuse.passes.joint import replace_random
@@ -201,6 +202,8 @@ def _normalized(kind: str, config: Config, module: GraphModule, forcing: Forcing
         replace_random(module, forcing)
     with dynamo_timed("dynafuse.normalize"):
         normal = normalize(module, merge_equal=kind == "inference")
+        if kind == "inference":  # of forward and backward that was done in their joint graph
+            remove_clones(normal)
     return return_views_of_inputs(normal) if whole and kind != "backward" else normal
 
 

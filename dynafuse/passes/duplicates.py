@@ -16,7 +16,7 @@ twice one comparison is left, and both ``nonzero``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,12 +33,12 @@ PURE_MODULES = ("_operator", "math", "torch.fx.experimental.symbolic_shapes", "t
 
 def merge_duplicates(graph: Graph) -> None:
     """Replace each call by an equal one before it, in place."""
-    returned = set(_memories(graph.output_node().all_input_nodes))
+    returned = set(memories(graph.output_node().all_input_nodes))
     first: dict[Hashable, Node] = {}
     for node in list(graph.nodes):
         if writes(node):
             first.clear()
-        elif is_determined(node) and returned.isdisjoint(_memories([node])):
+        elif is_determined(node) and returned.isdisjoint(memories([node])):
             other = first.setdefault(_call(node), node)
             if other is not node:
                 node.replace_all_uses_with(other)
@@ -79,7 +79,7 @@ def _unbacked(node: Node) -> set[Any]:
             for symbol in free_unbacked_symbols(leaf)}
 
 
-def _memories(nodes: list[Node]) -> Iterator[StorageWeakRef]:
+def memories(nodes: Iterable[Node]) -> Iterator[StorageWeakRef]:
     """Yield the memory of each tensor, sparse ones excepted."""
     for node in nodes:
         value = node.meta.get("val")

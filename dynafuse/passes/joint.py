@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from dynafuse.fallback import STRICT, Guard
 from dynafuse.partition.forcing import NOTHING, Forcing
 from dynafuse.passes.casts import keep_written_casts
+from dynafuse.passes.clones import remove_clones
 from dynafuse.passes.duplicates import merge_duplicates
 from dynafuse.passes.normalize import settle_strides
 from dynafuse.passes.overwritten import save_before_overwriting
@@ -62,6 +63,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
         use_offsets(joint.graph)
         joint.graph.eliminate_dead_code()
         merge_duplicates(joint.graph)
+        remove_clones(joint)
         merged_already = torch._functorch.config.patch(cse=False)
         with merged_already, _cutting(joint, cut, guard) if cut else nullcontext():
             return partitioners.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **kwargs)

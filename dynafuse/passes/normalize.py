@@ -235,7 +235,7 @@ def _same_as(node: Node) -> Node | None:
         return None
     if node.target in NOOPS:
         return source
-    if node.target in SAME_SHAPE and _same_layout(operand, result):
+    if node.target in SAME_SHAPE and same_layout(operand, result):
         return source
     if is_view(node):
         return _undone(source, result)
@@ -259,7 +259,7 @@ def _reads_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether two views of one memory have the same elements at the same indices."""
     offsets = [_expr(value.storage_offset()) for value in (left, right)]
     lazy = [(value.dtype, value.is_conj(), value.is_neg()) for value in (left, right)]
-    return offsets[0] == offsets[1] and lazy[0] == lazy[1] and _same_layout(left, right)
+    return offsets[0] == offsets[1] and lazy[0] == lazy[1] and same_layout(left, right)
 
 
 def _scattered(node: Node) -> Node | None:
@@ -268,11 +268,11 @@ def _scattered(node: Node) -> Node | None:
     into, piece = args["self"], args["src"]
     result, slice_value = node.meta["val"], piece.meta["val"]
     if isinstance(slice_value.numel(), int) and slice_value.numel() == 0:
-        return into if _same_layout(into.meta["val"], result) else None
-    return piece if slice_value.dtype == result.dtype and _same_layout(slice_value, result) else None
+        return into if same_layout(into.meta["val"], result) else None
+    return piece if slice_value.dtype == result.dtype and same_layout(slice_value, result) else None
 
 
-def _same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
+def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
     return _same(left.shape, right.shape) and _same(left.stride(), right.stride())
 
 
