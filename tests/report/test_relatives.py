@@ -83,13 +83,13 @@ def test_masks_that_alternate() -> None:
 
 def test_first_layers_that_are_dense() -> None:
     report = planned(Dense(), Dense(), Mixture(), Mixture(), Mixture())
-    assert report.reuse == Reuse(regions=31, distinct=18, exact=13, family=0, apart=3)
+    assert report.reuse == Reuse(regions=31, distinct=18, exact=13, family=0, apart=5)
     assert "graph 2: r4 differs from r1: op 0: select with index 0 against 1" in section(report)
 
 
 def test_a_last_layer_without_a_norm() -> None:
     report = planned(*(Dense(norm=i < 5) for i in range(6)))
-    assert report.reuse == Reuse(regions=25, distinct=10, exact=15, family=0, apart=1)
+    assert report.reuse == Reuse(regions=25, distinct=10, exact=15, family=0, apart=3)
     steps = {step.name: step for step in report.graphs[0].fused}
     last, with_norm = steps["r10"], steps["r8"]
     assert with_norm.reused and "aten.rsqrt.default" in with_norm.ops
