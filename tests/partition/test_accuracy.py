@@ -32,8 +32,8 @@ X = torch.linspace(-3, 3, 64).view(8, 8)
 
 QUICK: dict[str, tuple[Function, str]] = {
     "returned": (lambda x: (x.float() / 3.7 / (x + 9).float()).to(x.dtype), "div"),
-    "activation": (lambda x: F.silu(x) * x, "exp div"),
-    "read by a library": (lambda x: F.silu(x) @ x, "exp div"),
+    "activation": (lambda x: x.sigmoid() * x, "sigmoid"),
+    "read by a library": (lambda x: x.float().sqrt().to(x.dtype) @ x, "sqrt"),
     "moved": (lambda x: torch.cat([x.sigmoid(), x])[1:].t(), "sigmoid"),
     "added up": (lambda x: x.sigmoid().sum(0), "sigmoid"),
     "softmax": (lambda x: torch.softmax(x, -1), "exp div"),
