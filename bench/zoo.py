@@ -8,7 +8,8 @@ Example:
 `bench/zoo_models.py` has the architectures; a case is ARCHITECTURE/train or ARCHITECTURE/infer. What is not installed is
 skipped with a message. Each GPU takes one case after the other, and every system has a process of its own for each case,
 with empty caches. They build the model and run it by eager at once, compile one after the other, and then take turns; while
-one case is compiled, the processes of the next import their packages. The file is rewritten after each row.
+one case is compiled, the processes of the next import their packages. The file is rewritten after each row. With `--lanes 2`
+a GPU has two cases under way, of which one compiles while the other is timed: more cases an hour, and less quiet ones.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import fnmatch
 import math
 import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -57,10 +59,11 @@ class Job:
 
 
 class Lane(Runner):
-    """One GPU, and the jobs that it takes from all lanes' queue."""
+    """One GPU, or a share of its time, and the jobs that it takes from all lanes' queue."""
 
-    def __init__(self, options: argparse.Namespace, report: Report, gpu: str | None) -> None:
+    def __init__(self, options: argparse.Namespace, report: Report, gpu: str | None, turn: threading.Lock) -> None:
         super().__init__(options, report)
+        self.turn = turn
         self.env = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
 
     def start(self, name: str, case: str | None = None) -> Worker:
@@ -110,11 +113,13 @@ class Lane(Runner):
         try:
             request = self.request(do="build", case=job.architecture, train=job.mode == "train", catalog=SUITE)
             self.at_once(job.label, workers, lambda name: workers[name].ready(self.options.limit))
-            self.at_once(job.label, workers, lambda name: self.ask(workers[name], {**request, "system": name}))
+            with self.turn:
+                self.at_once(job.label, workers, lambda name: self.ask(workers[name], {**request, "system": name}))
             following = self.begin(jobs)
             each(self, job.label, workers, lambda name: self.ask(workers[name], {"do": "compile"}))
-            alternate(self, job.label, workers)
-            each(self, job.label, workers, lambda name: self.ask(workers[name], {"do": "profile", "steps": 1}))
+            with self.turn:
+                alternate(self, job.label, workers)
+                each(self, job.label, workers, lambda name: self.ask(workers[name], {"do": "profile", "steps": 1}))
         finally:
             close(begun)
         rows = {name: self.report.rows.get((SUITE, job.label, name), {}) for name in job.systems}
@@ -180,7 +185,8 @@ def measure(options: argparse.Namespace, jobs: Sequence[Job]) -> Report:
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
-    lanes = [Lane(options, report, gpu) for gpu in gpus(options)]
+    turns = [(gpu, threading.Lock()) for gpu in gpus(options)]
+    lanes = [Lane(options, report, gpu, turn) for gpu, turn in turns for _ in range(options.lanes)]
     with ThreadPoolExecutor(len(lanes)) as threads:
         list(threads.map(lambda lane: lane.run(waiting), lanes))
     left = [waiting.get().label for _ in range(waiting.qsize())]
@@ -200,6 +206,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     parser.add_argument("--gpus", type=int, default=1, help="how many GPUs take cases in turn")
+    parser.add_argument("--lanes", type=int, default=1, help="how many cases are under way on a GPU; one of them is timed")
     parser.add_argument("--seconds", dest="budget", type=float, default=3600, help="after which no case begins")
     parser.add_argument("--limit", type=float, default=120, help="seconds for one answer of one system")
     parser.add_argument("--steps", type=int, default=10, help="timed steps per system, over all rounds")
