@@ -3,7 +3,7 @@
 The library's kernels for such rows are several times slower (``cost/products.py``). Operands get zeros behind their rows,
 the product runs in the larger sizes, and its readers see a slice of the result. Zeros along the inner size meet zeros, so
 they add nothing, whatever else is in the operands. An operand is padded once for all products that read it; a kernel that
-makes it writes it padded. What reads the result reads it in place; only results that the caller sees are copied, as
+makes it writes it padded, and other fused ops read it from there. What reads the result reads it in place; only results that the caller sees are copied, as
 ``strides.py`` says.
 
 Worked example, in bfloat16, with ``x`` of 8192 × 768 and ``w`` of 50257 × 768::
@@ -25,7 +25,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.products import ALIGNED, COLUMNS, PRODUCTS, ROWS, Product, aligned_dtype, runs_along
 from dynafuse.fx import arguments, is_view
 from dynafuse.passes.cones import Cone
-from dynafuse.passes.padding_price import Pad, Padding, Priced, worthwhile
+from dynafuse.passes.padding_price import Pad, Padding, Priced, may_read_padded, worthwhile
 from dynafuse.passes.scatters import insert
 from dynafuse.passes.strides import num_seen, propagate, report_strides, restore_outputs, strides_of
 
@@ -68,17 +68,25 @@ def rewrite(kind: str, module: GraphModule, chosen: Collection[Priced]) -> None:
     for priced in chosen:
         node = priced.padding.node
         view = change.replacement(priced)
-        before[view] = before.pop(node)
         node.replace_all_uses_with(view)
         module.graph.erase_node(node)
-    now = strides_of(module)
-    strided = {view for view in change.views.values() if now[view] != before[view]}
+    now, before = strides_of(module), before | {view: before[node] for node, view in change.views.items()}
+    bases = set(change.views.values())
+    strided = {view for view in bases if now[view] != before[view]}
     if strided:
-        propagate(module, set(strided), before, strided)
-        restore_outputs(kind, module, before, strided)
+        propagate(module, set(strided), before, bases)
+        restore_outputs(kind, module, before, bases)
     module.graph.eliminate_dead_code()
     if strided and kind == "forward":
         report_strides(module)
+
+
+def _first_reader(source: Node) -> Node:
+    """Return the first call of the graph that reads a node."""
+    reader = source.next
+    while reader not in source.users:
+        reader = reader.next
+    return reader
 
 
 # What could be padded -------------------------------------------------------------------------------------------------
@@ -164,7 +172,7 @@ def _of_bias(bias: Node, node: Node, more: tuple[int, int]) -> tuple[int, ...]:
 
 
 class _Change:
-    """The change of a graph: ``views`` has the part of a padded product that stands for a product, by the latter."""
+    """The change of a graph: ``views`` has the part of something padded that stands for a tensor, by the latter."""
 
     def __init__(self) -> None:
         self.views: dict[Node, Node] = {}
@@ -191,12 +199,26 @@ class _Change:
         node = priced.padding.node
         turn = _swapped(pad.source.meta["val"].dim())
         if pad not in self._padded:
-            source = self._apart(pad.source, node) if pad in priced.apart else self.views.get(pad.source, pad.source)
-            source = insert(node, aten.permute.default, (source, turn)) if pad.turned else source
-            self._padded[pad] = insert(node, aten.constant_pad_nd.default, (source, pad.from_last))
+            before = _first_reader(pad.source) if pad in priced.reread else node
+            source = self._apart(pad.source, before) if pad in priced.apart else self.views.get(pad.source, pad.source)
+            source = insert(before, aten.permute.default, (source, turn)) if pad.turned else source
+            self._padded[pad] = insert(before, aten.constant_pad_nd.default, (source, pad.from_last))
+            if pad in priced.reread:
+                self._reread(pad, before)
         runs = dict(zip(PRODUCTS[node.target], priced.padding.before.runs, strict=True)).get(name, COLUMNS)
         padded = self._padded[pad]
         return padded if runs == COLUMNS else insert(node, aten.permute.default, (padded, turn))
+
+    def _reread(self, pad: Pad, before: Node) -> None:
+        """Have fused ops read a part of the padded tensor, inserted before a node, instead of the tensor."""
+        view, shape = self._padded[pad], pad.source.meta["val"].shape
+        for dim, amount in enumerate(pad.amounts, len(shape) - len(pad.amounts)):
+            if amount:
+                view = insert(before, aten.slice.Tensor, (view, dim, 0, shape[dim]))
+        for reader in [reader for reader in pad.source.users if may_read_padded(reader, pad)]:
+            if reader is not self._padded[pad]:
+                reader.replace_input_with(pad.source, view)
+        self.views[pad.source] = view
 
     def _apart(self, source: Node, node: Node) -> Node:
         """Return a tensor computed once more before a node, by ops that nothing else reads."""

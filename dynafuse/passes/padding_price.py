@@ -4,8 +4,9 @@ What is padded for several products is paid for once, so products that share som
 copies cost more than they save are left out one by one, and the others have to win by more than the model's error.
 
 A copy moves what it reads and writes; along odd rows at a share of the bandwidth (``unaligned_share``). An operand that a
-pointwise kernel makes for padded products alone is written padded by that kernel, for nothing. If rows have to be reduced
-first, it is computed by a second kernel (``cones.py``), which costs what both kernels read.
+pointwise kernel makes for padded products is written padded by that kernel, for nothing. If rows have to be reduced first,
+it is computed by a second kernel (``cones.py``), which costs what both kernels read. Other fused ops that read it, such as
+the sum that is a bias's gradient, then read the padded tensor, which costs a read where they were fused with its maker.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dynafuse.cost.products import COLUMNS, ROWS, Product
 from dynafuse.fx import hint, is_view, looked_at
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import Kind, is_library, lookup
+from dynafuse.ops.overloads import written_to
 from dynafuse.passes.cones import Cone, count
 from dynafuse.passes.strides import may_look_at_strides
 
@@ -76,7 +78,7 @@ class Priced:
     """A padding that pays: predicted microseconds of the product before and after, and of the copies that it needs.
 
     Copies that several products share count for each. ``apart`` are those of its pads whose tensors a kernel computes padded
-    that runs after the reductions on which they depend.
+    that runs after the reductions on which they depend; ``reread`` those that other fused ops read instead of the tensors.
     """
 
     padding: Padding
@@ -84,6 +86,7 @@ class Priced:
     after_us: float
     copies_us: float
     apart: frozenset[Pad]
+    reread: frozenset[Pad]
 
     def __str__(self) -> str:
         copies = f", and {self.copies_us:.1f} for copies" if self.copies_us else ""
@@ -152,7 +155,8 @@ class Prices:
 
         return Priced(padding, us(self._plain(padding)), us(self._product(padding)),
                       us(_sum([*map(self._pad, padding.pads.values()), self._result(padding)])),
-                      frozenset(filter(self.is_apart, padding.pads.values())))
+                      frozenset(filter(self.is_apart, padding.pads.values())),
+                      frozenset(filter(self.is_reread, padding.pads.values())))
 
     def _waited(self, group: Iterable[Padding], chosen: Collection[Padding]) -> float:
         """Predict what the user waits for beside the graph's other library calls, if some products of a group are padded."""
@@ -180,19 +184,34 @@ class Prices:
 
     def _pad(self, pad: Pad) -> Prediction:
         """Predict what it costs to pad a tensor: a copy, unless the kernel that makes it can do so, or another one."""
-        if not self._is_made_for_products(pad.source):
+        if not self._is_made_for_products(pad):
             return self._copy_of(pad)
-        cone = self._cone(pad.source)
-        if not cone.reductions:
-            return Prediction()
-        return self._copy(cone.read_again or 0, False) if self.is_apart(pad) else self._copy_of(pad)
+        if not self._cone(pad.source).reductions:
+            return self._read_again(pad, 0)
+        return self._apart(pad) if self.is_apart(pad) else self._copy_of(pad)
 
     def is_apart(self, pad: Pad) -> bool:
         """Return whether a tensor is best computed in a kernel that pads it, after the reductions on which it depends."""
         cone = self._cone(pad.source)
-        if not cone.reductions or cone.read_again is None or not self._is_made_for_products(pad.source):
+        if not cone.reductions or cone.read_again is None or not self._is_made_for_products(pad):
             return False
-        return self._copy(cone.read_again, False).device_us < self._copy_of(pad).device_us
+        return self._apart(pad).device_us < self._copy_of(pad).device_us
+
+    def is_reread(self, pad: Pad) -> bool:
+        """Return whether other fused ops read what is padded instead of the tensor that is padded for products."""
+        if not self._is_made_for_products(pad) or not self._other_readers(pad):
+            return False
+        return not self._cone(pad.source).reductions or self.is_apart(pad)
+
+    def _apart(self, pad: Pad) -> Prediction:
+        """Predict what it costs that a kernel of its own pads a tensor."""
+        return self._read_again(pad, self._cone(pad.source).read_again or 0)
+
+    def _read_again(self, pad: Pad, more: int) -> Prediction:
+        """Predict what it costs to read some bytes again, and what is padded, if other fused ops read it."""
+        if self._other_readers(pad):
+            more += pad.sizes[0] * pad.source.meta["val"].dtype.itemsize
+        return self._copy(more, False) if more else Prediction()
 
     def _cone(self, value: Node) -> Cone:
         return Cone.of(looked_at(value, is_view))
@@ -201,13 +220,17 @@ class Prices:
         """Predict what a copy with zeros costs."""
         return self._copy(sum(pad.sizes) * pad.source.meta["val"].dtype.itemsize, pad.amounts[-1] > 0)
 
-    def _is_made_for_products(self, source: Node) -> bool:
-        """Return whether a pointwise kernel makes a tensor, and only products that may be padded read it."""
-        maker = looked_at(source, is_view)
+    def _is_made_for_products(self, pad: Pad) -> bool:
+        """Return whether a pointwise kernel makes a tensor, and only products that may be padded and fused ops read it."""
+        maker = looked_at(pad.source, is_view)
         row = lookup(maker.target)
         if row is None or row.kind is not Kind.POINTWISE or maker.meta["val"].device.type != self.device_type:
             return False
-        return self._products_of.get(source, set()).issuperset(_readers(maker))
+        return all(may_read_padded(reader, pad) for reader in self._other_readers(pad))
+
+    def _other_readers(self, pad: Pad) -> set[Node]:
+        """Return what reads a tensor, or what it is a view of, besides products that may be padded."""
+        return set(_readers(looked_at(pad.source, is_view))) - self._products_of.get(pad.source, set())
 
     @cached_property
     def _products_of(self) -> Mapping[Node, set[Node]]:
@@ -255,6 +278,14 @@ class Prices:
         """Predict what a kernel costs that moves so many bytes, on one side along rows that are ``odd``."""
         share = self.device.unaligned_share if is_odd else 1.0
         return predict(Work(int(moved / share), 0.0, 1 << 30, "pointwise"), self.device, PREFERRED, compiled=True)
+
+
+def may_read_padded(reader: Node, pad: Pad) -> bool:
+    """Return whether a fused op may read a part of a padded tensor instead of the tensor itself."""
+    row = lookup(reader.target)
+    if row is None or not row.fusible or row.kind not in (Kind.POINTWISE, Kind.REDUCTION) or list(written_to(reader)):
+        return False
+    return not pad.turned and pad.source in reader.all_input_nodes
 
 
 def _readers(node: Node) -> Iterator[Node]:

@@ -162,6 +162,14 @@ def test_a_view_of_all_in_one_row_reads_a_copy() -> None:
     assert found.count("aten.clone") == 1
 
 
+def test_rows_and_columns_of_two_products() -> None:
+    def write(b: Builder, x: Node, w: Node, y: Node, z: Node) -> tuple[Node, ...]:
+        return linear(b, x, w), b.op("aten.mm.default", b.op("aten.permute.default", y, [1, 0]), z)
+
+    found = after(write, random(6, 16), random(13, 16), random(8, 13), random(8, 16))
+    assert found.count("aten.constant_pad_nd") == 2
+
+
 def test_a_product_of_a_product() -> None:
     def write(b: Builder, x: Node, w: Node, v: Node) -> Node:
         return b.op("aten.mm.default", linear(b, x, w), b.op("aten.exp.default", v))
@@ -251,7 +259,7 @@ def test_attention_of_images() -> None:
     assert padded(priced(write, sized(128, 49, 49), sized(128, 49, 32))) == []
 
 
-def test_what_a_kernel_makes_for_products_alone_is_padded_for_nothing() -> None:
+def test_what_a_kernel_makes_for_products_is_padded_for_nothing_or_a_read() -> None:
     def write(b: Builder, x: Node, y: Node, reads: bool = False) -> tuple[Node, ...]:
         wide = b.op("aten.exp.default", x)
         product = b.op("aten.mm.default", wide, y)
@@ -259,7 +267,39 @@ def test_what_a_kernel_makes_for_products_alone_is_padded_for_nothing() -> None:
 
     inputs = sized(8192, 1026), sized(1026, 1024)
     alone, (elsewhere,) = padded(priced(write, *inputs)), padded(priced(lambda b, x, y: write(b, x, y, True), *inputs))
-    assert [float(re.search(r"and ([\d.]+) for", note)[1]) for note in (*alone, elsewhere)] == [2.9, 24.5]  # type: ignore[index]
+    costs = [float(re.search(r"and ([\d.]+) for", note)[1]) for note in (*alone, elsewhere)]  # type: ignore[index]
+    assert costs == [2.9, 8.7]
+
+
+def head_gradients(b: Builder, x: Node, lse: Node, grad: Node, w: Node, h: Node, column: str = "sum") -> tuple[Node, ...]:
+    """Of a head with a bias under cross-entropy: of what it read, of its weight and of its bias."""
+    probabilities = b.op("aten.exp.default", b.op("aten.sub.Tensor", x, lse))
+    logits = b.op("aten.mul.Tensor", probabilities, grad)
+    bias = b.op("aten.sum.dim_IntList", logits, [0]) if column == "sum" else b.op("aten.cumsum.default", logits, 0)
+    return b.op("aten.mm.default", logits, w), b.op("aten.mm.default", b.op("aten.permute.default", logits, [1, 0]), h), bias
+
+
+def test_a_bias_gradient_reads_what_is_padded() -> None:
+    inputs = random(6, 13), random(6, 1), random(6, 1), random(13, 16), random(6, 16)
+    found = after(head_gradients, *inputs)
+    assert "slice_tensor = aten.slice.Tensor(constant_pad_nd_default, 1, 0, 13)" in found
+    assert "aten.sum.dim_IntList(slice_tensor, [0])" in found and found.count("constant_pad_nd.default(mul_tensor,") == 1
+    assert found.index("slice_tensor =") < found.index("aten.mm")
+
+
+def test_but_a_library_reads_what_it_did() -> None:
+    inputs = random(6, 13), random(6, 1), random(6, 1), random(13, 16), random(6, 16)
+    found = after(lambda b, *inputs: head_gradients(b, *inputs, column="cumsum"), *inputs)
+    assert "aten.cumsum.default(mul_tensor, 0)" in found
+
+
+def test_after_a_reduction_all_read_what_a_kernel_of_its_own_pads() -> None:
+    def write(b: Builder, x: Node, y: Node) -> tuple[Node, ...]:
+        weights = softmax(b, x)
+        return b.op("aten.mm.default", weights, y), b.op("aten.sum.dim_IntList", weights, [0])
+
+    found = after(write, random(6, 13), random(13, 16))
+    assert found.count("aten.div") == 1 and "aten.sum.dim_IntList(slice_tensor, [0])" in found
 
 
 def test_float32_only_as_tf32() -> None:
