@@ -2,9 +2,9 @@
 
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
 (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
-are corrected; ops that do nothing are removed; gathers move before what computes much more than they pick (``picks.py``);
-equal calls are merged; dead code is removed. A new step is a call in
-:func:`normalize`.
+are corrected; ops that do nothing are removed; sums of rows that are zero but in one place become that element
+(``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged; dead code
+is removed. A new step is a call in :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -24,6 +24,7 @@ from dynafuse.fx import arguments, is_view, makes_memory, shares_memory
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.duplicates import merge_duplicates
+from dynafuse.passes.one_hots import sum_one_hots
 from dynafuse.passes.picks import pick_early
 
 aten = torch.ops.aten
@@ -48,6 +49,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     unbatch(module)
     settle_strides(module)
     remove_noops(module)
+    sum_one_hots(module)
     pick_early(module)
     if merge_equal:
         merge_duplicates(module.graph)

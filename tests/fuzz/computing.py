@@ -68,7 +68,7 @@ def normalized(state: State) -> bool:
         f"({name} - {name}.mean({dim}, keepdim=True)) / ({name}.std({dim}, keepdim=True, correction=0) + 0.1)",
         f"{name}.max({dim}).values", f"{name}.min({dim}, keepdim=True)[0]", f"torch.cumsum({name}, {dim})",
         f"{name}.sort({dim}).values", f"{name}.sum({dim}, keepdim=True) * {name}", f"{name}.softmax({dim}).to(torch.float32)",
-        f"{name} - {name}.amax({dim}, keepdim=True)", f"F.gelu({name}) * {name}.sigmoid()", f"F.silu({name})",
+        f"{name} - {name}.amax({dim}, keepdim=True)", f"F.gelu({name}.clamp(-1e4, 1e4)) * {name}.sigmoid()", f"F.silu({name})",
         f"torch.std_mean({name}, {dim})[1]", f"{name}.logsumexp({dim}, keepdim=True) - {name}", f"{name}.var({dim}, correction=0)",
         f"{name}.topk(1, {dim}).values", f"F.smooth_l1_loss({name}, {name}.flip({dim}))", f"F.mse_loss({name}, {name}.roll(1, {dim}))",
     ]
