@@ -3,8 +3,8 @@
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
 (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
 are corrected; ops that do nothing are removed; sums of rows that are zero but in one place become that element
-(``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged; dead code
-is removed. A new step is a call in :func:`normalize`.
+(``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged; dead
+code is removed. A new step is a call in :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """

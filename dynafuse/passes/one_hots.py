@@ -30,7 +30,7 @@ FILLS = {aten.full.default: "fill_value", aten.full_like.default: "fill_value", 
 RESHAPES = {aten.view.default, aten.reshape.default, aten.unsqueeze.default}
 KEEP_ZERO: dict[Any, tuple[str, ...]] = {
     aten.mul.Tensor: ("self", "other"), aten.mul.Scalar: ("self",), aten.div.Tensor: ("self",), aten.div.Scalar: ("self",),
-    aten.neg.default: ("self",), prims.convert_element_type.default: ("a",),
+    aten.neg.default: ("self",), prims.convert_element_type.default: ("a",), aten._to_copy.default: ("self",),
 }
 """Ops of which zero makes zero, or NaN, and the names of the arguments of which one has to be zero for that."""
 
@@ -114,7 +114,8 @@ def _selected(node: Node, dim: int) -> OneHot | None:
         return None
     for position, index in (condition.args, condition.args[::-1]):
         if _is_position(position, node, dim) and isinstance(index, Node):
-            return _known(node, dim, index, value, length)
+            single = index.args[0] if index.target is aten.expand.default else index
+            return _known(node, dim, single, value, length)  # type: ignore[arg-type]
     return None
 
 
@@ -187,16 +188,22 @@ def _sum(total: Node, dim: int, one_hot: OneHot) -> Node:
     zero, value = filled(0.0), one_hot.value
     hit = insert(total, aten.mul.Tensor, (filled(1.0), value)) if isinstance(value, Node) else filled(value)
     if one_hot.length is not None:
-        is_in_range = insert(total, aten.logical_and.default, (
-            insert(total, aten.ge.Scalar, (one_hot.index, 0)), insert(total, aten.lt.Scalar, (one_hot.index, one_hot.length))))
-        hit = insert(total, aten.where.self, (is_in_range, hit, zero))
+        is_after = insert(total, aten.ge.Scalar, (one_hot.index, 0))
+        is_before = insert(total, aten.lt.Scalar, (one_hot.index, one_hot.length))
+        hit = insert(total, aten.where.self, (insert(total, aten.logical_and.default, (is_after, is_before)), hit, zero))
     inner = one_hot.base
     for op in one_hot.ops:
-        hit, zero = (insert(total, op.target, map_arg(op.args, lambda operand: term if operand is inner else operand))
-                     for term in (hit, zero))
+        hit, zero = (_again(total, op, inner, term) for term in (hit, zero))
         inner = op
     result = insert(total, aten.add.Tensor, (hit, zero))
     if not arguments(total)["keepdim"]:
         result = insert(total, aten.squeeze.dim, (result, dim))
     dtype = total.meta["val"].dtype
-    return result if result.meta["val"].dtype is dtype else insert(total, prims.convert_element_type.default, (result, dtype))
+    if result.meta["val"].dtype is not dtype:
+        result = insert(total, prims.convert_element_type.default, (result, dtype))
+    return result
+
+
+def _again(total: Node, op: Node, inner: Node, term: Node) -> Node:
+    """Insert an op of a one-hot tensor before its sum, of ``term`` in the place of ``inner``."""
+    return insert(total, op.target, map_arg(op.args, lambda operand: term if operand is inner else operand), **op.kwargs)

@@ -3,8 +3,8 @@
 The library's kernels for such rows are several times slower (``cost/products.py``). Operands get zeros behind their rows,
 the product runs in the larger sizes, and its readers see a slice of the result. Zeros along the inner size meet zeros, so
 they add nothing, whatever else is in the operands. An operand is padded once for all products that read it; a kernel that
-makes it writes it padded, and other fused ops read it from there. What reads the result reads it in place; only results that the caller sees are copied, as
-``strides.py`` says.
+makes it writes it padded, and other fused ops read it from there. What reads the result reads it in place; only results that
+the caller sees are copied, as ``strides.py`` says.
 
 Worked example, in bfloat16, with ``x`` of 8192 × 768 and ``w`` of 50257 × 768::
 

@@ -3,7 +3,8 @@
 A kernel says which of its outputs may be one tensor with which of its inputs (``overwrites`` of a ``Launch``). The operand
 has to be memory that this call of the function has made, of which nothing else is left: no other view, no result of the
 graph. A backward may also overwrite what the forward has saved for it alone: its function asks each time whether the graph
-is retained, or somebody else holds the tensor, and then takes new memory.
+is retained, or somebody else holds the tensor, and then takes new memory. Such a tensor may have gaps between its rows, which
+the result fills: what a padded product saved, of which the backward was told the part without padding.
 
 Worked example: of ``tanh(x @ w)`` the product dies with the kernel of ``tanh``, so that ``reused_buffers`` prints as
 ``tanh written over mm``.
@@ -21,7 +22,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
-from dynafuse.ir import Launch, Role
+from dynafuse.ir import Facts, Launch, Role
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import is_library
 
@@ -86,7 +87,8 @@ def _of_region(memory: _Memory, number: int, bound: CanonicalRegion,
         return
     pairs = _overwrites(launches(bound))
     for i, node in enumerate(bound.outputs):
-        fitting = (operand for operand, names in dead.items() if all((f"out{i}", name) in pairs for name in names))
+        fitting = (operand for operand, names in dead.items()
+                   if all((f"out{i}", name) in pairs for name in names) and memory.has_room(operand, node))
         operand = next(fitting, None)
         if operand is not None:
             del dead[operand]
@@ -137,6 +139,10 @@ class _Memory:
         return (owns and self.of(node) is node and self.last[node] == number and node not in self.escaped
                 and all(other is node or self.of(other) is not node for other in arguments))
 
+    def has_room(self, operand: Node, node: Node) -> bool:
+        """Return whether an operand's memory has room for a result, or the function finds out when it runs."""
+        return operand in self.offered or not has_more_elements(self.facts[node], self.facts[operand])
+
     def _lets_go(self, node: Node) -> bool:
         """Return whether a call neither returns nor writes to its operands, but as its schema says, nor keeps them.
 
@@ -166,15 +172,24 @@ def _is_new(node: Node) -> bool:
         target._schema.is_mutable or any(returned.alias_info for returned in target._schema.returns))
 
 
-def is_given_up(tensor: torch.Tensor, references: int) -> bool:
+def has_more_elements(result: Facts, operand: Facts) -> bool:
+    """Return whether a result has more elements than an operand of the same strides: it fills gaps between its rows."""
+    assert result.tensor is not None and operand.tensor is not None
+    return result.tensor.stride == operand.tensor.stride and result.tensor.shape != operand.tensor.shape
+
+
+def is_given_up(tensor: torch.Tensor, references: int, elements: int = 0) -> bool:
     """Return whether a tensor is held by the variable of one function alone, in a backward that keeps no saved tensors.
 
     Args:
         tensor: The value of the variable.
         references: What ``sys.getrefcount`` counts of it in the function itself, as the second argument of this call: how
             many references a call of a Python function takes depends on who runs Python's frames.
+        elements: How many elements its memory has to have from its first one on.
     """
-    return not _keeps_graph() and references == ALONE and _users(tensor.untyped_storage()._cdata) == ALONE_IN_MEMORY
+    if _keeps_graph() or references != ALONE or _users(tensor.untyped_storage()._cdata) != ALONE_IN_MEMORY:
+        return False
+    return (tensor.storage_offset() + elements) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def _counted(tensor: torch.Tensor, references: int) -> tuple[int, int]:

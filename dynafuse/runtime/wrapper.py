@@ -42,7 +42,7 @@ from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, wri
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
 from dynafuse.runtime.alike import Sharing
-from dynafuse.runtime.buffers import is_given_up
+from dynafuse.runtime.buffers import has_more_elements, is_given_up
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text
 
@@ -328,7 +328,10 @@ class Writer:
             sizes = f"{self._sizes(tensor.shape)}, {self._sizes(tensor.stride)}"
             fresh = self._empty(sizes, tensor.dtype, tensor.device)
             name, count = self.names[operand], self.constant(sys.getrefcount, "getrefcount")
-            reused = f"{reused} if {self.constant(is_given_up, 'is_given_up')}({name}, {count}({name})) else {fresh}"
+            asked = f"{name}, {count}({name})"
+            if has_more_elements(self.facts[node], self.facts[operand]):
+                asked += f", {' * '.join(map(self.size, tensor.shape))}"
+            reused = f"{reused} if {self.constant(is_given_up, 'is_given_up')}({asked}) else {fresh}"
         self.lines.append(f"{self.names[node]} = {reused}  # written over")
 
     def _empty(self, sizes: str, dtype: torch.dtype, device: torch.device) -> str:

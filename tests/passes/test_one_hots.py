@@ -55,8 +55,11 @@ REPLACED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "scaled": lambda labels, scale, x: (scattered(labels) * scale / 3).neg().sum(-1),
     "with the scale first": lambda labels, scale, x: (scale * scattered(labels)).sum(1),
     "in 16 bits, and widened": lambda labels, scale, x: (scattered(labels, dtype=torch.bfloat16) * scale.bfloat16()).float().sum(1),
+    "rounded by the user": lambda labels, scale, x: (scattered(labels) * scale).bfloat16().float().sum(1),
     "into another dtype": lambda labels, scale, x: scattered(labels).sum(1, dtype=torch.float64),
     "a choice by position": lambda labels, scale, x: (selected(labels, scale) * 2).sum(1, keepdim=True),
+    "by an index that is repeated": lambda labels, scale, x: torch.where(
+        torch.arange(CLASSES).view(1, CLASSES) == labels.expand(ROWS, CLASSES), -1.0, 0.0).sum(1),
     "beyond the ends": lambda labels, scale, x: (selected(labels * 3 - 20, scale) * 2).sum(1, keepdim=True),
     "along the first dimension": lambda labels, scale, x: (
         torch.full((CLASSES, ROWS), 0.0).scatter(0, labels.t(), 1.0) * scale.t()).sum(0),

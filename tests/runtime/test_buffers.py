@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -257,8 +258,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What backwards find out when they ask whether they may overwrite what was saved."""
     given: list[bool] = []
 
-    def asked(tensor: torch.Tensor, references: int) -> bool:
-        given.append(buffers.is_given_up(tensor, references))
+    def asked(tensor: torch.Tensor, references: int, elements: int = 0) -> bool:
+        given.append(buffers.is_given_up(tensor, references, elements))
         return given[-1]
 
     monkeypatch.setattr(wrapper, "is_given_up", asked)
@@ -284,6 +285,35 @@ def test_a_backward_overwrites_what_was_saved_unless_the_graph_is_retained(retai
     assert answers == [False, True][1 - retained:]
     for gradient in found:
         torch.testing.assert_close(gradient, wanted)
+
+
+def of_a_padded_head(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy((x @ w).float(), v)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_gradient_fills_the_gaps_between_rows_of_what_was_saved(
+    has_room: bool, answers: list[bool], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gradient of logits of 13 columns is padded to 16, in the memory of the logits, which are padded, too."""
+    for size in (2, 4, 8):
+        monkeypatch.setenv(f"DYNAFUSE_COST_CONTRACTION_SHARE_{size}", "1e-9")
+    x, w = (torch.randn(sizes).bfloat16().requires_grad_() for sizes in ((64, 16), (16, 13)))
+    inputs = x, w, torch.randint(0, 13, (64,))
+    wanted = gradients(of_a_padded_head, inputs)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if has_room or tensor.size() != (64, 13):
+            return tensor
+        memory = torch.empty(63 * 16 + 13, dtype=tensor.dtype)
+        return memory.as_strided((64, 13), (16, 1)).copy_(tensor)
+
+    run = compiled(of_a_padded_head, executors="triton", cache=False)
+    with torch.autograd.graph.saved_tensors_hooks(moved, lambda tensor: tensor) if not has_room else nullcontext():
+        found = gradients(run, inputs)
+    assert (False in answers) is not has_room and answers
+    for gradient, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 def test_what_a_hook_on_saved_tensors_holds_stays(answers: list[bool]) -> None:

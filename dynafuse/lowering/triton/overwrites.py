@@ -2,7 +2,8 @@
 
 Worked example: of ``tanh(x + y.t())`` over contiguous ``x`` and ``y`` the result may be written over ``x``, which is loaded
 at ``8*i + j``, where the result is stored. ``y`` is loaded at ``i + 8*j``: another program may still have to read what is
-there.
+there. If ``x`` has gaps between its rows, in which the result has elements, it may be, too, if the memory behind ``x`` turns
+out to be as long.
 """
 
 from __future__ import annotations
@@ -81,7 +82,13 @@ def _needs(spec: Spec, op: int, name: str) -> bool:
 
 
 def _same_memory(loaded: Layout, stored: Layout) -> bool:
-    """Return whether two tensors have equally many elements of a dtype, without gaps: what kernels store is dense."""
+    """Return whether two tensors have equally many elements of a dtype, without gaps: what kernels store is dense.
+
+    What is loaded may have gaps where what is stored has elements.
+    """
+    if loaded.dtype is stored.dtype and loaded.stride == stored.stride:
+        pairs = zip(loaded.shape, stored.shape, strict=True)
+        return all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)
     counts = [math.prod(map(sympy.sympify, layout.shape)) for layout in (loaded, stored)]
     extents = [_extent(layout) for layout in (loaded, stored)]
     return loaded.dtype is stored.dtype and all(sympy.expand(left - right) == 0 for left, right in (counts, extents))
