@@ -3,8 +3,9 @@
 The library's kernels for such rows are several times slower (``cost/products.py``). Operands get zeros behind their rows,
 the product runs in the larger sizes, and its readers see a slice of the result. Zeros along the inner size meet zeros, so
 they add nothing, whatever else is in the operands. An operand is padded once for all products that read it; a kernel that
-makes it writes it padded, and other fused ops read it from there. What reads the result reads it in place; only results that
-the caller sees are copied, as ``strides.py`` says.
+makes it writes it padded, and other fused ops read it from there. What reads the result reads it in place. So does the
+caller, if nothing else is in its memory: its rows are then further apart than eager's. What needs eager's strides gets a
+copy, as ``strides.py`` says.
 
 Worked example, in bfloat16, with ``x`` of 8192 × 768 and ``w`` of 50257 × 768::
 
@@ -27,7 +28,7 @@ from dynafuse.fx import arguments, is_view
 from dynafuse.passes.cones import Cone
 from dynafuse.passes.padding_price import Pad, Padding, Priced, may_read_padded, worthwhile
 from dynafuse.passes.scatters import insert
-from dynafuse.passes.strides import num_seen, propagate, report_strides, restore_outputs, strides_of
+from dynafuse.passes.strides import alone_in_memory, num_seen, propagate, report_strides, restore_outputs, strides_of
 
 aten = torch.ops.aten
 
@@ -50,7 +51,8 @@ def pad_products(kind: str, module: GraphModule, device: Device, device_type: st
     candidates = [padding for node in module.graph.nodes if node not in eager and (padding := _padding(node, device_type))]
     if not candidates:
         return
-    chosen = worthwhile(candidates, module, device, device_type, captured, num_seen(kind, module))
+    alone = alone_in_memory(kind, module)
+    chosen = worthwhile(candidates, module, device, device_type, captured, num_seen(kind, module), alone)
     if chosen:
         rewrite(kind, module, chosen)
 
@@ -75,7 +77,7 @@ def rewrite(kind: str, module: GraphModule, chosen: Collection[Priced]) -> None:
     strided = {view for view in bases if now[view] != before[view]}
     if strided:
         propagate(module, set(strided), before, bases)
-        restore_outputs(kind, module, before, bases)
+        restore_outputs(kind, module, before, bases, gaps=True)
     module.graph.eliminate_dead_code()
     if strided and kind == "forward":
         report_strides(module)

@@ -30,7 +30,7 @@ from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import Kind, is_library, lookup
 from dynafuse.ops.overloads import written_to
 from dynafuse.passes.cones import Cone, count
-from dynafuse.passes.strides import may_look_at_strides
+from dynafuse.passes.strides import is_spread, may_look_at_strides
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Priced:
 
 
 def worthwhile(candidates: Sequence[Padding], module: GraphModule, device: Device, device_type: str | None,
-               captured: bool, seen: int) -> Sequence[Priced]:
+               captured: bool, seen: int, alone: Collection[Node]) -> Sequence[Priced]:
     """Return the paddings that pay, in the order of the graph.
 
     Args:
@@ -105,8 +105,9 @@ def worthwhile(candidates: Sequence[Padding], module: GraphModule, device: Devic
         device_type: The type of device whose tensors are fused; None if nothing is.
         captured: Whether the graph is to be recorded as a CUDA graph.
         seen: How many of the graph's results, the first ones, the caller sees.
+        alone: The results that share memory with no others.
     """
-    prices = Prices(module, device, device_type, captured, seen, candidates)
+    prices = Prices(module, device, device_type, captured, seen, alone, candidates)
     chosen = {padding for group in _sharing(candidates) for padding in prices.worthwhile(group)}
     return [prices.priced(padding) for padding in candidates if padding in chosen]
 
@@ -126,13 +127,18 @@ def _sharing(candidates: Sequence[Padding]) -> Iterator[list[Padding]]:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices in one graph. ``candidates`` are all products that could be padded."""
+    """Prices in one graph.
+
+    ``seen`` tells how many of its results the caller sees, ``alone`` which share memory with no others; ``candidates`` are
+    all products that could be padded.
+    """
 
     module: GraphModule
     device: Device
     device_type: str | None
     captured: bool
     seen: int
+    alone: Collection[Node]
     candidates: Sequence[Padding]
 
     def worthwhile(self, group: Collection[Padding]) -> Collection[Padding]:
@@ -257,7 +263,9 @@ class Prices:
         """Return whether somebody needs the strides that a node has, and not those of ``value``."""
         outputs = self.module.graph.output_node().args[0]
         assert isinstance(outputs, (list, tuple))
-        if node in outputs[:self.seen] or (node in outputs and not all(isinstance(s, int) for s in value.stride())):
+        if node in outputs[:self.seen] and not (node in self.alone and is_spread(value, node.meta["val"].stride())):
+            return True
+        if node in outputs and not all(isinstance(s, int) for s in value.stride()):
             return True
         return any(self._copies(user, node, value) for user in node.users if user.op != "output")
 

@@ -11,19 +11,25 @@ without gaps.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import is_view, makes_memory
+from dynafuse.fx import is_view, looked_at, makes_memory
 from dynafuse.ops import lookup
 
 aten = torch.ops.aten
 CHANNELS_LAST = [0, 2, 3, 1]
 """The dimensions of a batch of images from the outermost in memory to the innermost."""
+AS_THEY_ARE = {OutputType.non_alias, OutputType.unsafe_view_alias}
+"""Kinds of results that AOTAutograd returns as the graph does."""
+
 Strides = tuple[Any, ...]
 """Integers, or expressions over size symbols."""
 
@@ -236,7 +242,8 @@ def _outputs(module: GraphModule) -> list[Any]:
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Strides], bases: Collection[Node] = ()) -> None:
+def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Strides], bases: Collection[Node] = (), *,
+                    gaps: bool = False) -> None:
     """Restore eager's strides of the results that the caller sees, which share memory where eager's share it.
 
     Tensors that a forward saves for its backward are not seen: they are restored only if AOTAutograd cannot be told their
@@ -247,17 +254,46 @@ def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Stride
         module: The graph, which is changed in place.
         before: Eager's strides of every tensor, in elements.
         bases: As for :func:`propagate`.
+        gaps: Whether rows of results that share memory with no others may be further apart than eager's.
     """
     outputs, after = _outputs(module), module.graph.output_node().prev
-    seen = num_seen(kind, module)
+    seen, alone = num_seen(kind, module), alone_in_memory(kind, module) if gaps else frozenset()
     restored = Restored(before, lambda node: _is_only(node, outputs), bases)
 
     def result(place: int, output: Any) -> Any:
         if not isinstance(output, Node) or output not in before or (place >= seen and _reported(output) is not None):
             return output
+        if output in alone and is_spread(output.meta["val"], before[output]):
+            return output
         return restored.at(output, after)
 
     module.graph.output_node().args = (tuple(result(place, output) for place, output in enumerate(outputs)),)
+
+
+def alone_in_memory(kind: str, module: GraphModule) -> frozenset[Node]:
+    """Return the results that share memory with no other, and that are given to the caller as they are.
+
+    AOTAutograd makes some anew, by eager's strides, of one whose memory they are in. A gradient is copied if its strides are
+    not those of what it is the gradient of.
+    """
+    context = TracingContext.try_get()
+    if kind == "backward" or context is None or context.fw_metadata is None:
+        return frozenset()
+    metadata, outputs = context.fw_metadata, [output for output in _outputs(module) if isinstance(output, Node)]
+    own = _outputs(module)[metadata.num_mutated_inp_runtime_indices:][:len(metadata.output_info)]
+    given = [output for output, info in zip(own, metadata.output_info, strict=True) if info.output_type in AS_THEY_ARE]
+    memory = Counter(looked_at(output, is_view) for output in outputs)
+    return frozenset(output for output in given if isinstance(output, Node) and memory[looked_at(output, is_view)] == 1)
+
+
+def is_spread(value: torch.Tensor, before: Strides) -> bool:
+    """Return whether a tensor has its rows further apart than under dense strides, with its dimensions in the same order."""
+    now = _strides_of(value)
+    if not all(isinstance(number, int) for number in (*now, *before, *value.shape)):
+        return False
+    order = sorted((d for d in range(value.dim()) if value.shape[d] != 1), key=lambda d: -before[d])
+    is_ordered = all(now[outer] >= now[inner] * value.shape[inner] for outer, inner in pairwise(order))
+    return is_ordered and all(now[d] >= before[d] for d in order) and (not order or now[order[-1]] == before[order[-1]])
 
 
 def num_seen(kind: str, module: GraphModule) -> int:

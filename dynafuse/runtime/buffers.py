@@ -3,8 +3,8 @@
 A kernel says which of its outputs may be one tensor with which of its inputs (``overwrites`` of a ``Launch``). The operand
 has to be memory that this call of the function has made, of which nothing else is left: no other view, no result of the
 graph. A backward may also overwrite what the forward has saved for it alone: its function asks each time whether the graph
-is retained, or somebody else holds the tensor, and then takes new memory. Such a tensor may have gaps between its rows, which
-the result fills: what a padded product saved, of which the backward was told the part without padding.
+is retained, or somebody else holds the tensor, and then takes new memory. Such a tensor may have gaps between its rows,
+which the result fills: what a padded product saved, of which the backward was told the part without padding.
 
 Worked example: of ``tanh(x @ w)`` the product dies with the kernel of ``tanh``, so that ``reused_buffers`` prints as
 ``tanh written over mm``.

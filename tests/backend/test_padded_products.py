@@ -17,8 +17,9 @@ from torch import Tensor
 import dynafuse
 from dynafuse.backend import Compiled
 from dynafuse.passes.padded_products import PADDED
+from tests.support import differential
 from tests.support.cases import Maker
-from tests.support.differential import check, compiled, copies, significant
+from tests.support.differential import compiled, copies, significant
 from tests.support.graphs import recorded
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -33,6 +34,11 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.setenv(f"DYNAFUSE_COST_CONTRACTION_SHARE_{name}", "1e-9")
     monkeypatch.setenv("DYNAFUSE_EXECUTORS", "triton")
     return str(request.param)
+
+
+def check(function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Compiled]:
+    """The graphs of a function that does what eager does, but that rows of its results may be further apart."""
+    return differential.check(function, *arguments, strides="spread", **options)
 
 
 def padded(graphs: Sequence[Compiled]) -> dict[str, int]:
@@ -178,6 +184,39 @@ def test_a_bias_that_is_multiplied_by_zero_is_not_read(device: str) -> None:
 def test_an_operand_that_is_overwritten_behind_its_product(device: str) -> None:
     make = Maker(device, BF16)
     assert padded(check(overwritten, make(16, WIDTH, grad=False), make(33, WIDTH, grad=False))) == {"inference": 1}
+
+
+@pytest.mark.parametrize(("name", "rows"), [("head with logits", VOCABULARY + 3), ("bias", 33), ("2-D bias", 40)])
+def test_results_alone_in_memory_are_not_copied(name: str, rows: int, device: str) -> None:
+    function, make, _ = PROGRAMS[name]
+    given = copies(make(Maker(device, BF16)))
+    with torch.no_grad():
+        result = compiled(function)(*given)
+    assert (result[-1] if isinstance(result, tuple) else result).stride(-2) == rows
+
+
+@pytest.mark.parametrize("name", ["head with logits", "head with views"])
+def test_what_shares_memory_with_results_or_with_what_is_saved_is(name: str, device: str) -> None:
+    function, make, _ = PROGRAMS[name]
+    differential.check(function, *make(Maker(device, BF16)))
+
+
+def test_a_result_may_be_overwritten(device: str) -> None:
+    """Without harm to what is saved for the backward, or to another result."""
+    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.linear(x, w)
+        return y, (y * v).sum()
+
+    make = Maker(device, BF16)
+    given, found = [make(16, WIDTH), make(33, WIDTH), make(33, grad=False)], []
+    for call in (compiled(function), function):
+        x, w, v = copies(given)
+        y, total = call(x, w, v)
+        with torch.no_grad():
+            y.zero_()
+        total.backward()
+        found.append((total, x.grad, w.grad))
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
 
 
 def test_what_the_backward_keeps_is_not_copied(device: str) -> None:
