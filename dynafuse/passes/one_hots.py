@@ -78,8 +78,8 @@ def _one_hot(node: Node, dim: int) -> OneHot | None:
             return None
         ops.append(node)
         node = inner
-    found = _scattered(node, dim) or _selected(node, dim)
-    return None if found is None else replace(found, ops=tuple(reversed(ops)))
+    base = _scattered(node, dim) or _selected(node, dim)
+    return None if base is None else replace(base, ops=tuple(reversed(ops)))
 
 
 def _zero_operand(node: Node, dim: int) -> Node | None:
@@ -113,7 +113,7 @@ def _selected(node: Node, dim: int) -> OneHot | None:
     if not isinstance(length, int):
         return None
     for position, index in (condition.args, condition.args[::-1]):
-        if _is_position(position, node, dim) and isinstance(index, Node):
+        if isinstance(position, Node) and isinstance(index, Node) and _is_position(position, node, dim):
             single = index.args[0] if index.target is aten.expand.default else index
             return _known(node, dim, single, value, length)  # type: ignore[arg-type]
     return None
@@ -129,25 +129,25 @@ def _known(base: Node, dim: int, index: Node, value: Any, length: int | None) ->
         value: What is there.
         length: Of the dimension, if the index is to be checked.
     """
-    one = [1 if d == dim else size for d, size in enumerate(_sizes(base))]
-    if _sizes(index) != one or index.meta["val"].dtype not in (torch.int32, torch.int64):
+    sizes = [1 if d == dim else size for d, size in enumerate(_sizes(base))]
+    if _sizes(index) != sizes or index.meta["val"].dtype not in (torch.int32, torch.int64):
+        return None
+    if isinstance(value, Node) and not _is_tensor(value):
         return None
     if isinstance(value, Node):
-        is_like = value.meta["val"].dtype is base.meta["val"].dtype and value.meta["val"].dim() <= len(one)
+        is_like = value.meta["val"].dtype is base.meta["val"].dtype and value.meta["val"].dim() <= len(sizes)
         if not is_like or not _is_same(value, base, dim):
             return None
     return OneHot(base, index, value, length)
 
 
-def _is_position(node: Any, like: Node, dim: int) -> bool:
+def _is_position(node: Node, like: Node, dim: int) -> bool:
     """Return whether a tensor counts the places along a dimension of another one, from 0 on."""
-    if not isinstance(node, Node):
-        return False
     own, sizes = dim - len(_sizes(like)) + len(_sizes(node)), _sizes(node)
     if own < 0 or sizes[own] != _sizes(like)[dim] or any(size != 1 for place, size in enumerate(sizes) if place != own):
         return False
     while node.target in RESHAPES:
-        node = node.args[0]
+        node = node.args[0]  # type: ignore[assignment]
     if node.target is not prims.iota.default:
         return False
     given = arguments(node)
@@ -163,7 +163,9 @@ def _is_zero(node: Any) -> bool:
 
 
 def _is_same(operand: Node, node: Node, dim: int) -> bool:
-    """Return whether an operand is the same along a dimension of the tensor that it is broadcast to."""
+    """Return whether an operand is the same along a dimension of the tensor that it is broadcast to; numbers are."""
+    if not _is_tensor(operand):
+        return True
     own = dim - len(_sizes(node)) + len(_sizes(operand))
     return own < 0 or bool(_sizes(operand)[own] == 1)
 
@@ -172,9 +174,12 @@ def _sizes(node: Node) -> list[Any]:
     return [as_expr(size) for size in node.meta["val"].shape]
 
 
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def _is_floating(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    return _is_tensor(node) and bool(node.meta["val"].dtype.is_floating_point)
 
 
 # The sum --------------------------------------------------------------------------------------------------------------

@@ -95,6 +95,16 @@ def test_nan_beside_the_place_is_kept() -> None:
     assert math.isnan(summed(REPLACED["times infinity"], LABELS, SCALES, X)(LABELS, SCALES, X)[0])
 
 
+def test_dynamic_sizes_and_numbers() -> None:
+    def function(labels: Tensor, x: Tensor) -> Tensor:
+        hot = torch.zeros_like(x).scatter(1, labels, 2.0 * x.shape[1]) * x.shape[0]
+        return hot.sum(1) + x.sum(1) * x.shape[1]
+
+    run = compiled(function, dynamic=True, executors="triton")
+    for rows in (6, 4):
+        torch.testing.assert_close(run(LABELS[:rows], X[:rows]), function(LABELS[:rows], X[:rows]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_a_cross_entropy(dtype: torch.dtype) -> None:
     def gradient(function: Callable[..., Tensor]) -> Tensor:

@@ -98,6 +98,20 @@ class ControlFlow(Scopes):
         bound = sympy.expand(axis - difference)
         return bool(len(extents) == 1 and extents[0] and op in ("<", ">=") and bound.is_Integer and bound % extents[0] == 0)
 
+    def masks_at(self, tiles: frozenset[str], expr: sympy.Expr = sympy.S.Zero) -> tuple[Value, ...]:
+        """Return the masks that decide whether what varies along tile dimensions, at an index expression, is needed.
+
+        A bound of another axis does not: some element within it needs the same. So a value of a row is loaded and computed
+        once a row, though only the first of its elements need it.
+        """
+        def is_of_others(mask: Value) -> bool:
+            left, _, right = self.comparisons[mask.name]
+            axes = (left.free_symbols | right.free_symbols) & self.tile_of.keys()
+            return bool(axes.isdisjoint(expr.free_symbols))
+
+        return tuple(mask for mask in self.masks
+                     if mask.tiles <= tiles or mask.name not in self.comparisons or not is_of_others(mask))
+
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
         """Return ``body()`` where a condition holds, else a number.
 

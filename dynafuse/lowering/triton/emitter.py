@@ -194,8 +194,9 @@ class Emitter(ControlFlow):
         if not checks:
             return
         assert self._current_op is not None
-        tiles = value.tiles.union(*(mask.tiles for mask in self.masks))
-        masks = [mask.name for mask in self.masks] + [f"{tile}_mask" for tile in sorted(tiles - self.exact_tiles)]
+        conditions = self.masks_at(value.tiles)
+        tiles = value.tiles.union(*(mask.tiles for mask in conditions))
+        masks = [mask.name for mask in conditions] + [f"{tile}_mask" for tile in sorted(tiles - self.exact_tiles)]
         masked_off = f" | ~({' & '.join(masks)})" if masks else ""
         lowest, end = size_text(-size) if wraps else "0", size_text(size)
         message = f"index out of range: {self.calls[self._current_op][1].target}: {lowest} <= index < {end}"
@@ -369,8 +370,8 @@ class Emitter(ControlFlow):
             index: The element's index.
         """
         offset = _offset(layout, index)
-        tiles = self.tiles(offset)
-        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles)
+        outer, self.masks = self.masks, self.masks_at(self.tiles(offset), offset)
+        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset))
         if not any(access.tensor == tensor and access.offset == offset for access in self.accesses):
             self.accesses.append(Access(tensor, layout, offset, False, tuple(mask.name for mask in self.masks)))
         hint = self._eviction_hint(tiles)
@@ -379,7 +380,8 @@ class Emitter(ControlFlow):
             text += ".to(tl.int1)"
         elif opmath(layout.dtype) is not layout.dtype:
             text += ".to(tl.float32)"
-        return self.define(text, layout.dtype, tiles, offset)
+        loaded, self.masks = self.define(text, layout.dtype, tiles, offset), outer
+        return loaded
 
     def _eviction_hint(self, tiles: frozenset[str]) -> str:
         """Return the text of the argument that says how long the cache is to hold what is loaded along ``tiles``."""
