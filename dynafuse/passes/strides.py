@@ -201,11 +201,16 @@ class Restored:
         value = node.meta["val"]
         if _strides_of(value) == self.before[node]:
             return node
-        return in_order(node, _order(value, self.before[node]), after, share=self.may_share(node))
+        return in_order(node, order_of(value, self.before[node]), after, share=self.may_share(node))
 
 
-def _order(value: torch.Tensor, strides: Strides) -> list[int]:
-    """Return the dimensions from the outermost to the innermost under dense strides, which eager's results have."""
+def order_of(value: torch.Tensor, strides: Strides) -> list[int]:
+    """Return the dimensions from the outermost to the innermost under dense strides, which eager's results have.
+
+    Args:
+        value: A tensor of the sizes.
+        strides: The strides, in elements.
+    """
     order = list(range(value.dim()))
     if value.dim() == 4 and strides == _strides_of(torch.empty_like(value, memory_format=torch.channels_last)):
         return CHANNELS_LAST

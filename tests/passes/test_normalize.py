@@ -50,6 +50,32 @@ def item(build: graphs.Builder, node: Node, position: int) -> Node:
     return build.op(operator.getitem, node, position)
 
 
+def copied(build: graphs.Builder, x: Node, sizes: list[int], strides: list[int], **kwargs: Any) -> Node:
+    """A copy of a tensor in memory that nothing has written."""
+    return build.op("aten.copy.default", build.op("aten.new_empty_strided.default", x, sizes, strides, **kwargs), x)
+
+
+@pytest.mark.parametrize("strides", [[8, 1], [1, 6]])
+def test_a_copy_into_new_memory_does_without_it(strides: list[int]) -> None:
+    def write(build: graphs.Builder, x: Node) -> tuple[Node, Node]:
+        first = copied(build, build.op("aten.relu.default", x), [6, 8], strides)
+        return first, build.op("aten.copy.default", first, build.op("aten.exp.default", first))
+
+    found = after(write, X)
+    assert "empty" not in found and "aten.copy.default" not in found and found.count("aten.clone") == 2
+
+
+def test_but_not_one_that_converts_repeats_or_leaves_gaps() -> None:
+    row = X[:1]
+    assert "aten.copy" in after(lambda build, x: copied(build, x, [6, 8], [8, 1], dtype=torch.float64), X)
+    assert "aten.copy" in after(lambda build, x: copied(build, x, [6, 8], [8, 1]), row)
+    assert "aten.copy" in after(lambda build, x: copied(build, x, [6, 8], [9, 1]), X)
+
+
+def test_a_copy_into_what_is_there_stays() -> None:
+    assert "aten.copy" in after(lambda build, x, y: build.op("aten.copy.default", x, build.op("aten.exp.default", y)), X, X)
+
+
 def test_a_piece_of_a_split_is_a_slice() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         return build.op("aten.relu.default", item(build, build.op("aten.split.Tensor", x, 3, -1), 2))
