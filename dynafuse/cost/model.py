@@ -28,7 +28,7 @@ A graph that runs on an interim plan while n of its kernels are compiled loses a
 
 so that it pays unless the first call on it ends later than one that waits for the compiler.
 
-Worked example, on an H200: adding two ``bfloat16[8192, 4096]`` moves 201 MB; at 0.994 × 4.28 TB/s that is 47 µs, and 2 µs
+Worked example, on an H200: adding two ``bfloat16[8192, 4096]`` moves 201 MB; at 0.994 × 4.12 TB/s that is 49 µs, and 2 µs
 for the launch. nvFuser's host time of 7.5 µs hardly shows beside that; for ``[8, 4096]`` it is what decides.
 
 What a kernel does (``Work``) is not known here: ``partition/work.py`` says it for regions, ``library_calls.py`` for ops
