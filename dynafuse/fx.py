@@ -1,4 +1,4 @@
-"""Questions to FX graphs: what a node is, what it looks into, how large it is, where the user wrote it; parts of them.
+"""Questions to FX graphs: what a node is, what it looks into, how large it is, where the user wrote it; calls put into them.
 
 Worked example: of ``y = x.t()[0]``, ``is_view(y)`` is True, ``base(y)`` is ``x``, and ``user_line(y)`` is
 ``model.py:12, in forward: y = x.t()[0]``.
@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
 
 Size: TypeAlias = int | sympy.Expr
 """A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
@@ -134,6 +135,25 @@ def hint(size: int | torch.SymInt) -> int:
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def insert(before: Node, target: Any, args: tuple[Any, ...], like: Node | None = None, /, **kwargs: Any) -> Node:
+    """Insert a call before a node, with metadata of another and a value of its own.
+
+    Args:
+        before: The node that it stands before.
+        target: What is called.
+        args: Its arguments; nodes among them need a value (``val``).
+        like: The node that it has its metadata from, but for notes on memory; ``before`` unless given.
+        **kwargs: Its arguments by name.
+    """
+    with before.graph.inserting_before(before):
+        new = before.graph.call_function(target, args, kwargs)
+    values, named = map_arg((args, kwargs), lambda operand: operand.meta["val"])
+    own = {"val", "tensor_meta", OWNS_BASE, IN_PLACE}
+    meta = {key: entry for key, entry in (like or before).meta.items() if key not in own}
+    new.meta = meta | {"val": target(*values, **named)}
+    return new
 
 
 def extract(root: torch.nn.Module, nodes: Sequence[Node], inputs: Iterable[Node],

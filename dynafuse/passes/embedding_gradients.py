@@ -23,11 +23,10 @@ from torch.fx import GraphModule, Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import call_prediction
 from dynafuse.cost.model import Work, work_us
-from dynafuse.fx import arguments, hint, is_view, looked_at
+from dynafuse.fx import arguments, hint, insert, is_view, looked_at
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import lookup
 from dynafuse.ops.literals import opmath
-from dynafuse.passes.scatters import insert
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -31,9 +31,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
-from dynafuse.fx import IN_PLACE, arguments, hint, shares_memory, size_of
+from dynafuse.fx import IN_PLACE, arguments, hint, insert, shares_memory, size_of
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant
-from dynafuse.passes.scatters import insert, scatter_of
+from dynafuse.passes.scatters import scatter_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

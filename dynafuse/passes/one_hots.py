@@ -19,9 +19,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import arguments, is_view
+from dynafuse.fx import arguments, insert, is_view
 from dynafuse.ops.indexing_math import as_expr
-from dynafuse.passes.scatters import insert
 
 aten = torch.ops.aten
 prims = torch.ops.prims

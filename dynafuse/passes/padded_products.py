@@ -24,10 +24,9 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.products import ALIGNED, COLUMNS, PRODUCTS, ROWS, Product, aligned_dtype, runs_along
-from dynafuse.fx import arguments, is_view
+from dynafuse.fx import arguments, insert, is_view
 from dynafuse.passes.cones import Cone
 from dynafuse.passes.padding_price import Pad, Padding, Priced, may_read_padded, worthwhile
-from dynafuse.passes.scatters import insert
 from dynafuse.passes.strides import alone_in_memory, num_seen, propagate, report_strides, restore_outputs, strides_of
 
 aten = torch.ops.aten

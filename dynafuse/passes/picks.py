@@ -13,13 +13,12 @@ Worked example: with ``float32[4096, 32000]`` logits, ``gather(logits - largest 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import arguments, hint
+from dynafuse.fx import arguments, hint, insert
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
 
@@ -105,12 +104,12 @@ def _moved(gather: Node) -> list[Node]:
     for operand in source.all_input_nodes:
         if _varies(operand, shape, dim):
             is_whole = _has_shape(operand, shape)
-            whole = operand if is_whole else _call(gather, operand, aten.expand.default, (operand, list(shape)), {})
-            gathers[operand] = _call(gather, gather, aten.gather.default, (whole, args["dim"], args["index"]), {})
+            whole = operand if is_whole else insert(gather, aten.expand.default, (operand, list(shape)), operand)
+            gathers[operand] = insert(gather, aten.gather.default, (whole, args["dim"], args["index"]))
     moved_args, moved_kwargs = map_arg((source.args, source.kwargs), lambda operand: gathers.get(operand, operand))
-    moved = _call(gather, source, source.target, moved_args, moved_kwargs)
+    moved = insert(gather, source.target, moved_args, source, **moved_kwargs)
     if moved.meta["val"].stride() != gather.meta["val"].stride():
-        moved = _call(gather, source, aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
+        moved = insert(gather, aten.clone.default, (moved,), source, memory_format=torch.contiguous_format)
     gather.replace_all_uses_with(moved)
     gather.graph.erase_node(gather)
     return list(gathers.values())
@@ -119,12 +118,3 @@ def _moved(gather: Node) -> list[Node]:
 def _has_shape(operand: Node, shape: torch.Size) -> bool:
     sizes = operand.meta["val"].shape
     return len(sizes) == len(shape) and all(as_expr(a) == as_expr(b) for a, b in zip(sizes, shape, strict=True))
-
-
-def _call(before: Node, like: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-    """Insert a call before a node, with another one's metadata but for its value."""
-    with before.graph.inserting_before(before):
-        new = before.graph.call_function(target, args, kwargs)
-    values, named = map_arg((args, kwargs), lambda arg: arg.meta["val"])
-    new.meta = {key: value for key, value in like.meta.items() if key != "tensor_meta"} | {"val": target(*values, **named)}
-    return new

@@ -16,13 +16,12 @@ becomes ``a = convert(x, float32)``, ``b = index_put(a, [i], convert(v, float32)
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import IN_PLACE, OWNS_BASE, arguments, in_place, makes_memory, owns_base
+from dynafuse.fx import OWNS_BASE, arguments, in_place, insert, makes_memory, owns_base
 from dynafuse.ops import Call, Combine, Kind, Row, Scatter, lookup, refusal
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.literals import opmath
@@ -147,23 +146,6 @@ def _widen(node: Node, dtype: torch.dtype) -> None:
         rounded = node.graph.call_function(prims.convert_element_type.default, (node, value.dtype))
     rounded.meta = {key: entry for key, entry in node.meta.items() if key != OWNS_BASE} | {"val": value}
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
-
-
-def insert(before: Node, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Node:
-    """Insert a call before a node, with that one's metadata and a value of its own.
-
-    Args:
-        before: The node that it stands before.
-        target: What is called.
-        args: Its arguments; nodes among them need a value (``val``).
-        **kwargs: Its arguments by name, without nodes.
-    """
-    with before.graph.inserting_before(before):
-        new = before.graph.call_function(target, args, kwargs)
-    values = map_arg(args, lambda arg: arg.meta["val"])
-    meta = {key: value for key, value in before.meta.items() if key not in (OWNS_BASE, IN_PLACE)}
-    new.meta = meta | {"val": target(*values, **kwargs)}
-    return new
 
 
 def _argument(node: Node, name: str) -> Node:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from dynafuse.lowering.triton import libm, libm_quick, text
 from dynafuse.ops.literals import MOST_ODD_DIVISOR, reciprocal_parts
 from tests.support.pointwise_harness import DEVICE, load
 
@@ -238,3 +240,11 @@ def test_one_value_is_added_at_every_place_of_a_tile(tmp_path: Path) -> None:
     kernel = load(text.format(pointers="x_pointer, ", lines=line), tmp_path).kernel
     kernel[(1,)](torch.full((SIZE,), 2.5, device=DEVICE)[-1:], out, N=SIZE, M=SIZE)
     torch.testing.assert_close(out.cpu(), torch.full((SIZE,), 3.5))
+
+
+def test_all_quicker_functions_are_taken_where_they_may_be() -> None:
+    names = re.findall(r"^def (\w+)\(", Path(libm_quick.__file__).read_text(), re.MULTILINE)
+    assert names
+    for name in names:
+        assert text.quick(f"lm.{name}(v0)") == f"lq.{name}(v0)" and hasattr(libm, name)
+    assert text.quick("lm.erf(v0) + lm.exp2(v1)") == "lm.erf(v0) + lm.exp2(v1)"
