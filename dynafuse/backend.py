@@ -47,7 +47,7 @@ from dynafuse.runtime.catchable import catchable
 from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.setting import allowing, device_of, executors_for, fused_device, values_of
-from dynafuse.runtime.subclasses import without_subclasses
+from dynafuse.runtime.subclasses import returns_plain_tensors, without_subclasses
 from dynafuse.select import MEASUREMENTS
 from dynafuse.select.families import LENGTHS
 from dynafuse.select.place import REJECTED
@@ -108,7 +108,7 @@ def _compile_rewritten(gm: GraphModule, example_inputs: Sequence[Any], config: C
         return compile_layers(gm, example_inputs, config, forcing), gm
 
     pieces, whole = guard.stage("repeated layers", apart, lambda: (None, before.restored()))
-    return pieces or _compile_joint(whole, example_inputs, config, forcing)
+    return pieces or _compile_joint(whole, example_inputs, config, forcing, may_spread=returns_plain_tensors(whole))
 
 
 def start_workers(config: Config) -> None:
@@ -149,15 +149,24 @@ def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
 
 
 def _compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,
-                   calls: int = 1) -> Callable[..., Any]:
-    """Compile a Dynamo graph by way of AOTAutograd; ``calls`` is how often a step calls it."""
+                   calls: int = 1, may_spread: bool = False) -> Callable[..., Any]:
+    """Compile a Dynamo graph by way of AOTAutograd.
+
+    Args:
+        gm: The graph.
+        example_inputs: An example of each of its inputs, in order.
+        config: The options.
+        forcing: What the user forces onto which executor.
+        calls: How often a step calls it.
+        may_spread: Whether rows of its results may be further apart than eager's.
+    """
     before = Snapshot.of(gm)
     guard = guard_of(config, before.restored, differentiable=True)
     enabled = executors_for(list(_dynamo_values(gm, example_inputs)), config)[1]
     pools = any(executor(name).pools for name in enabled)
 
     def through() -> Callable[..., Any]:
-        return _through_aot(config, forcing, guard, calls, pools, marked_inputs(gm))
+        return _through_aot(config, forcing, guard, calls, pools, Shared(marked_inputs(gm), may_spread))
 
     # A new object per graph: it keeps state.
     compile_aot = guard.stage("set-up of AOTAutograd", through, left_out)
@@ -181,13 +190,11 @@ def _draws_as(config: Config) -> AbstractContextManager[Any]:
 
 
 def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int, pools: bool,
-                 marked: frozenset[int]) -> Callable[..., Any]:
+                 shared: Shared) -> Callable[..., Any]:
     """Return AOTAutograd with the pipeline behind it.
 
-    ``pools`` tells whether an executor keeps places within windows, ``marked`` are the positions of parameters and buffers.
+    ``pools`` tells whether an executor keeps places within windows, ``shared`` is what forward and backward tell each other.
     """
-    shared = Shared(marked)
-
     def compiler(kind: str) -> Callable[..., Any]:
         return functools.partial(pipeline.compile_graph, kind, config, shared=shared, forcing=forcing, calls=calls)
 

@@ -115,7 +115,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if setting is None:
         return eager(normal)
     if shared is not None:
-        setting = _with_padded_products(setting)
+        setting = _with_padded_products(setting, shared.may_spread)
     setting = replace(_with_bases(setting), shared=shared)
     with dynamo_timed("dynafuse.plan"):
         planned = stage("planning", lambda: plan_graph(setting, Demoted()), left_out)
@@ -241,8 +241,11 @@ def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], 
     return laid_out
 
 
-def _with_padded_products(setting: Setting) -> Setting:
-    """Return a setting whose graph's matrix products run in the sizes in which they are fastest."""
+def _with_padded_products(setting: Setting, may_spread: bool) -> Setting:
+    """Return a setting whose graph's matrix products run in the sizes in which they are fastest.
+
+    ``may_spread`` tells whether rows of results may be further apart than eager's.
+    """
     if not setting.config.pad_products:
         return setting
     before = Snapshot.of(setting.module)
@@ -250,7 +253,7 @@ def _with_padded_products(setting: Setting) -> Setting:
 
     def padded() -> GraphModule:
         captured = setting.config.cudagraphs
-        pad_products(setting.kind, setting.module, setting.device, setting.fused_device, captured, forced)
+        pad_products(setting.kind, setting.module, setting.device, setting.fused_device, captured, forced, may_spread)
         return setting.module
 
     return replace(setting, module=setting.guard.stage("sizes of matrix products", padded, before.restored))

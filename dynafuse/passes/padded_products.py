@@ -36,7 +36,7 @@ PADDED = "padded"
 
 
 def pad_products(kind: str, module: GraphModule, device: Device, device_type: str | None, captured: bool,
-                 eager: Collection[Node] = ()) -> None:
+                 eager: Collection[Node] = (), may_spread: bool = False) -> None:
     """Run products of matrices in padded sizes where that is predicted to be faster; in place.
 
     Args:
@@ -46,23 +46,25 @@ def pad_products(kind: str, module: GraphModule, device: Device, device_type: st
         device_type: The type of device whose tensors are fused; None if nothing is.
         captured: Whether the graph is to be recorded as a CUDA graph.
         eager: Nodes that are to stay as they are.
+        may_spread: Whether rows of results that share memory with no others may be further apart than eager's.
     """
     candidates = [padding for node in module.graph.nodes if node not in eager and (padding := _padding(node, device_type))]
     if not candidates:
         return
-    alone = alone_in_memory(kind, module)
+    alone = alone_in_memory(kind, module) if may_spread else ()
     chosen = worthwhile(candidates, module, device, device_type, captured, num_seen(kind, module), alone)
     if chosen:
-        rewrite(kind, module, chosen)
+        rewrite(kind, module, chosen, may_spread)
 
 
-def rewrite(kind: str, module: GraphModule, chosen: Collection[Priced]) -> None:
-    """Have products run in padded sizes, in place; what the caller sees keeps its strides.
+def rewrite(kind: str, module: GraphModule, chosen: Collection[Priced], may_spread: bool = False) -> None:
+    """Have products run in padded sizes, in place; what the caller sees keeps its strides, or their order.
 
     Args:
         kind: forward, backward or inference.
         module: The graph.
         chosen: The paddings that are made.
+        may_spread: As for :func:`pad_products`.
     """
     before = strides_of(module)
     change = _Change()
@@ -76,7 +78,7 @@ def rewrite(kind: str, module: GraphModule, chosen: Collection[Priced]) -> None:
     strided = {view for view in bases if now[view] != before[view]}
     if strided:
         propagate(module, set(strided), before, bases)
-        restore_outputs(kind, module, before, bases, gaps=True)
+        restore_outputs(kind, module, before, bases, may_spread)
     module.graph.eliminate_dead_code()
     if strided and kind == "forward":
         report_strides(module)

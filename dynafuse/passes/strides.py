@@ -247,8 +247,8 @@ def _outputs(module: GraphModule) -> list[Any]:
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Strides], bases: Collection[Node] = (), *,
-                    gaps: bool = False) -> None:
+def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Strides], bases: Collection[Node] = (),
+                    may_spread: bool = False) -> None:
     """Restore eager's strides of the results that the caller sees, which share memory where eager's share it.
 
     Tensors that a forward saves for its backward are not seen: they are restored only if AOTAutograd cannot be told their
@@ -259,10 +259,10 @@ def restore_outputs(kind: str, module: GraphModule, before: Mapping[Node, Stride
         module: The graph, which is changed in place.
         before: Eager's strides of every tensor, in elements.
         bases: As for :func:`propagate`.
-        gaps: Whether rows of results that share memory with no others may be further apart than eager's.
+        may_spread: Whether rows of results that share memory with no others may be further apart than eager's.
     """
     outputs, after = _outputs(module), module.graph.output_node().prev
-    seen, alone = num_seen(kind, module), alone_in_memory(kind, module) if gaps else frozenset()
+    seen, alone = num_seen(kind, module), alone_in_memory(kind, module) if may_spread else frozenset()
     restored = Restored(before, lambda node: _is_only(node, outputs), bases)
 
     def result(place: int, output: Any) -> Any:
@@ -284,10 +284,12 @@ def alone_in_memory(kind: str, module: GraphModule) -> frozenset[Node]:
     context = TracingContext.try_get()
     if kind == "backward" or context is None or context.fw_metadata is None:
         return frozenset()
-    metadata, outputs = context.fw_metadata, [output for output in _outputs(module) if isinstance(output, Node)]
-    own = _outputs(module)[metadata.num_mutated_inp_runtime_indices:][:len(metadata.output_info)]
+    metadata, outputs = context.fw_metadata, _outputs(module)
+    own = outputs[len(metadata.mutated_inp_runtime_indices):][:len(metadata.output_info)]
+    if len(own) != len(metadata.output_info):
+        return frozenset()
     given = [output for output, info in zip(own, metadata.output_info, strict=True) if info.output_type in AS_THEY_ARE]
-    memory = Counter(looked_at(output, is_view) for output in outputs)
+    memory = Counter(looked_at(output, is_view) for output in outputs if isinstance(output, Node))
     return frozenset(output for output in given if isinstance(output, Node) and memory[looked_at(output, is_view)] == 1)
 
 

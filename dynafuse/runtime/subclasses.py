@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
+from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 KNOWN = (torch.Tensor, torch.nn.Parameter)
@@ -35,6 +36,12 @@ def without_subclasses(function: Callable[..., Any], examples: Sequence[Any]) ->
         return function(*given)
 
     return call
+
+
+def returns_plain_tensors(module: GraphModule) -> bool:
+    """Return whether no result of a Dynamo graph is made of several tensors."""
+    results = (node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes)
+    return not any(isinstance(result, torch.Tensor) and is_traceable_wrapper_subclass(result) for result in results)
 
 
 def is_plain(value: Any) -> TypeGuard[torch.Tensor]:

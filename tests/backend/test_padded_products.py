@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dynafuse
 from dynafuse.backend import Compiled
@@ -199,6 +200,35 @@ def test_results_alone_in_memory_are_not_copied(name: str, rows: int, device: st
 def test_what_shares_memory_with_results_or_with_what_is_saved_is(name: str, device: str) -> None:
     function, make, _ = PROGRAMS[name]
     differential.check(function, *make(Maker(device, BF16)))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, w: Tensor) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(w, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear((x.relu() * x.sigmoid()).tanh().cos(), self.w)
+
+
+def test_what_layers_give_each_other_keeps_eagers_strides(device: str) -> None:
+    """A layer that is a function of its own counts on the strides that its input was traced with."""
+    make = Maker(device, BF16)
+    layers = torch.nn.Sequential(*[Layer(make(33, 33, grad=False)) for _ in range(12)])
+    x = make(16, 33, grad=False)
+    with torch.no_grad(), recorded() as graphs:
+        result = compiled(layers, reuse_layers="always")(x)
+    assert sum(padded(graphs).values()) == len(graphs) < 12 and result.is_contiguous()
+    torch.testing.assert_close(result, layers(x), rtol=2e-2, atol=2e-2)
+
+
+def test_parts_of_a_subclass_keep_eagers_strides(device: str) -> None:
+    make = Maker(device, BF16)
+    x, w = make(16, WIDTH, grad=False), make(33, WIDTH, grad=False)
+    with torch.no_grad():
+        result = compiled(F.linear)(TwoTensor(x, x * 2), w)
+    assert all(part.is_contiguous() for part in (result.a, result.b))
+    torch.testing.assert_close(result.b, F.linear(x * 2, w), rtol=2e-2, atol=2e-2)
 
 
 def test_a_result_may_be_overwritten(device: str) -> None:

@@ -35,6 +35,7 @@ class Shared:
     """What the graphs of one model tell each other, in the order in which their functions are made."""
 
     marked: frozenset[int] = frozenset()  # positions of the Dynamo graph's parameters and buffers
+    may_spread: bool = False  # whether rows of results may be further apart than eager's, as only the user gets them
     by_trees: dict[str, bool] = field(default_factory=dict)  # kinds of graph, and whether torch's trees record them
     parameters: frozenset[str] = frozenset()  # names of the forward's inputs that stay where they are, and of their views
     moving: frozenset[str] = frozenset()  # names of the forward's other inputs, and of their views
