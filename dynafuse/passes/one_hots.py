@@ -58,8 +58,8 @@ def sum_one_hots(module: GraphModule) -> None:
     for node in list(module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)):
         given = arguments(node)
         source, dims = given["self"], given["dim"]
-        if dims and len(dims) == 1 and _is_floating(source) and _is_floating(node):
-            dim = dims[0] % source.meta["val"].dim()
+        if dims and len(dims) == 1 and _is_floating(source) and _is_floating(node) and _sizes(source):
+            dim = dims[0] % len(_sizes(source))
             if (one_hot := _one_hot(source, dim)) is not None:
                 node.replace_all_uses_with(_sum(node, dim, one_hot))
     module.graph.eliminate_dead_code()

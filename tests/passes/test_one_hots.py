@@ -74,6 +74,7 @@ KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "of some rows": lambda labels, scale, x: scattered(labels[:3]).sum(1),
     "along the other dimension": lambda labels, scale, x: scattered(labels).sum(0),
     "of all": lambda labels, scale, x: scattered(labels).sum((0, 1)),
+    "of a number": lambda labels, scale, x: scattered(labels)[0, 0].sum(0),
     "divided by": lambda labels, scale, x: (scale / (scattered(labels))).sum(1),
     "from another position on": lambda labels, scale, x: torch.where(torch.arange(2, CLASSES + 2) == labels, scale, 0.0).sum(1),
     "by what is no position": lambda labels, scale, x: torch.where(
