@@ -31,7 +31,7 @@ def planned(function: Function, x: Tensor, **options: object) -> tuple[set[str],
 X = torch.linspace(-3, 3, 64).view(8, 8)
 
 QUICK: dict[str, tuple[Function, str]] = {
-    "returned": (lambda x: (x.float() / 3.7 / (x.float() + 9)).to(x.dtype), "div"),
+    "returned": (lambda x: (x.float() / 3.7 / (x.float().abs() + 9)).to(x.dtype), "div"),
     "activation": (lambda x: x.sigmoid() * x, "sigmoid"),
     "read by a library": (lambda x: x.float().sqrt().to(x.dtype) @ x, "sqrt"),
     "moved": (lambda x: torch.cat([x.sigmoid(), x])[1:].t(), "sigmoid"),
