@@ -134,7 +134,7 @@ def hint(size: int | torch.SymInt) -> int:
     return int(known) if known.is_number and known.is_finite else UNKNOWN_SIZE
 
 
-# Parts ----------------------------------------------------------------------------------------------------------------
+# New calls ------------------------------------------------------------------------------------------------------------
 
 
 def insert(before: Node, target: Any, args: tuple[Any, ...], like: Node | None = None, /, **kwargs: Any) -> Node:
@@ -154,6 +154,9 @@ def insert(before: Node, target: Any, args: tuple[Any, ...], like: Node | None =
     meta = {key: entry for key, entry in (like or before).meta.items() if key not in own}
     new.meta = meta | {"val": target(*values, **named)}
     return new
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
 
 
 def extract(root: torch.nn.Module, nodes: Sequence[Node], inputs: Iterable[Node],
