@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
+from torch.utils._sympy.functions import Max
 
 Size: TypeAlias = int | sympy.Expr
 """A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
@@ -109,6 +111,49 @@ def moved_by(node: Node) -> dict[Node, None]:
     return dict.fromkeys(node.all_input_nodes[1:] if in_place(node) else (node, *node.all_input_nodes))
 
 
+def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Return whether elements lie in memory without gaps, for all sizes. Symbols are asked nothing, which would bind them.
+
+    Args:
+        shape: The sizes of a tensor.
+        strides: Its strides, in elements.
+    """
+    dims = [pair for pair in zip(shape, strides, strict=True) if pair[0] != 1]
+    return _is_contiguous(dims) or _is_permuted(dims)
+
+
+def _is_contiguous(dims: Sequence[tuple[Size, Size]]) -> bool:
+    """Return whether the elements lie in memory row by row, without gaps."""
+    expected: Size = 1
+    for size, stride in reversed(dims):
+        if stride != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def _is_permuted(dims: Sequence[tuple[Size, Size]]) -> bool:
+    left = [(_stride(stride), expression(size)) for size, stride in dims]
+    expected: sympy.Expr = sympy.S.One
+    while left:
+        inner = next((pair for pair in left if pair[0] == expected), None)
+        if inner is None:
+            return False
+        left.remove(inner)
+        expected = expected * inner[1]
+    return True
+
+
+def _stride(stride: Size) -> sympy.Expr:
+    """Return a stride of a tensor that is not empty: torch writes ``Max(1, size)`` for sizes that may be 0."""
+    return expression(stride).replace(Max, _unless_empty)
+
+
+def _unless_empty(*sizes: sympy.Expr) -> sympy.Expr:
+    others = [size for size in sizes if size != 1]
+    return others[0] if len(others) == 1 < len(sizes) else Max(*sizes)
+
+
 # Sizes ----------------------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +165,12 @@ def size_of(size: int | torch.SymInt) -> Size:
     if expr.is_Integer:
         return int(expr)
     return 1 if hint(size) == 1 and not expr.is_Symbol and statically_known_true(size == 1) else expr
+
+
+@cache
+def expression(size: Size) -> sympy.Expr:
+    """Return a size as a sympy expression."""
+    return sympy.sympify(size)
 
 
 def hint(size: int | torch.SymInt) -> int:
@@ -154,6 +205,23 @@ def insert(before: Node, target: Any, args: tuple[Any, ...], like: Node | None =
     meta = {key: entry for key, entry in (like or before).meta.items() if key not in own}
     new.meta = meta | {"val": target(*values, **named)}
     return new
+
+
+def size_node(before: Node, node: Node, dim: int) -> int | Node:
+    """Return a size of a tensor: a number, or a node that computes it.
+
+    Args:
+        before: A node before which the size has to be known. What computes it there is taken, else inserted.
+        node: The tensor.
+        dim: The dimension.
+    """
+    size = size_of(node.meta["val"].shape[dim])
+    if isinstance(size, int):
+        return size
+    known: Iterator[Node] = takewhile(lambda other: other is not before, before.graph.nodes)
+    sizes = (other for other in known if isinstance(other.meta.get("val"), torch.SymInt))
+    same = next((other for other in sizes if size_of(other.meta["val"]) == size), None)
+    return same or insert(before, torch.ops.aten.sym_size.int, (node, dim))
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------

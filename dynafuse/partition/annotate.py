@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._sympy.functions import Max
 
 from dynafuse import ops
-from dynafuse.fx import arguments, hint, owns_base, size_of
+from dynafuse.fx import arguments, expression, hint, is_dense, owns_base, size_of
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO, is_done
@@ -116,7 +113,7 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before
         return Facts(Role.EAGER, tensor, reason="no row in the op table")
     if tensor is None:
         return Facts(Role.EAGER, None, row, reason="not a strided tensor")
-    shape = tuple(map(_expression, tensor.shape))
+    shape = tuple(map(expression, tensor.shape))
     call = Call(node.target, arguments(node), shape, tensor.dtype)  # type: ignore[arg-type]
     row = ops.row_of(row, call)
     reason = ops.refusal(row, call)
@@ -126,11 +123,6 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before
         return Facts(Role.VIEW, tensor, row, call)
     reason = reason or obstacle(node, row, tensor, call, device_type, before)
     return Facts(Role.EAGER if reason else Role.FUSED, tensor, row, call, reason)
-
-
-@cache
-def _expression(size: Size) -> sympy.Expr:
-    return sympy.sympify(size)
 
 
 def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None,
@@ -156,7 +148,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return f"dtype {t.dtype} is not fused"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
             return EMPTY
-    if not _is_contiguous(tensor) and not _is_dense(tensor):
+    if not is_dense(tensor.shape, tensor.stride):
         return "its output is not dense"
     if row.kind is Kind.REDUCTION and row.states > 1 and _reduced_count(tensors[1].shape, call) == 1:
         return ONE_ELEMENT
@@ -167,40 +159,6 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
     if any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in _scalar_values(node)):
         return "takes a number that is known only at run time"
     return ""
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    """Return whether the elements lie in memory row by row, without gaps."""
-    expected: Size = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected = expected * size
-    return True
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements lie in memory without gaps, for all sizes. Symbols are asked nothing, which binds them."""
-    dims = zip(tensor.shape, tensor.stride, strict=True)
-    left = [(_stride(stride), _expression(size)) for size, stride in dims if size != 1]
-    expected: sympy.Expr = sympy.S.One
-    while left:
-        inner = next((pair for pair in left if pair[0] == expected), None)
-        if inner is None:
-            return False
-        left.remove(inner)
-        expected = expected * inner[1]
-    return True
-
-
-def _stride(stride: Size) -> sympy.Expr:
-    """Return a stride of a tensor that is not empty: torch writes ``Max(1, size)`` for sizes that may be 0."""
-    return _expression(stride).replace(Max, _unless_empty)
-
-
-def _unless_empty(*sizes: sympy.Expr) -> sympy.Expr:
-    others = [size for size in sizes if size != 1]
-    return others[0] if len(others) == 1 < len(sizes) else Max(*sizes)
 
 
 def _into_input(node: Node) -> bool:

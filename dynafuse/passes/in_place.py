@@ -20,7 +20,6 @@ stays, with ``k`` noted: whether a kernel or eager computes it, it writes ``key`
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
-from dynafuse.fx import IN_PLACE, arguments, hint, insert, shares_memory, size_of
+from dynafuse.fx import IN_PLACE, arguments, hint, insert, shares_memory, size_node
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant
 from dynafuse.passes.scatters import scatter_of
 
@@ -162,7 +161,7 @@ def _as_scatter(target: Node, value: Node) -> Node:
     first, last = min(parts), max(parts)
     indices: list[Node | None] = [None] * first
     for dim in range(first, last + 1):
-        part = parts.get(dim) or _Part(0, _size(value, target, dim))
+        part = parts.get(dim) or _Part(0, size_node(value, target, dim))
         indices.append(_places(value, part, last - dim))
     for dim in sorted((dim for dim, part in parts.items() if part.selected), reverse=True):  # then those behind are there
         source = insert(value, aten.unsqueeze.default, (source, dim - rank))
@@ -186,8 +185,10 @@ def _replaced_part(base: Node, dims: list[int], value: Node, parts: dict[int, _P
     parts[dim] = part
     inner = [other for other in dims if other != dim] if part.selected else dims
     if source.target in (aten.slice_scatter.default, aten.select_scatter.default):
-        return _replaced_part(source.args[0], inner, source, parts) if _shows(source.args[0], base, args) else None
-    return _written(source, value)
+        view = source.args[0]
+        assert isinstance(view, Node)
+        return _replaced_part(view, inner, source, parts) if _shows(_behind_copy(view), base, args) else None
+    return _behind_copy(source)
 
 
 def _part(value: Node, args: dict[str, Any], size: Any, source: Node, dim: int) -> _Part | None:
@@ -201,7 +202,7 @@ def _part(value: Node, args: dict[str, Any], size: Any, source: Node, dim: int) 
         start = max(start + size, 0)
     if not statically_known_true((start.meta["val"] if isinstance(start, Node) else start) >= 0):
         return None
-    return _Part(start, 1 if selected else _size(value, source, dim), step, selected)
+    return _Part(start, 1 if selected else size_node(value, source, dim), step, selected)
 
 
 def _shows(view: Any, base: Node, args: dict[str, Any]) -> bool:
@@ -214,38 +215,14 @@ def _shows(view: Any, base: Node, args: dict[str, Any]) -> bool:
     return all(own[name] == args[name] for name in names)
 
 
-def _written(source: Node, value: Node) -> Node:
-    """Return the values that a part is replaced by: without the copy into the part's sizes and dtype, if there is one."""
-    if source.target is not aten.copy.default:
-        return source
-    given, dtype = source.args[1], source.meta["val"].dtype
-    assert isinstance(given, Node)
-    if given.meta["val"].dtype is not dtype:
-        given = insert(value, prims.convert_element_type.default, (given, dtype))
-    if _shape(given) == _shape(source):
-        return given
-    sizes = [_size(value, source, dim) for dim in range(source.meta["val"].dim())]
-    return insert(value, aten.expand.default, (given, sizes))
+def _behind_copy(node: Node) -> Node:
+    """Return the tensor that was copied to close its gaps; the node itself if it is no copy."""
+    return node.args[0] if node.target is aten.clone.default else node  # type: ignore[return-value]
 
 
 def _count(node: Node) -> int:
     """Return a hint of how many elements a tensor has."""
     return math.prod(map(hint, node.meta["val"].shape))
-
-
-def _shape(node: Node) -> list[Any]:
-    return list(map(size_of, node.meta["val"].shape))
-
-
-def _size(before: Node, node: Node, dim: int) -> int | Node:
-    """Return a size of a tensor: a number, or a node before another that computes it."""
-    size = size_of(node.meta["val"].shape[dim])
-    if isinstance(size, int):
-        return size
-    known: Iterator[Node] = itertools.takewhile(lambda other: other is not before, before.graph.nodes)
-    sizes = (other for other in known if isinstance(other.meta.get("val"), torch.SymInt))
-    same = next((other for other in sizes if size_of(other.meta["val"]) == size), None)
-    return same or insert(before, aten.sym_size.int, (node, dim))
 
 
 def _places(value: Node, part: _Part, trailing: int) -> Node:

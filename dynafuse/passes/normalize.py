@@ -2,9 +2,10 @@
 
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
 (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
-are corrected; copies into memory that nothing has written do without it; ops that do nothing are removed; sums of rows that
-are zero but in one place become that element (``one_hots.py``); gathers move before what computes much more than they pick
-(``picks.py``); equal calls are merged; dead code is removed. A new step is a call in :func:`normalize`.
+are corrected; numbers in tensors on the host become constants (``host_numbers.py``); copies into parts of tensors get
+memory of their own (``copies.py``); ops that do nothing are removed; sums of rows that are zero but in one place become that
+element (``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged;
+dead code is removed. A new step is a call in :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -21,14 +22,13 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from dynafuse.fx import arguments, is_view, makes_memory, shares_memory
-from dynafuse.ops import is_unfilled
-from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
+from dynafuse.passes.copies import close_gaps
 from dynafuse.passes.duplicates import merge_duplicates
+from dynafuse.passes.host_numbers import move_numbers
 from dynafuse.passes.one_hots import sum_one_hots
 from dynafuse.passes.picks import pick_early
-from dynafuse.passes.strides import in_order, order_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -51,7 +51,8 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     dissolve_multiple_outputs(module)
     unbatch(module)
     settle_strides(module)
-    forget_destinations(module)
+    move_numbers(module)
+    close_gaps(module)
     remove_noops(module)
     sum_one_hots(module)
     pick_early(module)
@@ -186,29 +187,6 @@ def _overlaps(value: torch.Tensor) -> bool:
     pairs = zip(value.shape, value.stride(), strict=True)
     return any(isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size < 2)
                for size, stride in pairs)
-
-
-def forget_destinations(module: GraphModule) -> None:
-    """Replace copies into memory that nothing has written, or only another such copy, by copies in its strides.
-
-    A kernel then makes the copy as it makes its source, instead of waiting for memory that a call of eager's allocates.
-    """
-    copies: set[Node] = set()
-    for node in list(module.graph.find_nodes(op="call_function", target=aten.copy.default)):
-        into, source = node.args[:2]
-        if not isinstance(source, Node) or not (into in copies or (isinstance(into, Node) and is_unfilled(into.target))):
-            continue
-        value, given = node.meta["val"], source.meta["val"]
-        if _described(given) == _described(value):
-            with detect_fake_mode([value]) or nullcontext():
-                copy = in_order(source, order_of(value, value.stride()), node, share=False)
-            if copy.meta["val"].stride() == value.stride():
-                node.replace_all_uses_with(copy)
-                copies.add(copy)
-
-
-def _described(value: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(map(as_expr, value.shape)), value.dtype, value.device, value.layout
 
 
 def remove_noops(module: GraphModule) -> None:

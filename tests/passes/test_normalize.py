@@ -8,72 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.source import ConstantSource
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from dynafuse.fx import arguments
 from dynafuse.passes.normalize import normalize
 from tests.support import graphs
+from tests.support.normalized import after, text
 
 X = torch.randn(6, 8)
 
 
-def text(module: GraphModule) -> str:
-    """One line per call: its name, its overload, its arguments."""
-    lines = [_line(node) for node in module.graph.nodes if node.op == "call_function"]
-    return "\n".join([*lines, f"return {', '.join(map(_shown, module.graph.output_node().args[0]))}"])
-
-
-def _line(node: Node) -> str:
-    target = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__  # type: ignore[union-attr]
-    given = [*map(_shown, node.args), *(f"{k}={_shown(v)}" for k, v in node.kwargs.items())]
-    return f"{node.name} = {target}({', '.join(given)})"
-
-
-def _shown(value: Any) -> str:
-    return value.name if isinstance(value, Node) else str(value)
-
-
-def after(write: Any, *inputs: Any) -> str:
-    """The normalized graph's text; the graph computes what it did before."""
-    module = graphs.built(write, *inputs)
-    expected = module(*inputs)
-    normalized = normalize(module)
-    for found, want in zip(normalized(*inputs), expected, strict=True):
-        torch.testing.assert_close(found, want)
-    for node in normalized.graph.nodes:
-        assert node.op == "output" or "val" in node.meta, node
-    return text(normalized)
-
-
 def item(build: graphs.Builder, node: Node, position: int) -> Node:
     return build.op(operator.getitem, node, position)
-
-
-def copied(build: graphs.Builder, x: Node, sizes: list[int], strides: list[int], **kwargs: Any) -> Node:
-    """A copy of a tensor in memory that nothing has written."""
-    return build.op("aten.copy.default", build.op("aten.new_empty_strided.default", x, sizes, strides, **kwargs), x)
-
-
-@pytest.mark.parametrize("strides", [[8, 1], [1, 6]])
-def test_a_copy_into_new_memory_does_without_it(strides: list[int]) -> None:
-    def write(build: graphs.Builder, x: Node) -> tuple[Node, Node]:
-        first = copied(build, build.op("aten.relu.default", x), [6, 8], strides)
-        return first, build.op("aten.copy.default", first, build.op("aten.exp.default", first))
-
-    found = after(write, X)
-    assert "empty" not in found and "aten.copy.default" not in found and found.count("aten.clone") == 2
-
-
-def test_but_not_one_that_converts_repeats_or_leaves_gaps() -> None:
-    row = X[:1]
-    assert "aten.copy" in after(lambda build, x: copied(build, x, [6, 8], [8, 1], dtype=torch.float64), X)
-    assert "aten.copy" in after(lambda build, x: copied(build, x, [6, 8], [8, 1]), row)
-    assert "aten.copy" in after(lambda build, x: copied(build, x, [6, 8], [9, 1]), X)
-
-
-def test_a_copy_into_what_is_there_stays() -> None:
-    assert "aten.copy" in after(lambda build, x, y: build.op("aten.copy.default", x, build.op("aten.exp.default", y)), X, X)
 
 
 def test_a_piece_of_a_split_is_a_slice() -> None:

@@ -1,0 +1,110 @@
+"""Copies into parts of tensors, as what they are: casts and repetitions of what is copied, without the gaps of the part.
+
+``y[:, 0] = x`` arrives as a copy of ``x`` into a part of ``y``, which a scatter puts back. What such a copy returns has the
+part's sizes, dtype and strides, with the gaps that the part has in ``y``, but none of its values; so a kernel need not wait
+for ``y``, and nothing needs the gaps. Those of a scatter into a part, as of ``y[1:, 0] = x``, are in the way alike. They
+stay where something can tell: in a result, and where strides decide those of another tensor.
+
+Worked example: of ``copy(select(y, 1, 0), x)``, with ``x`` a number in float64 and ``y`` of float32[8, 4], remains
+``clone(expand(_to_copy(x, float32), [8]))``, which kernels compute where they need it.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from dynafuse.fx import insert, is_dense, is_view, size_node, size_of
+from dynafuse.ops.indexing_math import as_expr
+from dynafuse.passes.strides import after_of, in_order, may_look_at_strides, order_of
+
+aten = torch.ops.aten
+SCATTERS = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default}
+"""Ops whose results have the strides of the part that they replace a part of."""
+
+
+def close_gaps(module: GraphModule) -> None:
+    """Replace copies into tensors, in place, by copies in memory of their own; so that scatters go into such, too."""
+    with detect_fake_mode([node.meta.get("val") for node in module.graph.nodes]) or nullcontext():
+        for node in list(module.graph.nodes):
+            if node.target is aten.copy.default:
+                _copy_apart(node)
+            elif node.target in SCATTERS:
+                _scatter_apart(node)
+
+
+def _copy_apart(node: Node) -> None:
+    into, source = node.args[:2]
+    if not (isinstance(into, Node) and isinstance(source, Node)):
+        return
+    value, given = node.meta["val"], source.meta["val"]
+    if value.layout is torch.strided and given.layout is torch.strided and given.device == value.device:
+        copy = in_order(copied(into, source, node), order_of(value, value.stride()), node, share=False)
+        if _renew(node, copy.meta["val"]):
+            node.replace_all_uses_with(copy)
+
+
+def _scatter_apart(node: Node) -> None:
+    into, value = node.args[0], node.meta["val"]
+    assert isinstance(into, Node)
+    if is_dense(tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride()))):
+        return
+    apart = in_order(into, order_of(value, value.stride()), after_of(into), share=False)
+    args = map_arg((apart, *node.args[1:]), lambda operand: operand.meta["val"])
+    renewed = node.target(*args, **map_arg(node.kwargs, lambda operand: operand.meta["val"]))  # type: ignore[operator]
+    if _renew(node, renewed):
+        node.update_arg(0, apart)
+
+
+def copied(into: Node, source: Node, before: Node) -> Node:
+    """Return what a copy of ``source`` has in the sizes and the dtype of ``into``: itself, or calls on it.
+
+    Args:
+        into: What is copied into.
+        source: What is copied.
+        before: The node that the calls are inserted before.
+    """
+    value = into.meta["val"]
+    if source.meta["val"].dtype is not value.dtype:
+        source = insert(before, aten._to_copy.default, (source,), dtype=value.dtype)
+    if list(map(size_of, source.meta["val"].shape)) == list(map(size_of, value.shape)):
+        return source
+    sizes = [size_node(before, into, dim) for dim in range(value.dim())]
+    return insert(before, aten.expand.default, (source, sizes))
+
+
+def _renew(node: Node, value: torch.Tensor) -> bool:
+    """Give a node, and what are views of it, values with other strides; do nothing where other readers can tell.
+
+    Returns:
+        Whether nothing can.
+    """
+    values, pending = {node: value}, [node]
+    while pending and _layout(value) != _layout(node.meta["val"]):
+        for user in pending.pop().users:
+            if user.op == "output" or user.meta.get("unbacked_bindings") or may_look_at_strides(user):
+                return False
+            args, kwargs = map_arg((user.args, user.kwargs), lambda operand: values.get(operand, operand.meta["val"]))
+            try:
+                renewed = user.target(*args, **kwargs)  # type: ignore[operator]
+            except (RuntimeError, ValueError):  # a view that the other strides do not allow
+                return False
+            if is_view(user):
+                values[user] = renewed
+                pending.append(user)
+            elif _layout(renewed) != _layout(user.meta.get("val")):
+                return False
+    for reader, renewed in values.items():
+        reader.meta["val"] = renewed
+    return True
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_layout(entry) for entry in value]
+    return [*map(as_expr, value.stride())] if isinstance(value, torch.Tensor) else None

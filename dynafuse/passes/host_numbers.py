@@ -1,0 +1,88 @@
+"""Numbers that stand in tensors on the host, where tensors on a device meet them, as constants on that device.
+
+Beside tensors on a device eager takes a tensor on the host that has no dimensions for its number, and models write numbers
+so: ``x * torch.tensor(0.5)``, ``y[:, 0] = 0``, ``torch.where(mask, x, torch.tensor(-inf))``. A kernel reads no memory of
+the host, but where the graph tells the number, it can be a constant in the kernel. That holds for literals, for constants
+of the graph that it does not write to, and for what is computed of such; not for what the graph is given.
+
+Worked example: ``mul(x, lift_fresh_copy(_tensor_constant0))``, with a constant of 0.5 in float32 on the host and ``x`` of
+bfloat16 on a GPU, becomes ``mul(x, full([], 0.5))``, with a ``full`` of float32 on the GPU. The product stays bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, TypeGuard
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from dynafuse.fx import base, insert
+from dynafuse.ops import Kind, lookup
+from dynafuse.ops.overloads import written_to
+
+aten, prims = torch.ops.aten, torch.ops.prims
+MOVES = {aten._to_copy.default, prims.device_put.default}
+
+
+def move_numbers(module: GraphModule) -> None:
+    """Replace numbers in tensors on the host, in place, where calls with results elsewhere read them."""
+    if not any(_is_elsewhere(node.meta.get("val")) for node in module.graph.nodes):
+        return
+    written = {base(value) for node in module.graph.nodes for value in written_to(node)}
+    numbers: dict[Node, torch.Tensor] = {}
+    with detect_fake_mode([node.meta.get("val") for node in module.graph.nodes]) or nullcontext():
+        for node in list(module.graph.nodes):
+            if _is_number(node.meta.get("val")):
+                number = None if node in written else _number(module, node, numbers)
+                if number is not None:
+                    numbers[node] = number
+            elif _is_elsewhere(node.meta.get("val")):
+                _give_constants(node, numbers)
+
+
+def _is_number(value: Any) -> TypeGuard[torch.Tensor]:
+    is_one = isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
+    return is_one and not value.is_complex()
+
+
+def _is_elsewhere(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
+
+
+def _number(module: GraphModule, node: Node, numbers: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor that a node computes on the host, whatever the graph is given; None if that is not known."""
+    if node.op == "get_attr":
+        constant = getattr(module, str(node.target), None)
+        is_known = isinstance(constant, torch.Tensor) and not isinstance(constant, FakeTensor)
+        return constant if is_known and _is_number(constant) else None
+    row = lookup(node.target)
+    if row is None or row.kind not in (Kind.CREATION, Kind.POINTWISE, Kind.VIEW):
+        return None
+    if any(operand not in numbers for operand in node.all_input_nodes):
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), numbers.__getitem__)
+    with unset_fake_temporarily():
+        return node.target(*args, **kwargs)  # type: ignore[operator, no-any-return]
+
+
+def _give_constants(node: Node, numbers: Mapping[Node, torch.Tensor]) -> None:
+    """Have a call on a device read constants there; a call that moves a number to the device becomes one."""
+    device = node.meta["val"].device
+    if node.target in MOVES and node.args[0] in numbers:
+        number = numbers[node.args[0]].to(node.meta["val"].dtype)  # type: ignore[index]
+        node.replace_all_uses_with(_constant(number, device, node))
+        return
+    for operand in node.all_input_nodes:
+        if operand in numbers:
+            node.replace_input_with(operand, _constant(numbers[operand], device, node))
+
+
+def _constant(number: torch.Tensor, device: torch.device, before: Node) -> Node:
+    with unset_fake_temporarily():
+        value = number.item()
+    return insert(before, aten.full.default, ([], value), dtype=number.dtype, device=device)
