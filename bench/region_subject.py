@@ -1,8 +1,8 @@
 """One region under one system: compiled, compared with eager, timed by CUDA-graph replay, and on request kernel by kernel.
 
 Worked example: ``measure_region({"file": "regions.jsonl.xz", "name": "amax_a1b2", "system": "dynafuse", "device": "cuda",
-"samples": 20, "profile": False})`` returns ``{"cold_s": 1.1, "output_vs_eager": 3e-6, "predicted_us": 15.6, "steps": 1,
-"ideal_mb": 55.6, "device_us": 34.1, "tb_per_s": 1.63}``.
+"samples": 20, "profile": False, "turn": "/tmp/turn"})`` returns ``{"cold_s": 1.1, "output_vs_eager": 3e-6,
+"predicted_us": 15.6, "steps": 1, "ideal_mb": 55.6, "device_us": 34.1, "tb_per_s": 1.63}``.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from bench import measure, systems
@@ -60,9 +61,12 @@ def _regions(path: str) -> Mapping[str, Region]:
 def _measured(region: Region, request: Mapping[str, Any]) -> Iterator[Metrics]:
     """Yield what is measured of a region, part by part."""
     device, system = request["device"], systems.find(request["system"])
-    module = region.module(device)
-    eager = [tensor.clone() for tensor in iter_tensors(module(*region.inputs(device)))]
-    inputs = region.inputs(device)  # anew: a region may write to them
+    turn = FileLock(request["turn"])  # of those that share the device, one computes
+    with turn:
+        module = region.module(device)
+        eager = [tensor.clone() for tensor in iter_tensors(module(*region.inputs(device)))]
+        inputs = region.inputs(device)  # anew: a region may write to them
+        measure.synchronize(device)
     moved = sum(tensor.nbytes for tensor in (*inputs, *eager))
     watched = Watched() if "dynafuse" in system.name else None
     start = time.perf_counter()
@@ -76,10 +80,11 @@ def _measured(region: Region, request: Mapping[str, Any]) -> Iterator[Metrics]:
         _warm(lambda: compiled(*inputs), watched)
     if watched is not None:
         yield watched.predicted()
-    yield {"ideal_mb": moved / 1e6, **_timed(lambda: compiled(*inputs), moved, request)}
-    if request["profile"] and device == "cuda":
-        kernels = measure.launched(lambda: compiled(*inputs))
-        yield {"launched": kernels, **({} if watched is None else {"by_step": watched.by_step(kernels)})}
+    with turn:
+        yield {"ideal_mb": moved / 1e6, **_timed(lambda: compiled(*inputs), moved, request)}
+        if request["profile"] and device == "cuda":
+            kernels = measure.launched(lambda: compiled(*inputs))
+            yield {"launched": kernels, **({} if watched is None else {"by_step": watched.by_step(kernels)})}
 
 
 def _warm(call: Function, watched: Watched | None) -> None:

@@ -7,8 +7,9 @@ Example:
     python -m bench.regions regions.jsonl.xz --names amax_a1 --plan h200                 # the plans; no GPU is needed
 
 `bench/region_file.py` says what such a file holds; `python -m bench.capture` makes one of any model. Every GPU takes one
-region after the other, and every system has a process of its own there, with empty caches at the start. What a region was
-compiled to in a process is forgotten before the next. Regions that draw random numbers are skipped: eager draws others.
+region after the other, or with `--lanes 3` has three under way, one of which is timed. Every system has a process of its
+own in each lane, with empty caches at the start. What a region was compiled to in a process is forgotten before the next.
+Regions that draw random numbers are skipped: eager draws others.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import dataclasses
 import os
 import queue
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,10 +38,14 @@ SAMPLES = 20
 
 
 class Lane:
-    """One GPU: a worker for each system, and the regions that it takes from all lanes' queue."""
+    """One GPU, or a share of its time: a worker for each system, and the regions that it takes from all lanes' queue.
 
-    def __init__(self, runner: Runner, gpu: str | None) -> None:
+    ``turn`` is a file that the workers of the lanes of a GPU lock while they time something.
+    """
+
+    def __init__(self, runner: Runner, gpu: str | None, turn: str) -> None:
         self.runner = runner
+        self.turn = turn
         self.env = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         self.workers = {name: self.start(name) for name in runner.names}
 
@@ -67,7 +73,7 @@ class Lane:
         """Return the metrics of a region under a system, or its error; a worker that dies of it is replaced."""
         options = self.runner.options
         request = {"do": "region", "system": name, "file": str(options.file), "name": region.name, "device": options.device,
-                   "samples": options.samples, "profile": options.profile}
+                   "samples": options.samples, "profile": options.profile, "turn": self.turn}
         try:
             return self.workers[name].ask(request, options.limit)
         except Failed as failure:
@@ -83,9 +89,11 @@ def measure(options: argparse.Namespace, regions: Sequence[Region]) -> Report:
     waiting: queue.SimpleQueue[Region] = queue.SimpleQueue()
     for region in regions:
         waiting.put(region)
-    lanes = [Lane(runner, gpu) for gpu in gpus(options)]
-    with ThreadPoolExecutor(len(lanes)) as threads:
-        list(threads.map(lambda lane: lane.run(waiting), lanes))
+    with tempfile.TemporaryDirectory() as turns:
+        numbered = [(gpu, f"{turns}/{number}") for number, gpu in enumerate(gpus(options))]
+        lanes = [Lane(runner, gpu, turn) for gpu, turn in numbered for _ in range(options.lanes)]
+        with ThreadPoolExecutor(len(lanes)) as threads:
+            list(threads.map(lambda lane: lane.run(waiting), lanes))
     if left := waiting.qsize():
         print(f"out of time: {left} regions were not measured")
     return report
@@ -156,6 +164,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=90, help="seconds for one region under one system")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     parser.add_argument("--gpus", type=int, default=1, help="how many GPUs take regions in turn")
+    parser.add_argument("--lanes", type=int, default=1, help="how many regions are under way on a GPU; one of them is timed")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="timed replays of each region")
     parser.add_argument("--profile", action="store_true", help="time by kernel, and by step beside what was predicted")
     parser.add_argument("--plan", nargs="?", const="h200", metavar="DEVICE",
