@@ -30,11 +30,12 @@ SCATTERS = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagon
 
 def close_gaps(module: GraphModule) -> None:
     """Replace copies into tensors, in place, by copies in memory of their own; so that scatters go into such, too."""
-    with detect_fake_mode([node.meta.get("val") for node in module.graph.nodes]) or nullcontext():
-        for node in list(module.graph.nodes):
+    nodes = [node for node in module.graph.nodes if node.target in SCATTERS or node.target is aten.copy.default]
+    with (detect_fake_mode([node.meta["val"] for node in nodes]) if nodes else None) or nullcontext():
+        for node in nodes:
             if node.target is aten.copy.default:
                 _copy_apart(node)
-            elif node.target in SCATTERS:
+            else:
                 _scatter_apart(node)
 
 

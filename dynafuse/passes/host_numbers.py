@@ -35,13 +35,13 @@ def move_numbers(module: GraphModule) -> None:
         return
     written = {base(value) for node in module.graph.nodes for value in written_to(node)}
     numbers: dict[Node, torch.Tensor] = {}
-    with detect_fake_mode([node.meta.get("val") for node in module.graph.nodes]) or nullcontext():
-        for node in list(module.graph.nodes):
-            if _is_number(node.meta.get("val")):
-                number = None if node in written else _number(module, node, numbers)
-                if number is not None:
-                    numbers[node] = number
-            elif _is_elsewhere(node.meta.get("val")):
+    for node in list(module.graph.nodes):
+        if _is_number(node.meta.get("val")):
+            number = None if node in written else _number(module, node, numbers)
+            if number is not None:
+                numbers[node] = number
+        elif _is_elsewhere(node.meta.get("val")) and not numbers.keys().isdisjoint(node.all_input_nodes):
+            with detect_fake_mode([node.meta["val"]]) or nullcontext():
                 _give_constants(node, numbers)
 
 
