@@ -100,12 +100,8 @@ class _Growth:
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
         if unplaced:
             return Plan(annotated, (), (), unplaced)
-        candidates = sorted(self._candidates(), key=lambda c: -c.saving)
-        for _ in range(ROUNDS):
-            before = len(candidates)
-            candidates = [c for c in candidates if not self._try(c)]
-            if len(candidates) == before:
-                break
+        while self._merge(sorted(self._untried(), key=lambda c: -c.saving)):
+            pass  # groups have new neighbours among the readers of a tensor
         groups = list({id(g): g for g in self.group.values()}.values())
         for group in groups:
             self._price(group)
@@ -115,6 +111,16 @@ class _Growth:
         regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
         steps = schedule(self.spaces, regions)
         return Plan(annotated, steps, self._standing())
+
+    def _merge(self, candidates: Sequence[Candidate]) -> bool:
+        """Merge what pays, and return whether anything did."""
+        count = len(candidates)
+        for _ in range(ROUNDS):
+            before = len(candidates)
+            candidates = [c for c in candidates if not self._try(c)]
+            if len(candidates) == before:
+                break
+        return len(candidates) < count
 
     # ------------------------------------------------------------------ what to try
 
@@ -131,21 +137,32 @@ class _Growth:
                 readers.setdefault(node, set()).add(node.graph.output_node())
         return readers
 
+    def _untried(self) -> Iterable[Candidate]:
+        """Return the candidates that are apart and have not been refused."""
+        return (c for c in self._candidates() if c not in self.refusals and self.group[c.first] is not self.group[c.second])
+
     def _candidates(self) -> Iterable[Candidate]:
         for tensor, readers in self.readers.items():
             if self.spaces.facts[tensor].tensor is None:
                 continue
             size = self.spaces.tensor(tensor).bytes
-            units = sorted((r for r in readers if r in self.group), key=self.dependencies.position)
+            units = self._one_of_each(sorted((r for r in readers if r in self.group), key=self.dependencies.position))
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
             yield from (Candidate(size, *pair, tensor) for pair in itertools.pairwise(units))
         for view, units in self._readers_of_views().items():
             size = self.spaces.tensor(view).bytes
-            yield from (Candidate(size, *pair, view) for pair in itertools.pairwise(units))
-        for first, second in itertools.chain(*map(itertools.pairwise, self._equal_loops())):
+            yield from (Candidate(size, *pair, view) for pair in itertools.pairwise(self._one_of_each(units)))
+        for first, second in itertools.chain(*map(itertools.pairwise, map(self._one_of_each, self._equal_loops()))):
             if self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY:
                 yield Candidate(0, first, second, None)
+
+    def _one_of_each(self, units: Iterable[Node]) -> list[Node]:
+        """Return the first unit of each group, in order."""
+        firsts: dict[int, Node] = {}
+        for unit in units:
+            firsts.setdefault(id(self.group[unit]), unit)
+        return list(firsts.values())
 
     def _equal_loops(self) -> Iterable[list[Node]]:
         """Return the units that run over equally many points in equal dimensions, in order: one launch does for several."""

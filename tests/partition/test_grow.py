@@ -123,6 +123,20 @@ def test_readers_of_different_slices_stay_apart() -> None:
     assert any("different places" in refusal for refusal in refusals(plan))
 
 
+def test_readers_of_a_tensor_share_a_region_though_others_of_its_readers_lie_between_them() -> None:
+    def write(g: graphs.Builder, x: Node, y: Node, z: Node) -> tuple[Node, ...]:
+        kept = g.op("aten.relu.default", x)
+        results = [kept]
+        for other in (y, z):
+            total = g.op("aten.sum.dim_IntList", g.op("aten.mul.Tensor", kept, other), [0])
+            results.append(g.op("aten.sub.Tensor", kept, total))
+        return tuple(results)
+
+    first, second = plan_of(write, X, X, X).regions
+    assert len(first.reductions) == 2 and not second.reductions
+    assert len(second.outputs) == 2
+
+
 def test_small_loops_over_equally_many_points_share_a_launch() -> None:
     def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
         return [g.op("aten.sin.default", x), g.op("aten.cos.default", y), g.op("aten.sum.dim_IntList", y, [1])]
