@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dynafuse.fx import looked_at, shares_memory
 from dynafuse.ops.overloads import written_to
 from dynafuse.passes.duplicates import memories, writes
-from dynafuse.passes.normalize import place_views, same_layout
+from dynafuse.passes.strides import place_views, same_layout
 
 clone = torch.ops.aten.clone.default
 

@@ -12,16 +12,14 @@ Worked example: of ``copy(select(y, 1, 0), x)``, with ``x`` a number in float64 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import insert, is_dense, is_view, size_node, size_of
-from dynafuse.ops.indexing_math import as_expr
-from dynafuse.passes.strides import after_of, in_order, may_look_at_strides, order_of
+from dynafuse.fx import insert, is_dense, size_node, size_of
+from dynafuse.passes.strides import after_of, in_order, order_of, renew
 
 aten = torch.ops.aten
 SCATTERS = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default}
@@ -46,7 +44,7 @@ def _copy_apart(node: Node) -> None:
     value, given = node.meta["val"], source.meta["val"]
     if value.layout is torch.strided and given.layout is torch.strided and given.device == value.device:
         copy = in_order(copied(into, source, node), order_of(value, value.stride()), node, share=False)
-        if _renew(node, copy.meta["val"]):
+        if renew(node, copy.meta["val"]):
             node.replace_all_uses_with(copy)
 
 
@@ -58,7 +56,7 @@ def _scatter_apart(node: Node) -> None:
     apart = in_order(into, order_of(value, value.stride()), after_of(into), share=False)
     args = map_arg((apart, *node.args[1:]), lambda operand: operand.meta["val"])
     renewed = node.target(*args, **map_arg(node.kwargs, lambda operand: operand.meta["val"]))  # type: ignore[operator]
-    if _renew(node, renewed):
+    if renew(node, renewed):
         node.update_arg(0, apart)
 
 
@@ -77,35 +75,3 @@ def copied(into: Node, source: Node, before: Node) -> Node:
         return source
     sizes = [size_node(before, into, dim) for dim in range(value.dim())]
     return insert(before, aten.expand.default, (source, sizes))
-
-
-def _renew(node: Node, value: torch.Tensor) -> bool:
-    """Give a node, and what are views of it, values with other strides; do nothing where other readers can tell.
-
-    Returns:
-        Whether nothing can.
-    """
-    values, pending = {node: value}, [node]
-    while pending and _layout(value) != _layout(node.meta["val"]):
-        for user in pending.pop().users:
-            if user.op == "output" or user.meta.get("unbacked_bindings") or may_look_at_strides(user):
-                return False
-            args, kwargs = map_arg((user.args, user.kwargs), lambda operand: values.get(operand, operand.meta["val"]))
-            try:
-                renewed = user.target(*args, **kwargs)  # type: ignore[operator]
-            except (RuntimeError, ValueError):  # a view that the other strides do not allow
-                return False
-            if is_view(user):
-                values[user] = renewed
-                pending.append(user)
-            elif _layout(renewed) != _layout(user.meta.get("val")):
-                return False
-    for reader, renewed in values.items():
-        reader.meta["val"] = renewed
-    return True
-
-
-def _layout(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_layout(entry) for entry in value]
-    return [*map(as_expr, value.stride())] if isinstance(value, torch.Tensor) else None

@@ -3,7 +3,8 @@
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
 (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
 are corrected; numbers in tensors on the host become constants (``host_numbers.py``); copies into parts of tensors get
-memory of their own (``copies.py``); ops that do nothing are removed; sums of rows that are zero but in one place become that
+memory of their own (``copies.py``); what is cut out of something larger becomes the piece that had been put into it
+(``cut_outs.py``); ops that do nothing are removed; sums of rows that are zero but in one place become that
 element (``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged;
 dead code is removed. A new step is a call in :func:`normalize`.
 
@@ -14,21 +15,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from dynafuse.fx import arguments, is_view, makes_memory, shares_memory
+from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.copies import close_gaps
+from dynafuse.passes.cut_outs import take_pieces
 from dynafuse.passes.duplicates import merge_duplicates
 from dynafuse.passes.host_numbers import move_numbers
 from dynafuse.passes.one_hots import sum_one_hots
 from dynafuse.passes.picks import pick_early
+from dynafuse.passes.strides import place_views, same_layout
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -53,6 +55,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     settle_strides(module)
     move_numbers(module)
     close_gaps(module)
+    take_pieces(module)
     remove_noops(module)
     sum_one_hots(module)
     pick_early(module)
@@ -119,7 +122,7 @@ def _computed(origin: Node, function: Callable[[Any, Any], Any], left: int | Nod
     if left == (0 if function is operator.add else 1):
         return right
     value = function(*(side.meta["val"] if isinstance(side, Node) else side for side in (left, right)))
-    expr = _expr(value)
+    expr = as_expr(value)
     if isinstance(expr, int) or expr.is_Integer:
         return int(expr)
     with origin.graph.inserting_before(origin):
@@ -218,18 +221,6 @@ def _returned(node: Node) -> bool:
     return any(user.op == "output" or (shares_memory(user) and _returned(user)) for user in node.users)
 
 
-def place_views(module: GraphModule, sources: set[Node]) -> None:
-    """Recompute the fake values of all views of ``sources``, which have replaced tensors whose memory began elsewhere."""
-    mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
-    moved = set(sources)
-    for node in module.graph.nodes:
-        if is_view(node) and node.args[0] in moved and not node.meta.get("unbacked_bindings"):
-            moved.add(node)
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            with mode or nullcontext():
-                node.meta["val"] = node.target(*args, **kwargs)
-
-
 def _same_as(node: Node) -> Node | None:
     """Return an argument that a call's result equals, strides included; None if there is none."""
     source = node.args[0] if node.op == "call_function" and node.args else None
@@ -264,7 +255,7 @@ def _undone(view: Node, value: torch.Tensor) -> Node | None:
 
 def _reads_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether two views of one memory have the same elements at the same indices."""
-    offsets = [_expr(value.storage_offset()) for value in (left, right)]
+    offsets = [as_expr(value.storage_offset()) for value in (left, right)]
     lazy = [(value.dtype, value.is_conj(), value.is_neg()) for value in (left, right)]
     return offsets[0] == offsets[1] and lazy[0] == lazy[1] and same_layout(left, right)
 
@@ -277,15 +268,3 @@ def _scattered(node: Node) -> Node | None:
     if isinstance(slice_value.numel(), int) and slice_value.numel() == 0:
         return into if same_layout(into.meta["val"], result) else None
     return piece if slice_value.dtype == result.dtype and same_layout(slice_value, result) else None
-
-
-def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return _same(left.shape, right.shape) and _same(left.stride(), right.stride())
-
-
-def _same(left: Any, right: Any) -> bool:
-    return len(left) == len(right) and all(_expr(a) == _expr(b) for a, b in zip(left, right, strict=True))
-
-
-def _expr(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.fx import is_view, looked_at, makes_memory
 from dynafuse.ops import lookup
+from dynafuse.ops.indexing_math import as_expr
 
 aten = torch.ops.aten
 CHANNELS_LAST = [0, 2, 3, 1]
@@ -170,6 +172,56 @@ def in_order(source: Node, order: Sequence[int], after: Node, share: bool = True
     turned = _insert(after, aten.permute.default, source, order)
     permuted = _insert(turned, aten.clone.default, turned, memory_format=torch.contiguous_format)
     return _insert(permuted, aten.permute.default, permuted, inverse)
+
+
+def renew(node: Node, value: torch.Tensor) -> bool:
+    """Give a node, and what are views of it, values with other strides; do nothing where other readers can tell.
+
+    Args:
+        node: The node, whose readers' values are known.
+        value: Its fake value with other strides, computed in the graph's fake mode, as all here.
+
+    Returns:
+        Whether nothing can.
+    """
+    values, pending = {node: value}, [node]
+    while pending and _layout(value) != _layout(node.meta["val"]):
+        for user in pending.pop().users:
+            if user.op == "output" or user.meta.get("unbacked_bindings") or may_look_at_strides(user):
+                return False
+            if not isinstance(user.meta.get("val"), (torch.Tensor, list, tuple)):
+                continue  # a size
+            args, kwargs = torch.fx.map_arg((user.args, user.kwargs), lambda n: values.get(n, n.meta["val"]))
+            try:
+                renewed = user.target(*args, **kwargs)  # type: ignore[operator]
+            except (RuntimeError, ValueError):  # a view that the other strides do not allow
+                return False
+            if is_view(user):
+                values[user] = renewed
+                pending.append(user)
+            elif _layout(renewed) != _layout(user.meta.get("val")):
+                return False
+    for reader, renewed in values.items():
+        reader.meta["val"] = renewed
+    return True
+
+
+def place_views(module: GraphModule, sources: set[Node]) -> None:
+    """Recompute the fake values of all views of ``sources``, which have replaced tensors whose memory began elsewhere."""
+    mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
+    moved = set(sources)
+    for node in module.graph.nodes:
+        if is_view(node) and node.args[0] in moved and not node.meta.get("unbacked_bindings"):
+            moved.add(node)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with mode or nullcontext():
+                node.meta["val"] = node.target(*args, **kwargs)
+
+
+def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether two tensors have the same sizes and strides, of dynamic ones those that are known to be."""
+    shapes = [tuple(map(as_expr, value.shape)) for value in (left, right)]
+    return shapes[0] == shapes[1] and _strides_of(left) == _strides_of(right)
 
 
 # ---------------------------------------------------------------------- the original strides

@@ -1,0 +1,78 @@
+"""Pieces that are cut out of what they were put into: which are taken as they are, and which are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx import Node
+
+from dynafuse.passes.normalize import normalize
+from tests.support import graphs
+from tests.support.differential import check
+from tests.support.normalized import after
+
+X, BASE = torch.randn(8, 197), torch.randn(8, 200)
+Write = Callable[..., Node]
+
+
+def scattered(build: graphs.Builder, base: Node, x: Node, start: int = 0) -> Node:
+    return build.op("aten.slice_scatter.default", base, x, 1, start, start + 197)
+
+
+def cut(build: graphs.Builder, whole: Node, start: int = 0, count: int = 197) -> Node:
+    return build.op("aten.relu.default", build.op("aten.slice.Tensor", whole, 1, start, start + count))
+
+
+SAME: dict[str, Write] = {
+    "a slice": lambda build, x, base: cut(build, scattered(build, base, x)),
+    "a slice from the end": lambda build, x, base: build.op("aten.relu.default", build.op(
+        "aten.slice.Tensor", scattered(build, base, x, 3), 1, -197, 9223372036854775807)),
+    "a pad that shortens": lambda build, x, base: build.op("aten.relu.default", build.op(
+        "aten.constant_pad_nd.default", scattered(build, base, x), [0, -3])),
+    "both pads": lambda build, x, base: build.op("aten.relu.default", build.op(
+        "aten.constant_pad_nd.default", build.op("aten.constant_pad_nd.default", x, [2, 1]), [-2, -1])),
+}
+OTHER: dict[str, Write] = {
+    "other places": lambda build, x, base: cut(build, scattered(build, base, x), 1),
+    "fewer": lambda build, x, base: cut(build, scattered(build, base, x), 0, 190),
+    "another dimension": lambda build, x, base: build.op("aten.relu.default", build.op(
+        "aten.slice.Tensor", build.op("aten.constant_pad_nd.default", x, [0, 0, 0, 189]), 1, 0, 8)),
+    "every other": lambda build, x, base: build.op("aten.relu.default", build.op(
+        "aten.slice.Tensor", scattered(build, base, x), 1, 0, 197, 2)),
+    "two dimensions": lambda build, x, base: build.op("aten.relu.default", build.op(
+        "aten.constant_pad_nd.default", build.op("aten.constant_pad_nd.default", x, [0, 3]), [0, -3, 0, -1])),
+    "a result": lambda build, x, base: build.op("aten.constant_pad_nd.default", scattered(build, base, x), [0, -3]),
+    "a returned view": lambda build, x, base: build.op("aten.slice.Tensor", scattered(build, base, x), 1, 0, 197),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_was_put_there_is_taken(name: str) -> None:
+    assert after(SAME[name], X, BASE).count("aten.") == 1
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_anything_else_is_computed(name: str) -> None:
+    assert after(OTHER[name], X, BASE).count("aten.") > 1
+
+
+def test_sizes_that_are_symbols() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        rows = build.op("aten.sym_size.int", x, 0)
+        wide = build.op("aten.constant_pad_nd.default", x, [0, 0, 0, 5])
+        return build.op("aten.relu.default", build.op("aten.slice.Tensor", wide, 0, 0, rows))
+
+    assert "pad" not in str(normalize(graphs.built(write, X, dynamic=True)).graph)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_sum_goes_on_into_a_table(dynamic: bool) -> None:
+    def gradient(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        padded = x.new_zeros(12, 13, 16)
+        padded[..., :13] = x.sum(0)
+        return x.new_zeros(40, 12).index_put((index,), padded[..., :13].permute(1, 2, 0).reshape(-1, 12), accumulate=True)
+
+    (graph,) = check(gradient, torch.randn(6, 12, 13, 13), torch.randint(0, 40, (169,)), dynamic=dynamic)
+    assert not any("slice_scatter" in node.name for region in graph.plan.regions for node in region.nodes)
