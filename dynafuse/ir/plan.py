@@ -36,6 +36,7 @@ class RefusalKind(str, Enum):
     TOO_MANY_TENSORS = "too many tensors"
     ROWS_TOO_LONG = "rows too long for one pass"
     NO_EXECUTOR = "no executor takes it"
+    TOO_MUCH_CODE = "computes too much at too many offsets"
 
     # of a region's iteration space
     REPEATED_AXIS = "one axis twice"

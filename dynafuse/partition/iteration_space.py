@@ -351,7 +351,7 @@ class Spaces:
 
     def _elements_at(self, node: Node, argument: Node) -> Hashable:
         """Return what two units have in common that read the same elements of an operand if they run along the same axes."""
-        reading = (self._moves(node) or {}).get(argument)
+        reading = (self.moves(node) or {}).get(argument)
         return (argument, reading.indices) if reading is not None and reading.told else None
 
     def _reads_of(self, node: Node, place: Place, elements: int) -> Iterator[Read]:
@@ -372,7 +372,7 @@ class Spaces:
 
     def _moved(self, node: Node, argument: Node) -> Operand:
         """Return what a node that moves data reads of an operand for one element of its own."""
-        moved, reading = self._moves(node), None
+        moved, reading = self.moves(node), None
         if moved is not None:
             reading = moved.get(argument)
             if reading is None:
@@ -387,7 +387,7 @@ class Spaces:
         row = self.facts[node].row
         return max((operand.reach for operand in self.operands[node].values()), default=1) * (row.flops if row else 1.0)
 
-    def _moves(self, node: Node) -> Mapping[Node, Reading] | None:
+    def moves(self, node: Node) -> Mapping[Node, Reading] | None:
         """Return where a fused node that moves data reads its operands; None for any other node."""
         if self.facts[node].role is not Role.FUSED or self._kind(node) not in (Kind.INDEX, Kind.GATHER):
             return None

@@ -22,6 +22,7 @@ from dynafuse.cost.library_calls import call_prediction, calls_prediction, torch
 from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict, total
 from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind, Role
 from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.partition.code_size import MOST_EXPRESSIONS, CodeSize
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.legality import Shape, classify, members_of
@@ -74,6 +75,7 @@ class Pricing:
         self.executors = executors
         self.captured = captured
         self.outputs = outputs
+        self.code = CodeSize(spaces)
         self.total = calls_prediction(spaces.facts, device)
         self._calls: dict[Node, Prediction] = {}
         self._predictions: dict[tuple[str, Work], Prediction] = {}  # of layers that repeat themselves: equal work
@@ -119,6 +121,8 @@ class Pricing:
             return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name,
                            f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")
         closure = self.dependencies.closure(nodes)
+        if len(nodes) > 1 and self.code.expressions((m.node for m in members), closure) > MOST_EXPRESSIONS:
+            return Refusal(RefusalKind.TOO_MUCH_CODE, nodes[0].name, nodes[-1].name, f"at most {MOST_EXPRESSIONS} in all")
         names = self.executors.of(closure)
         if not names:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)

@@ -1,0 +1,82 @@
+"""How much a kernel computes in its code: every node as often as there are different offsets at which it is read.
+
+What is read at another offset is computed there anew, and so is all that it is computed from. Of values that each read two
+neighbours of the one before, as differences of slices do, the code grows with every step, and a compiler takes minutes.
+
+Worked example: in ``d = x[1:] - x[:-1]`` a fused ``x`` is computed at offsets 0 and 1, and in ``d[1:] - d[:-1]`` at 0, 1
+and 2.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch.fx import Node
+
+from dynafuse.fx import hint
+from dynafuse.ir import Role, Size
+from dynafuse.ops.symbols import with_symbols_at
+from dynafuse.partition.iteration_space import Spaces
+
+MOST_EXPRESSIONS = 400  # of a kernel; of code several times as long Triton takes ten seconds
+FEW_MOVES = 6  # nodes that read elsewhere, of which no code becomes that large
+
+
+class CodeSize:
+    """Counts what kernels compute in their code."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self.spaces = spaces
+        self._offsets = {node: offsets for node in spaces.graph.nodes if any((offsets := self._offsets_of(node)).values())}
+
+    def expressions(self, nodes: Iterable[Node], closure: Sequence[Node]) -> int:
+        """Count what the code of a kernel computes; no further than to one more than it may.
+
+        Args:
+            nodes: What is computed along the kernel's axes.
+            closure: All that it computes, operands first.
+        """
+        if sum(node in self._offsets for node in closure) <= FEW_MOVES:
+            return len(closure)
+        at: dict[Node, set[int]] = {node: set() for node in closure} | {node: {0} for node in nodes}
+        total = 0
+        for node in reversed(closure):
+            total += len(at[node])
+            if total > MOST_EXPRESSIONS:
+                break
+            offsets = self._offsets.get(node, {})
+            for argument in node.all_input_nodes:
+                if argument in at:
+                    at[argument] |= {here + offset for here in at[node] for offset in offsets.get(argument, (0,))}
+        return total
+
+    def _offsets_of(self, node: Node) -> Mapping[Node, tuple[int, ...]]:
+        """Return at which offsets a node reads operands that it moves, in elements; of loaded ones a number of its own."""
+        spaces = self.spaces
+        if spaces.facts[node].role is Role.VIEW:
+            source, *_ = node.all_input_nodes
+            return {source: (_offset(node) - _offset(source),)}
+        offsets = {}
+        for argument, reading in (spaces.moves(node) or {}).items():
+            own = zlib.crc32(node.name.encode()) << 40
+            strides = _strides(spaces.tensor(argument).shape)
+            starts = {sum(with_symbols_at(part, 0) * stride for part, stride in zip(index, strides, strict=True))
+                      for index in reading.indices}
+            offsets[argument] = tuple(map(int, starts)) if reading.told else (own,)
+        return offsets
+
+
+def _offset(node: Node) -> int:
+    value = node.meta["val"]
+    return hint(value.storage_offset()) if isinstance(value, torch.Tensor) and value.layout is torch.strided else 0
+
+
+def _strides(shape: Sequence[Size]) -> list[int]:
+    """Return strides of a contiguous tensor of some sizes; a size that is a symbol counts as much as any."""
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= size if isinstance(size, int) else 1 << 10
+    return strides[::-1]

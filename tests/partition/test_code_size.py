@@ -1,0 +1,91 @@
+"""How much kernels compute in their code, and that regions stay small enough to be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.fx import Node
+
+from dynafuse.ir import Plan, RefusalKind
+from dynafuse.partition.code_size import FEW_MOVES, MOST_EXPRESSIONS, CodeSize
+from dynafuse.partition.iteration_space import Spaces
+from tests.support import graphs
+from tests.support.differential import check
+
+X = torch.randn(64, 96)
+Write = Callable[..., Node]
+
+
+def expressions(write: Write, *inputs: torch.Tensor) -> int:
+    """What the code of a kernel computes that computes the whole of a graph."""
+    annotated = graphs.annotated(graphs.built(write, *inputs))
+    computed = [node for node in annotated.graph.nodes if node.op == "call_function"]
+    return CodeSize(Spaces(annotated, True)).expressions(computed[-1:], computed)
+
+
+def plan_of(write: Write, *inputs: torch.Tensor) -> Plan:
+    return graphs.planned(graphs.built(write, *inputs))
+
+
+def differences(steps: int) -> Write:
+    """Each element less its neighbour, again and again."""
+    def write(build: graphs.Builder, x: Node) -> Node:
+        for step in range(steps):
+            size = 96 - step
+            x = build.op("aten.sub.Tensor", build.op("aten.slice.Tensor", x, 1, 1, size),
+                         build.op("aten.slice.Tensor", x, 1, 0, size - 1))
+        return x
+
+    return write
+
+
+def test_neighbours_are_computed_at_one_offset_more_each_step() -> None:
+    steps = 8
+    assert expressions(differences(steps), X) == sum(3 * (step + 1) for step in range(steps))
+
+
+def test_pieces_that_are_put_together_are_computed_once() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        for _ in range(FEW_MOVES):
+            halves = [build.op("aten.slice.Tensor", x, 1, start, start + 48) for start in (0, 48)]
+            x = build.op("aten.cat.default", halves, 1)
+        return x
+
+    assert expressions(write, X) == 3 * FEW_MOVES
+
+
+def test_what_loaded_indices_tell_is_computed_for_each_reader() -> None:
+    def write(build: graphs.Builder, x: Node, at: Node) -> Node:
+        for _ in range(FEW_MOVES + 1):
+            x = build.op("aten.add.Tensor", build.op("aten.gather.default", x, 1, at), x)
+        return x
+
+    assert expressions(write, X, torch.zeros(64, 96, dtype=torch.int64)) > 1 << FEW_MOVES
+
+
+def stencil(steps: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An explicit scheme in two dimensions: differences of neighbours, put into what is zero at the edges."""
+    def flow(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(steps):
+            y = torch.zeros_like(x)
+            for dim in range(2):
+                inner, left, right = (x.narrow(dim, start, x.shape[dim] - 2) for start in (1, 0, 2))
+                y.narrow(dim, 1, x.shape[dim] - 2).add_(left - 2 * inner + right)
+            x = x + 0.1 * y
+        return x
+
+    return flow
+
+
+def test_a_stencil_of_a_step_is_one_kernel() -> None:
+    (graph,) = check(stencil(1), torch.randn(20, 24), grad=False)
+    assert len(graph.plan.regions) == 1
+
+
+def test_regions_of_a_stencil_of_many_steps_stay_small() -> None:
+    assert not plan_of(differences(8), X).refusals
+    plan = plan_of(differences(80), X)
+    assert any(refusal.kind is RefusalKind.TOO_MUCH_CODE for refusal in plan.refusals)
+    sizes = [CodeSize(Spaces(plan.annotated, True)).expressions(region.outputs, region.nodes) for region in plan.regions]
+    assert 1 < len(sizes) < 40 and max(sizes) <= MOST_EXPRESSIONS
