@@ -4,7 +4,7 @@ What is read at another offset is computed there anew, and so is all that it is 
 neighbours of the one before, as differences of slices do, the code grows with every step, and a compiler takes minutes.
 
 Worked example: in ``d = x[1:] - x[:-1]`` a fused ``x`` is computed at offsets 0 and 1, and in ``d[1:] - d[:-1]`` at 0, 1
-and 2.
+and 2: three times.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dynafuse.ops.symbols import with_symbols_at
 from dynafuse.partition.iteration_space import Spaces
 
 MOST_EXPRESSIONS = 400  # of a kernel; of code several times as long Triton takes ten seconds
+ONCE: Mapping[Node, int] = {}
 FEW_MOVES = 6  # nodes that read elsewhere, of which no code becomes that large
 
 
@@ -31,26 +32,26 @@ class CodeSize:
         self.spaces = spaces
         self._offsets = {node: offsets for node in spaces.graph.nodes if any((offsets := self._offsets_of(node)).values())}
 
-    def expressions(self, nodes: Iterable[Node], closure: Sequence[Node]) -> int:
-        """Count what the code of a kernel computes; no further than to one more than it may.
+    def times(self, nodes: Iterable[Node], closure: Sequence[Node]) -> Mapping[Node, int] | None:
+        """Return how often the code of a kernel computes each node; nothing of those that move little; None if too often.
 
         Args:
             nodes: What is computed along the kernel's axes.
             closure: All that it computes, operands first.
         """
         if sum(node in self._offsets for node in closure) <= FEW_MOVES:
-            return len(closure)
+            return ONCE
         at: dict[Node, set[int]] = {node: set() for node in closure} | {node: {0} for node in nodes}
         total = 0
         for node in reversed(closure):
             total += len(at[node])
             if total > MOST_EXPRESSIONS:
-                break
+                return None
             offsets = self._offsets.get(node, {})
             for argument in node.all_input_nodes:
                 if argument in at:
                     at[argument] |= {here + offset for here in at[node] for offset in offsets.get(argument, (0,))}
-        return total
+        return {node: len(offsets) for node, offsets in at.items()}
 
     def _offsets_of(self, node: Node) -> Mapping[Node, tuple[int, ...]]:
         """Return at which offsets a node reads operands that it moves, in elements; of loaded ones a number of its own."""

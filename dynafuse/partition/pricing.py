@@ -22,7 +22,7 @@ from dynafuse.cost.library_calls import call_prediction, calls_prediction, torch
 from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict, total
 from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind, Role
 from dynafuse.ops.overloads import COPIES_INTO
-from dynafuse.partition.code_size import MOST_EXPRESSIONS, CodeSize
+from dynafuse.partition.code_size import MOST_EXPRESSIONS, ONCE, CodeSize
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.legality import Shape, classify, members_of
@@ -121,14 +121,15 @@ class Pricing:
             return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name,
                            f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")
         closure = self.dependencies.closure(nodes)
-        if len(nodes) > 1 and self.code.expressions((m.node for m in members), closure) > MOST_EXPRESSIONS:
+        times = self.code.times((m.node for m in members), closure)
+        if times is None and len(nodes) > 1:
             return Refusal(RefusalKind.TOO_MUCH_CODE, nodes[0].name, nodes[-1].name, f"at most {MOST_EXPRESSIONS} in all")
         names = self.executors.of(closure)
         if not names:
             reasons = "; ".join(f"{name}: {self.executors.reason(name, closure)}" for name in self.executors.enabled)
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
         stored = [node for node in nodes if node in outputs]
-        work = work_of(self.spaces, Asked(shape, members, reads, sources, stored, closure))
+        work = work_of(self.spaces, Asked(shape, members, reads, sources, stored, closure, times or ONCE))
         predictions = {name: self._predict(name, work) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)

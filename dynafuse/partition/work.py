@@ -30,7 +30,8 @@ TILE_COLUMNS = 64  # columns of a program that reduces columns
 class Asked:
     """A region whose work is asked for: its iteration space and members, what it reads and stores, all that it computes.
 
-    Everything is in an order that is the same in every process: of equal tensors the first one decides.
+    Everything is in an order that is the same in every process: of equal tensors the first one decides. ``times`` tells of
+    nodes how often the code computes them, at different offsets, where that is more than once.
     """
 
     shape: Shape
@@ -39,6 +40,7 @@ class Asked:
     sources: Collection[Node]
     outputs: Sequence[Node]
     closure: Sequence[Node]
+    times: Mapping[Node, int]
 
 
 def work_of(spaces: Spaces, asked: Asked) -> Work:
@@ -199,7 +201,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, flo
                 if operand.is_picked:  # elsewhere than any other reader
                     reads = picked[argument] = picked.get(argument, 0.0) + reads
                 evaluations[argument] = max(evaluations[argument], reads)
-    return evaluations
+    return {node: count * asked.times.get(node, 1) for node, count in evaluations.items()}
 
 
 # How rows are reduced -------------------------------------------------------------------------------------------------

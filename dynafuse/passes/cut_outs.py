@@ -19,11 +19,12 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, shares_memory
+from dynafuse.fx import arguments, hint, is_view, shares_memory
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.passes.strides import place_views, renew, same_layout
 
 aten = torch.ops.aten
+ALIGNED = 16  # elements: new memory begins at a multiple of as many, whatever they are
 
 
 class _Span(NamedTuple):
@@ -98,6 +99,6 @@ def _may_be(node: Node, piece: Node) -> bool:
     """Return whether a piece may take the place of what was cut out: it has its layout, or no reader can tell."""
     value = piece.meta["val"]
     if same_layout(value, node.meta["val"]):
-        return True
+        return is_view(node) or hint(value.storage_offset()) % ALIGNED == 0
     with detect_fake_mode([value]) or nullcontext():
         return renew(node, value)

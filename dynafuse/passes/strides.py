@@ -23,7 +23,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from dynafuse.fx import is_view, looked_at, makes_memory
-from dynafuse.ops import lookup
+from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
 
 aten = torch.ops.aten
@@ -174,6 +174,12 @@ def in_order(source: Node, order: Sequence[int], after: Node, share: bool = True
     return _insert(permuted, aten.permute.default, permuted, inverse)
 
 
+def _is_in_table(node: Node) -> bool:
+    """Return whether a call is of an op that kernels compute; others may want strides that are aligned, or of some order."""
+    row = lookup(node.target)
+    return row is not None and row.kind is not Kind.OPAQUE
+
+
 def renew(node: Node, value: torch.Tensor) -> bool:
     """Give a node, and what are views of it, values with other strides; do nothing where other readers can tell.
 
@@ -187,10 +193,10 @@ def renew(node: Node, value: torch.Tensor) -> bool:
     values, pending = {node: value}, [node]
     while pending and _layout(value) != _layout(node.meta["val"]):
         for user in pending.pop().users:
-            if user.op == "output" or user.meta.get("unbacked_bindings") or may_look_at_strides(user):
-                return False
-            if not isinstance(user.meta.get("val"), (torch.Tensor, list, tuple)):
+            if user.op != "output" and not isinstance(user.meta.get("val"), (torch.Tensor, list, tuple)):
                 continue  # a size
+            if user.meta.get("unbacked_bindings") or may_look_at_strides(user) or not _is_in_table(user):
+                return False
             args, kwargs = torch.fx.map_arg((user.args, user.kwargs), lambda n: values.get(n, n.meta["val"]))
             try:
                 renewed = user.target(*args, **kwargs)  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,21 @@ def test_what_was_put_there_is_taken(name: str) -> None:
 @pytest.mark.parametrize("name", OTHER)
 def test_anything_else_is_computed(name: str) -> None:
     assert after(OTHER[name], X, BASE).count("aten.") > 1
+
+
+def test_what_a_call_reads_keeps_its_strides() -> None:
+    """Attention takes biases whose rows begin at multiples of 16 bytes, as a part of what torch pads."""
+    def write(build: graphs.Builder, q: Node, bias: Node) -> Node:
+        padded = build.op("aten.constant_pad_nd.default", bias, [0, 3])
+        part = build.op("aten.expand.default", build.op("aten.slice.Tensor", padded, 3, 0, 197), [2, 4, 197, 197])
+        attention = build.op("aten._scaled_dot_product_efficient_attention.default", q, q, q, part, False)
+        return build.op(operator.getitem, attention, 0)
+
+    q, bias = (torch.empty(size, device="meta") for size in ((2, 4, 197, 32), (1, 4, 197, 197)))
+    normal = normalize(graphs.built(write, q, bias))
+    (attention,) = normal.graph.find_nodes(
+        op="call_function", target=torch.ops.aten._scaled_dot_product_efficient_attention.default)
+    assert attention.args[3].meta["val"].stride()[2] == 200  # type: ignore[union-attr]
 
 
 def test_sizes_that_are_symbols() -> None:
