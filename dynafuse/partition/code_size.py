@@ -12,12 +12,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import sympy
 import torch
 from torch.fx import Node
 
-from dynafuse.fx import hint
+from dynafuse.fx import UNKNOWN_SIZE, hint
 from dynafuse.ir import Role, Size
-from dynafuse.ops.symbols import with_symbols_at
+from dynafuse.ops import Index
+from dynafuse.ops.indexing_math import IndexSymbol
 from dynafuse.partition.iteration_space import Spaces
 
 MOST_EXPRESSIONS = 400  # of a kernel; of code several times as long Triton takes ten seconds
@@ -61,12 +63,22 @@ class CodeSize:
             return {source: (_offset(node) - _offset(source),)}
         offsets = {}
         for argument, reading in (spaces.moves(node) or {}).items():
-            own = zlib.crc32(node.name.encode()) << 40
             strides = _strides(spaces.tensor(argument).shape)
-            starts = {sum(with_symbols_at(part, 0) * stride for part, stride in zip(index, strides, strict=True))
-                      for index in reading.indices}
-            offsets[argument] = tuple(map(int, starts)) if reading.told else (own,)
+            starts = {_start(index, strides) for index in reading.indices}
+            told = tuple(start for start in starts if start is not None)
+            own = zlib.crc32(node.name.encode()) << 40
+            offsets[argument] = told if reading.told and len(told) == len(starts) else (own,)
         return offsets
+
+
+def _start(index: Index, strides: Sequence[int]) -> int | None:
+    """Return the offset at the first element of a result, with an example of dynamic sizes; None if that has no number."""
+    symbols = frozenset[sympy.Symbol]().union(*(part.free_symbols for part in index))
+    first = {symbol: sympy.Integer(0 if isinstance(symbol, IndexSymbol) else UNKNOWN_SIZE) for symbol in symbols}
+    try:
+        return sum(int(part.xreplace(first)) * stride for part, stride in zip(index, strides, strict=True))
+    except (ZeroDivisionError, AssertionError, TypeError):  # torch's Mod of a negative number, and the like
+        return None
 
 
 def _offset(node: Node) -> int:

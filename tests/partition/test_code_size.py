@@ -91,3 +91,15 @@ def test_regions_of_a_stencil_of_many_steps_stay_small() -> None:
     assert any(refusal.kind is RefusalKind.TOO_MUCH_CODE for refusal in plan.refusals)
     times = [CodeSize(Spaces(plan.annotated, True)).times(region.outputs, region.nodes) for region in plan.regions]
     assert 1 < len(times) < 40 and all(time is not None and sum(time.values()) <= MOST_EXPRESSIONS for time in times)
+
+
+def test_sizes_that_are_symbols_are_no_zeros() -> None:
+    def write(build: graphs.Builder, x: Node) -> Node:
+        size = build.op("aten.sym_size.int", x, 1)
+        for _ in range(FEW_MOVES + 1):
+            x = build.op("aten.view_copy.default", build.op("aten.flip.default", x, [1]), [size, -1])
+            x = build.op("aten.view_copy.default", x, [-1, size])
+        return x
+
+    module = graphs.built(write, X, dynamic=True)
+    assert graphs.planned(module).regions
