@@ -72,17 +72,16 @@ def _number(module: GraphModule, node: Node, numbers: Mapping[Node, torch.Tensor
 
 def _give_constants(node: Node, numbers: Mapping[Node, torch.Tensor]) -> None:
     """Have a call on a device read constants there; a call that moves a number to the device becomes one."""
-    device = node.meta["val"].device
     if node.target in MOVES and node.args[0] in numbers:
-        number = numbers[node.args[0]].to(node.meta["val"].dtype)  # type: ignore[index]
-        node.replace_all_uses_with(_constant(number, device, node))
+        node.replace_all_uses_with(_constant(numbers[node.args[0]], node.meta["val"].dtype, node))  # type: ignore[index]
         return
     for operand in node.all_input_nodes:
         if operand in numbers:
-            node.replace_input_with(operand, _constant(numbers[operand], device, node))
+            node.replace_input_with(operand, _constant(numbers[operand], numbers[operand].dtype, node))
 
 
-def _constant(number: torch.Tensor, device: torch.device, before: Node) -> Node:
+def _constant(number: torch.Tensor, dtype: torch.dtype, node: Node) -> Node:
+    """Insert a number of a dtype on a call's device, before the call."""
     with unset_fake_temporarily():
-        value = number.item()
-    return insert(before, aten.full.default, ([], value), dtype=number.dtype, device=device)
+        value = number.to(dtype).item()
+    return insert(node, aten.full.default, ([], value), dtype=dtype, device=node.meta["val"].device)
