@@ -70,6 +70,11 @@ def shares_memory(node: Node) -> bool:
     return is_view(node) or node.target is operator.getitem
 
 
+def is_returned(node: Node) -> bool:
+    """Return whether a graph returns a tensor, or a view of it."""
+    return any(user.op == "output" or (shares_memory(user) and is_returned(user)) for user in node.users)
+
+
 def base(node: Node) -> Node:
     """Return what a value is a view of, by the schemas of its ops: for graphs that nobody has annotated.
 

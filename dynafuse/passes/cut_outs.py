@@ -19,7 +19,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, hint, is_view, shares_memory
+from dynafuse.fx import arguments, hint, is_returned, is_view
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.passes.strides import place_views, renew, same_layout
 
@@ -41,7 +41,7 @@ def take_pieces(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         span = _cut(node)
         piece = None if span is None else next((piece for piece, place in _put(node.args[0]) if place == span), None)
-        if piece is not None and not _is_returned(node) and _may_be(node, piece):
+        if piece is not None and not is_returned(node) and _may_be(node, piece):
             node.replace_all_uses_with(piece)
             taken.add(piece)
     if taken:
@@ -88,11 +88,6 @@ def _changed(pad: Node) -> tuple[int, int, int] | None:
     rank = pad.meta["val"].dim()
     changed = [(rank - 1 - i // 2, pads[i], pads[i + 1]) for i in range(0, len(pads), 2) if pads[i] or pads[i + 1]]
     return changed[0] if len(changed) == 1 else None
-
-
-def _is_returned(node: Node) -> bool:
-    """Return whether a tensor, or a view of it, is returned."""
-    return any(user.op == "output" or (shares_memory(user) and _is_returned(user)) for user in node.users)
 
 
 def _may_be(node: Node, piece: Node) -> bool:

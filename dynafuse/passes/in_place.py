@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
-from dynafuse.fx import IN_PLACE, arguments, hint, insert, shares_memory, size_node
+from dynafuse.fx import IN_PLACE, arguments, hint, insert, is_returned, shares_memory, size_node
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant
 from dynafuse.passes.scatters import scatter_of
 
@@ -88,7 +88,7 @@ def _alike(node: Node, target: Node) -> bool:
 def _may_overwrite(target: Node, chain: Sequence[Node], copy: Node) -> bool:
     """Return whether an input may have its new value early: all readers of the old one can run before."""
     first = chain[-1]
-    if _reads(first).count(target) != 1 or any(map(_leaves, chain)):
+    if _reads(first).count(target) != 1 or any(map(is_returned, chain)):
         return False
     readers = [reader for reader in _readers(target) if reader is not copy]
     if readers == [first]:
@@ -117,11 +117,6 @@ def _later(chain: Sequence[Node]) -> set[Node]:
             later.add(node)
             stack.extend(node.users)
     return later
-
-
-def _leaves(node: Node) -> bool:
-    """Return whether a tensor, or a view of it, is returned."""
-    return any(user.op == "output" or (shares_memory(user) and _leaves(user)) for user in node.users)
 
 
 def _writes(node: Node) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, is_view, makes_memory, shares_memory
+from dynafuse.fx import arguments, is_returned, is_view, makes_memory
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
@@ -123,7 +123,7 @@ def _computed(origin: Node, function: Callable[[Any, Any], Any], left: int | Nod
         return right
     value = function(*(side.meta["val"] if isinstance(side, Node) else side for side in (left, right)))
     expr = as_expr(value)
-    if isinstance(expr, int) or expr.is_Integer:
+    if expr.is_Integer:
         return int(expr)
     with origin.graph.inserting_before(origin):
         node = origin.graph.call_function(function, (left, right))
@@ -206,7 +206,7 @@ def remove_noops(module: GraphModule) -> None:
         if source is None:
             continue
         is_another = output in node.users and (source.op in ("placeholder", "get_attr") or output in source.users)
-        if is_another or (makes_memory(node) and _returned(node)):
+        if is_another or (makes_memory(node) and is_returned(node)):
             continue
         if makes_memory(node):
             moved.add(source)
@@ -214,11 +214,6 @@ def remove_noops(module: GraphModule) -> None:
         module.graph.erase_node(node)
     if moved:
         place_views(module, moved)
-
-
-def _returned(node: Node) -> bool:
-    """Return whether a tensor, or a view of it, is returned."""
-    return any(user.op == "output" or (shares_memory(user) and _returned(user)) for user in node.users)
 
 
 def _same_as(node: Node) -> Node | None:
