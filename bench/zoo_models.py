@@ -211,6 +211,7 @@ LLAMA = Text("LlamaConfig", CAUSAL, widths(2048, 8192, 32, 128256, num_key_value
 DECODERS: Mapping[str, Text] = {
     "gpt2": causal("GPT2Config", {"n_layer": 2}, {"vocab_size": 256, "n_embd": 64, "n_head": 4}, batch=8),
     "llama": causal("LlamaConfig", LLAMA.full),
+    "llama_small": causal("LlamaConfig", widths(512, 1536, 8, 32000, layers=8, num_key_value_heads=4), batch=1, tokens=128),
     "gpt_neox": causal("GPTNeoXConfig", widths(2048, 8192, 16, 50304), NARROW),
     "gemma2": causal("Gemma2Config", widths(2304, 9216, 8, 256000, num_key_value_heads=4, head_dim=256), batch=2,
                      attention="eager"),
