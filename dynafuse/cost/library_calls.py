@@ -29,7 +29,7 @@ from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view, moved_by
 from dynafuse.ir import Facts, Plan, Role
 from dynafuse.lowering.registry import EAGER
-from dynafuse.ops import is_library
+from dynafuse.ops import is_library, lookup
 
 
 def call_flops(target: Any, args: Any, kwargs: Any, result: Any) -> float | None:
@@ -161,13 +161,30 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
         return replace(memory, device_us=memory.device_us + further, captured_us=memory.captured_us + further)
     if not flops:
         return replace(memory, partial=flops is None)
-    return _computing(flops, _tflops(target, args, kwargs, device), memory, device)
+    host_us = library_host_us(target, args, kwargs, device)
+    return _computing(flops, _tflops(target, args, kwargs, device), replace(memory, host_us=host_us), device)
 
 
 def product_prediction(product: Product, device: Device) -> Prediction:
     """Predict what a matrix product costs, of a dtype whose rate depends on its sizes."""
     memory = predict(Work(product.bytes, 0.0, 1 << 30, "pointwise"), device, EAGER)
-    return _computing(product.flops, product_tflops(product, device), memory, device)
+    called = replace(memory, host_us=device.host_us_contraction)
+    return _computing(product.flops, product_tflops(product, device), called, device)
+
+
+def library_host_us(target: Any, args: Any, kwargs: Any, device: Device) -> float:
+    """Return the host's time for a call of a library, which looks for a kernel before it launches one, in microseconds.
+
+    Args:
+        target: The op's overload.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+        device: The device that is priced.
+    """
+    row = lookup(target)
+    each = device.constants.get(f"host_us_{row.library}" if row else "", device.host_us_eager)
+    wanted = _named(target, args, kwargs).get("output_mask", (True,)) if row and row.library == "convolution" else (True,)
+    return each * max(sum(map(bool, wanted[:2])), 1)
 
 
 def _computing(flops: float, tflops: float, memory: Prediction, device: Device) -> Prediction:

@@ -242,7 +242,7 @@ class Row:
     accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
     flops: float = 1.0  # per output element (of a reduction or a window, per element read); a transcendental is 8
     reason: str = ""
-    library: bool = False  # opaque: whether it is a library's call, whatever else is fused
+    library: str = ""  # opaque: what a library computes, whatever else is fused: contraction, convolution, attention, FFT
     unfilled: bool = False  # opaque: whether it returns memory that nobody has written to
     by_strides: bool = False  # opaque: whether it places elements in its operand's memory, whatever the operand's strides
     nvfuser: NvfuserRow | None = None  # None: a pointwise op's own expression serves nvFuser; any other op is beyond it
@@ -279,7 +279,7 @@ def rows() -> Sequence[Row]:
 def is_library(target: object) -> bool:
     """Return whether an op is a library's call whatever else is fused: a contraction, a convolution, attention, an FFT."""
     row = lookup(target)
-    return row is not None and row.library
+    return row is not None and bool(row.library)
 
 
 def is_unfilled(target: object) -> bool:

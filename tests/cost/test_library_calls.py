@@ -107,3 +107,21 @@ def test_the_report_tells_that_a_price_is_of_bytes_alone(monkeypatch: pytest.Mon
     (step,) = (step for step in report.graphs[0].steps if step.ops == ("aten.mm.default",))
     assert step.notes == ("priced by its bytes alone: how much it computes is not known",) and step.predicted_us
     assert "priced by its bytes alone" in str(report).replace("\n", " ")
+
+
+def test_the_host_takes_longer_for_a_library_than_for_a_plain_kernel() -> None:
+    x, w = torch.empty(2, 8, 4, 4, device="meta"), torch.empty(8, 8, 1, 1, device="meta")
+    conv = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    matrix = torch.empty(8, 8, device="meta")
+
+    def host_us(op: Any, *args: Any) -> float:
+        return op_prediction(op, args, {}, matrix, 1 << 10, H200).host_us
+
+    def gradients(*wanted: bool) -> float:
+        return op_prediction(aten.convolution_backward.default, (x, x, w, None, *conv, list(wanted)), {}, (x, w, None),
+                             1 << 10, H200).host_us
+
+    assert host_us(aten.relu.default, matrix) == H200.host_us_eager
+    assert host_us(aten.mm.default, matrix, matrix) == H200.host_us_contraction
+    assert op_prediction(aten.convolution.default, (x, w, None, *conv), {}, x, 1 << 10, H200).host_us == H200.host_us_convolution
+    assert [gradients(True, True, False), gradients(False, True, True)] == [2 * H200.host_us_convolution, H200.host_us_convolution]
