@@ -332,7 +332,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "capture",
-        "never",
+        "auto",
         TEXT,
         "DYNAFUSE_CAPTURE",
         "whether graphs are replayed as CUDA graphs that copy what leaves them, so that nothing is overwritten: auto, those "

@@ -319,7 +319,8 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
               meanwhile: Meanwhile | None = None) -> Callable[..., Any]:
     """Return the function of a plan with its kernels."""
     intent = _intent(setting, plan) if meanwhile is None else None
-    buffers = _buffers(setting, plan, _is_captured(setting, intent), lambda region: kernels[region.name].launches)
+    may_be_recorded = setting.config.cudagraphs or (intent is not None and intent.verdict.may_be_recorded)
+    buffers = _buffers(setting, plan, may_be_recorded, lambda region: kernels[region.name].launches)
     plan = buffers.noted(plan)
     _report(setting, plan, meanwhile, intent)
     setting.trace.note("kernels", lambda: _sources(plan, kernels))
@@ -354,15 +355,16 @@ def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
     return "\n\n".join(texts)
 
 
-def _buffers(setting: Setting, plan: CanonicalPlan, captured: bool,
+def _buffers(setting: Setting, plan: CanonicalPlan, may_be_recorded: bool,
              launches: Callable[[CanonicalRegion], Sequence[Launch]]) -> Buffers:
     """Return which results are written over dead operands, given the launches of a region's kernel.
 
-    A function that is ``captured`` is recorded in one call and replayed in others: it cannot ask who holds an operand.
+    A function that ``may_be_recorded`` is recorded in one call and replayed in others: it cannot ask who holds an operand.
     """
     if not setting.config.reuse_buffers:
         return NEW_MEMORY
-    offered = setting.shared.offered if setting.shared and setting.kind == "backward" and not captured else frozenset()
+    asks = setting.shared is not None and setting.kind == "backward" and not may_be_recorded
+    offered = setting.shared.offered if asks and setting.shared else frozenset()
     return setting.guard.stage("reuse of buffers", lambda: reused_buffers(plan, launches, offered), lambda: NEW_MEMORY)
 
 

@@ -56,7 +56,7 @@ def test_defaults() -> None:
         max_region_ops=200,
         reuse_layers="auto",
         cudagraphs=False,
-        capture="never",
+        capture="auto",
         force={},
         tune="unsure",
         tune_budget_s=20.0,

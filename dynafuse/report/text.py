@@ -133,7 +133,7 @@ def summary(graph: ReportedGraph) -> str:
 
 def total(graph: ReportedGraph) -> str:
     """Return a line on a graph's predicted time, and on what it keeps in memory for the backward."""
-    bound = "as a CUDA graph, the device bounds it" if graph.captured else f"the {graph.bound_by} bounds it"
+    bound = "captured, the device bounds it" if graph.captured else f"the {graph.bound_by} bounds it"
     line = f"predicted: device {graph.device_us:.1f} µs, host {graph.host_us:.1f} µs; {bound}"
     if graph.kept is None:
         return line

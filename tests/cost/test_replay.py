@@ -42,3 +42,11 @@ def test_every_copied_tensor_takes_the_host_some_time() -> None:
 def test_little_is_not_worth_it_even_if_it_is_most_of_a_call() -> None:
     found = saving(Prediction(0.1, LEAST_SAVED_US + 5, 0.0, 0.1), Copies(), H200)
     assert found.us < LEAST_SAVED_US and not found.pays
+
+
+def test_what_a_slow_host_would_make_worth_it_is_open() -> None:
+    found = saving(launches(100, busy_us=6.0), Copies(4, 1 << 16), H200)
+    assert not found.pays and found.is_open
+    slower = Prediction(100 * 8.0, found.least_host_us, 0.0, 100 * (6.0 + H200.replay_us))
+    assert saving(slower, Copies(4, 1 << 16), H200).pays
+    assert not saving(launches(100, busy_us=100.0), Copies(4, 1 << 16), H200).is_open

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dynafuse import backend
+from dynafuse.cost import replay
 from dynafuse.errors import DynafuseWarning
 from dynafuse.runtime.capture import calls
 from tests.support.differential import compiled
@@ -685,9 +686,9 @@ def test_what_is_refused(machine: Machine, name: str) -> None:
 def test_a_tensor_of_another_device_is_refused() -> None:
     said: list[str] = []
     with backend.listening(lambda graph: said.append(graph.capture), plan_only=False):
-        compiled(torch.sin, capture="auto", executors="triton")(torch.randn(4))
-        compiled(torch.cos, capture="never", executors="triton")(torch.randn(4))
-    assert said == ["not captured: nothing is captured on cpu", ""]
+        for mode in ("always", "auto", "never"):
+            compiled(lambda x: x.sin(), capture=mode, executors="triton")(torch.randn(4))
+    assert said == ["not captured: nothing is captured on cpu", "", ""]
 
 
 def test_a_graph_that_does_not_pay_is_not_captured(machine: Machine) -> None:
@@ -695,6 +696,61 @@ def test_a_graph_that_does_not_pay_is_not_captured(machine: Machine) -> None:
     for _ in range(STEPS):
         close(call(x := machine.randn(4)), x.sin())
     assert machine.recordings == 0 and "it does not pay" in machine.captures[0]
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_the_clock_of_the_host_decides_what_predictions_leave_open(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+    monkeypatch.setattr(replay.Saving, "pays", property(lambda self: False))
+    monkeypatch.setattr(replay.Saving, "least_host_us", property(lambda self: 1e-3 if slow else 1e9))
+    monkeypatch.setattr(replay.Saving, "is_open", property(lambda self: True))
+    model, eager = twins(machine, Block)
+    call = machine.compile(model, capture="auto")
+    for _ in range(2 * STEPS):
+        train_alike(call, model, eager, machine.randn(3, 16, grad=True))
+    assert all("once its calls take the host" in why for why in machine.captures)
+    assert machine.recordings == (2 if slow else 0)
+    assert bool(machine.replayed("forward") and machine.replayed("backward")) == slow
+
+
+def test_a_backward_is_not_recorded_by_itself(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would copy all that it is handed."""
+    is_worth_it = calls.Captured._is_worth_it
+    monkeypatch.setattr(calls.Captured, "_is_worth_it", lambda self, slot, args: (
+        self.kind != "forward" and is_worth_it(self, slot, args)))
+    monkeypatch.setattr(replay.Saving, "pays", property(lambda self: True))
+    model, eager = twins(machine, Block)
+    call = machine.compile(model, capture="auto")
+    for _ in range(3 * STEPS):
+        train_alike(call, model, eager, machine.randn(3, 16, grad=True))
+    assert machine.recordings == 0
+
+
+def test_recordings_keep_a_part_of_the_memory_at_most(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = Block().to(machine.device), Block().to(machine.device)
+    first, second = machine.compile(model), machine.compile(other)
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(STEPS):
+                x = machine.randn(3, 16)
+                close([first(x), second(x)], [model(x), other(x)])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "MOST_KEPT", 0.0)
+        run()
+    assert machine.recordings == 0
+    run()
+    assert machine.recordings == 2
+    assert calls.kept_bytes(machine.randn(1).device) >= 4 * 3 * 16 * 4, "an input and an output of either"
+
+
+def test_pooling_is_captured(machine: Machine) -> None:
+    model, eager = twins(machine, lambda: nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)))
+    call = machine.compile(model)
+    for _ in range(STEPS):
+        train_alike(call, model, eager, machine.randn(2, 1, 8, 8, grad=True))
+    assert machine.replayed("forward") and machine.replayed("backward")
 
 
 def test_a_graph_of_many_launches_is_captured(machine: Machine) -> None:

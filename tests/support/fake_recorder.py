@@ -62,7 +62,10 @@ def spoil(tensor: Tensor) -> None:
 class FakeRecorder:
     """Records calls on CPU tensors."""
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
+        self.memory = 1 << 40
         self.recordings = 0
         self.replays = 0
         self.capturing = False  # whether somebody else captures the current stream

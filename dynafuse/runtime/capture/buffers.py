@@ -212,6 +212,12 @@ class Outputs:
         self.unused = tuple(map(use_count, self.saved))
 
     @property
+    def bytes(self) -> int:
+        """Count the bytes of all outputs' memory."""
+        storages = {output.untyped_storage()._cdata: output.untyped_storage() for output in self.held}
+        return sum(storage.nbytes() for storage in storages.values())
+
+    @property
     def busy(self) -> bool:
         """Return whether something still holds an output that was handed over."""
         return tuple(map(use_count, self.saved)) != self.unused

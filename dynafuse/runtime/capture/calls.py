@@ -3,6 +3,7 @@
 Calls with other sizes, on another stream, or with other parameters have a recording of their own, up to a number; what is
 beyond it runs uncaptured. So does a call
 
+- that turns out to take the host less time than a replay would save;
 - that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward;
 - whose arguments are not where the recording reads them: a backward of a forward that ran uncaptured;
 - during another capture, under a dispatch mode (fake tensors), or with gradients enabled.
@@ -13,6 +14,8 @@ Worked example: of a training step's forward, call 1 and 2 warm up, call 3 recor
 from __future__ import annotations
 
 import logging
+import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +46,9 @@ MOST_MISSES = 3
 MOST_RECORDINGS = 4
 """Recordings of one slot, before it runs uncaptured for good."""
 
+MOST_KEPT = 0.1
+"""The share of a device's memory that recordings may keep, before there are no further ones."""
+
 Call: TypeAlias = Callable[[list[Any]], Any]
 Key: TypeAlias = tuple[Any, ...]
 
@@ -62,6 +68,9 @@ class Recording:
         self.empty = recorder.empty
         self.hands_over = bool(outputs.saved)
         self.refused = 0  # calls in a row that found an output of an earlier one still held
+        self.bytes = inputs.bytes + outputs.bytes
+        self.device = recorder.device
+        _LIVE.add(self)
         for cdata in (*outputs.saved, *[storage.cdata for storage in inputs.storages]):
             _STAYING[cdata] = self
 
@@ -102,6 +111,14 @@ _STAYING: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDiction
 """Recordings by the storages that they hand over or read in place."""
 
 
+_LIVE: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def kept_bytes(device: torch.device) -> int:
+    """Return how much memory of a device all recordings keep for their inputs and outputs."""
+    return sum(recording.bytes for recording in list(_LIVE) if recording.device == device)
+
+
 def stays(tensor: Tensor) -> bool:
     """Return whether a tensor is in memory that a recording hands over, or reads in place, at each replay."""
     return tensor.untyped_storage()._cdata in _STAYING
@@ -115,13 +132,15 @@ class Slot:
     recording: Recording | None = None
     recordings: int = 0
     misses: int = 0
+    host_us: float = math.inf  # the shortest time that one of those calls took the host
     moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
 
 
 class Captured:
     """The function of a captured graph."""
 
-    def __init__(self, call: Call, layout: Layout, recorder: Recorder, kind: str, strict: bool) -> None:
+    def __init__(self, call: Call, layout: Layout, recorder: Recorder, kind: str, strict: bool,
+                 least_host_us: float | None = None) -> None:
         """Take a graph's function.
 
         Args:
@@ -130,6 +149,7 @@ class Captured:
             recorder: What records it.
             kind: forward, backward or inference.
             strict: Whether a failed recording raises.
+            least_host_us: How long calls have to take the host to be recorded; None to record them whatever they cost.
         """
         self._boxed_call = True  # torch copies what is in the instance's dictionary
         self.launched = call
@@ -140,7 +160,8 @@ class Captured:
         self.slots: dict[Key, Slot] = {}
         self.sizes: set[Key] = set()
         self.stationary = tuple(sorted(layout.stationary - set(layout.numbers)))
-        self.closed = False  # whether a recording has failed
+        self.least_host_us = least_host_us
+        self.closed = False  # whether nothing is recorded any more
 
     def __call__(self, args: list[Any]) -> Any:
         """Return the results of a call, and empty the list of its arguments."""
@@ -202,12 +223,31 @@ class Captured:
     def _warm(self, slot: Slot, args: list[Any]) -> Any:
         """Run a call uncaptured, or record it and replay that."""
         slot.calls += 1
-        if slot.calls <= WARM_UPS or slot.recordings >= MOST_RECORDINGS or self._waits_for_forward(slot, args):
+        if slot.calls <= WARM_UPS or self._waits_for_forward(slot, args):
+            return self._timed(slot, args)
+        if not self._is_worth_it(slot, args):
+            self._close()
+        if self.closed or slot.recordings >= MOST_RECORDINGS:
+            return self.launched(args)
+        if kept_bytes(self.recorder.device) >= MOST_KEPT * self.recorder.memory:
             return self.launched(args)
         slot.recordings += 1
         slot.recording = self.guard.stage("CUDA graphs", lambda: self._recorded(slot, args), self._close)
         results = None if slot.recording is None else self._replayed(slot.recording, args)
         return self.launched(args) if results is None else results
+
+    def _timed(self, slot: Slot, args: list[Any]) -> Any:
+        """Run a call uncaptured, and note how long that takes the host, which does not wait for the device."""
+        start = time.perf_counter()
+        results = self.launched(args)
+        slot.host_us = min(slot.host_us, 1e6 * (time.perf_counter() - start))
+        return results
+
+    def _is_worth_it(self, slot: Slot, args: Sequence[Any]) -> bool:
+        """Return whether calls take the host as long as they have to, and a backward finds what its forward hands over."""
+        if self.least_host_us is None or slot.recordings:
+            return True
+        return slot.host_us >= self.least_host_us and all(stays(args[i]) for i in self.layout.handed)
 
     def _waits_for_forward(self, slot: Slot, args: Sequence[Any]) -> bool:
         """Return whether inputs are not yet where a recorded forward will leave them."""

@@ -19,7 +19,7 @@ from dynafuse.cost.replay import Copies, saving
 from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
 
-SAFE_NAMESPACES = frozenset({"aten", "prims", "prim"})
+SAFE_NAMESPACES = frozenset({"aten", "prims", "prim", "dynafuse"})
 """Namespaces whose ops do nothing but launch kernels. What a custom op does on the host would be left out by a replay."""
 
 ABSOLUTE = frozenset(overloads(
@@ -78,13 +78,27 @@ class Layout:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a graph is captured, and why or why not."""
+    """Whether a graph is captured, and why or why not.
+
+    One that is not is captured all the same if its calls turn out to take the host ``least_host_us``, unless that is None.
+    One that is asked for is captured whatever it costs: there it is None as well.
+    """
 
     captured: bool
     why: str
+    least_host_us: float | None = None
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Return whether calls may be recorded, now or later."""
+        return self.captured or self.least_host_us is not None
 
     def __str__(self) -> str:
-        return self.why if self.captured else f"not captured: {self.why}"
+        if self.captured:
+            return self.why
+        if self.least_host_us is None:
+            return f"not captured: {self.why}"
+        return f"captured as a CUDA graph once its calls take the host {self.least_host_us:.0f} µs: {self.why}"
 
 
 def marked_inputs(gm: GraphModule) -> frozenset[int]:
@@ -140,11 +154,12 @@ def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict
         always: Whether it should be, whatever that saves.
     """
     result = saving(plan_prediction(plan, device), _copies(plan, layout), device)
-    if always and not result.pays:
-        return Verdict(True, f"captured as a CUDA graph, as asked for: it does not pay ({result})")
     if result.pays:
-        return Verdict(True, f"captured as a CUDA graph, saves about {result.us:.0f} µs a call ({result})")
-    return Verdict(False, f"it does not pay ({result})")
+        least_host_us = None if always else 0.0
+        return Verdict(True, f"captured as a CUDA graph, saves about {result.us:.0f} µs a call ({result})", least_host_us)
+    if always:
+        return Verdict(True, f"captured as a CUDA graph, as asked for: it does not pay ({result})")
+    return Verdict(False, f"it does not pay ({result})", result.least_host_us if result.is_open else None)
 
 
 def _foreign_device(module: GraphModule, device_type: str) -> str | None:

@@ -19,7 +19,7 @@ from dynafuse.runtime.capture.recorder import Recorder, recorder_for
 from dynafuse.runtime.observers import plan_only
 from dynafuse.runtime.setting import Setting
 
-NEVER, ALWAYS = "never", "always"
+NEVER, AUTO, ALWAYS = "never", "auto", "always"
 
 
 @dataclass(frozen=True)
@@ -38,30 +38,32 @@ class Intent:
             kind: forward, backward or inference.
             strict: Whether what goes wrong with a recording is raised.
         """
-        if not self.verdict.captured or self.layout is None or self.recorder is None:
+        if not self.verdict.may_be_recorded or self.layout is None or self.recorder is None:
             return call
-        return Captured(call, self.layout, self.recorder, kind, strict)
+        return Captured(call, self.layout, self.recorder, kind, strict, self.verdict.least_host_us)
 
 
 def intent_of(setting: Setting, plan: Plan) -> Intent | None:
-    """Return whether a planned graph is captured; None where nobody asked for that, or for a graph inside another."""
-    shared = setting.shared
-    if setting.config.capture == NEVER or setting.config.cudagraphs or shared is None:
+    """Return whether a planned graph is captured; None where that is out of the question, or for a graph inside another."""
+    shared, mode, device = setting.shared, setting.config.capture, _device(setting)
+    if mode == NEVER or setting.config.cudagraphs or shared is None:
+        return None
+    recorder = None if device is None else recorder_for(device)
+    can_record = recorder is not None or _only_planned_for_another(setting)
+    if mode == AUTO and not can_record:
         return None
     if setting.kind == "backward":
         layout = layout_of(setting.module, plan, frozenset(), shared.parameters, shared.handed(setting.module))
     else:
         layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
-    device = _device(setting)
-    recorder = None if device is None else recorder_for(device)
-    if device is None or (recorder is None and not _only_planned_for_another(setting)):
+    if device is None or not can_record:
         decision = Verdict(False, f"nothing is captured on {device}" if device else "it has no tensors")
     elif (reason := obstacle(setting.module, plan.annotated, device.type)) is not None:
         decision = Verdict(False, reason)
     else:
-        decision = verdict(plan, layout, setting.device, always=setting.config.capture == ALWAYS)
+        decision = verdict(plan, layout, setting.device, always=mode == ALWAYS)
     if setting.kind == "forward":
-        shared.note_forward(plan.annotated, layout, decision.captured)
+        shared.note_forward(plan.annotated, layout, decision.may_be_recorded)
     return Intent(decision, layout, recorder)
 
 

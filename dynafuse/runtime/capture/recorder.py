@@ -42,7 +42,10 @@ class Recorded:
 
 
 class Recorder(Protocol):
-    """What records calls on one device."""
+    """What records calls on one device, which has so many bytes of ``memory``."""
+
+    device: torch.device
+    memory: int
 
     def stream(self) -> int | None:
         """Return what tells the current stream from others; None where nothing may be recorded or replayed now."""
@@ -77,6 +80,8 @@ class CudaRecorder:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.device = torch.device("cuda", index)
+        self.memory: int = torch.cuda.get_device_properties(index).total_memory
 
     def stream(self) -> int | None:
         """Return the current stream's handle; None while it is being captured, or if another device is current."""
