@@ -190,18 +190,22 @@ def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
 
 
 def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, float]:
-    """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read."""
+    """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read.
+
+    What is picked from counts for each reader that picks; what is read at several offsets in other ways, for each offset.
+    """
     evaluations = dict.fromkeys(asked.closure, 0.0) | {member.node: float(points) for member in asked.members}
-    picked: dict[Node, float] = {}
+    once, picked = dict(evaluations), dict.fromkeys(asked.closure, 0.0)  # for the reader that asks most; for those that pick
     for node in reversed(asked.closure):
-        times = evaluations[node]
+        evaluations[node] = max(evaluations[node], once[node] * asked.times.get(node, 1))
         for argument, operand in spaces.operands[node].items():
             if argument in evaluations:
-                reads = times * operand.share
+                once[argument] = max(once[argument], once[node] * operand.share)
+                reads = evaluations[node] * operand.share
                 if operand.is_picked:  # elsewhere than any other reader
-                    reads = picked[argument] = picked.get(argument, 0.0) + reads
+                    reads = picked[argument] = picked[argument] + reads
                 evaluations[argument] = max(evaluations[argument], reads)
-    return {node: count * asked.times.get(node, 1) for node, count in evaluations.items()}
+    return evaluations
 
 
 # How rows are reduced -------------------------------------------------------------------------------------------------

@@ -93,6 +93,22 @@ def test_regions_of_a_stencil_of_many_steps_stay_small() -> None:
     assert 1 < len(times) < 40 and all(time is not None and sum(time.values()) <= MOST_EXPRESSIONS for time in times)
 
 
+def test_what_several_readers_pick_from_counts_once_for_each() -> None:
+    """An upsampled image is padded in the kernel that computes it: its six neighbours are counted as six, not 36."""
+    def write(build: graphs.Builder, x: Node, *neighbours: Node) -> Node:
+        rows, columns = neighbours[:3], neighbours[3:]
+        x = build.op("aten.relu.default", x)
+        picked = [build.op("aten.index.Tensor", x, [None, row, column]) for row in rows for column in columns]
+        mean = picked[0]
+        for other in picked[1:]:
+            mean = build.op("aten.add.Tensor", mean, other)
+        return build.op("aten.constant_pad_nd.default", mean, [0, 1], 0.0)
+
+    rows, columns = (torch.arange(size).div(2, rounding_mode="floor").view(shape) for size, shape in ((80, (80, 1)), (118, (118,))))
+    module = graphs.built(write, torch.randn(512, 40, 59), rows, rows, rows, columns, columns)
+    assert len(graphs.planned(module).regions) == 1
+
+
 def test_sizes_that_are_symbols_are_no_zeros() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         size = build.op("aten.sym_size.int", x, 1)
