@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dynafuse import backend
 from dynafuse.cost import replay
+from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
 from dynafuse.runtime.capture import calls
 from tests.support.differential import compiled
@@ -132,7 +133,7 @@ def test_memory_that_was_given_back_does_not_stay() -> None:
     """A later storage does not have the number of one that a recording read in place, and that is no more."""
     place = frozenset({0})
     args = [torch.zeros(4)]
-    inputs, _ = calls.inputs_of(args, calls.Layout(place, frozenset(), frozenset(), frozenset(), (), ()), place, torch.zeros)
+    inputs, _ = calls.inputs_of(args, calls.Layout(place, frozenset(), frozenset(), frozenset(), (), (), Copies(), 0), place, torch.zeros)
     number, = (storage.cdata for storage in inputs.storages)
     args.clear()
     later = [torch.zeros(4) for _ in range(64)]
@@ -737,7 +738,8 @@ def test_recordings_keep_a_part_of_the_memory_at_most(machine: Machine, monkeypa
                 close([first(x), second(x)], [model(x), other(x)])
 
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "MOST_KEPT", 0.0)
+        memory = machine.fake.memory if machine.fake else torch.cuda.get_device_properties(0).total_memory
+        patch.setattr(calls, "MOST_KEPT", (calls.kept_bytes(machine.randn(1).device) + 100) / memory)
         run()
     assert machine.recordings == 0
     run()

@@ -227,9 +227,7 @@ class Captured:
             return self._timed(slot, args)
         if not self._is_worth_it(slot, args):
             self._close()
-        if self.closed or slot.recordings >= MOST_RECORDINGS:
-            return self.launched(args)
-        if kept_bytes(self.recorder.device) >= MOST_KEPT * self.recorder.memory:
+        if self.closed or slot.recordings >= MOST_RECORDINGS or not self._has_room():
             return self.launched(args)
         slot.recordings += 1
         slot.recording = self.guard.stage("CUDA graphs", lambda: self._recorded(slot, args), self._close)
@@ -248,6 +246,10 @@ class Captured:
         if self.least_host_us is None or slot.recordings:
             return True
         return slot.host_us >= self.least_host_us and all(stays(args[i]) for i in self.layout.handed)
+
+    def _has_room(self) -> bool:
+        """Return whether recordings would keep no more memory than they may with another one."""
+        return kept_bytes(self.recorder.device) + self.layout.bytes <= MOST_KEPT * self.recorder.memory
 
     def _waits_for_forward(self, slot: Slot, args: Sequence[Any]) -> bool:
         """Return whether inputs are not yet where a recorded forward will leave them."""

@@ -6,7 +6,7 @@ with a collective is ``not captured: _c10d_functional.all_reduce.default (all_re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,8 @@ class Layout:
     saved: frozenset[int]  # outputs that only the backward sees
     sized: tuple[int, ...]  # inputs whose sizes, strides or offset are dynamic
     numbers: tuple[int, ...]  # inputs that are no tensors
+    copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
+    bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,10 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     named = frozenset(i for i, node in enumerate(inputs) if node.name in names)
     sized = tuple(i for i, node in enumerate(inputs) if _is_sized(node.meta.get("val")))
     numbers = tuple(i for i, node in enumerate(inputs) if not isinstance(node.meta.get("val"), torch.Tensor))
-    return Layout(static | named | written, handed, written, _saved(module), sized, numbers)
+    stationary, saved = static | named | written, _saved(module)
+    copied, handed_over = _leaving(plan, stationary | handed, saved)
+    copies = Copies(len(copied), sum(copied))
+    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over))
 
 
 def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict:
@@ -153,7 +158,7 @@ def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict
         device: The device that is priced.
         always: Whether it should be, whatever that saves.
     """
-    result = saving(plan_prediction(plan, device), _copies(plan, layout), device)
+    result = saving(plan_prediction(plan, device), layout.copies, device)
     if result.pays:
         least_host_us = None if always else 0.0
         return Verdict(True, f"captured as a CUDA graph, saves about {result.us:.0f} µs a call ({result})", least_host_us)
@@ -227,14 +232,17 @@ def _is_sized(value: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-def _copies(plan: Plan, layout: Layout) -> Copies:
-    """Count what a replay copies: inputs that are elsewhere each time, and outputs that leave, inputs not among them."""
+def _leaving(plan: Plan, in_place: frozenset[int], saved: frozenset[int]) -> tuple[list[int], list[int]]:
+    """Return the bytes of each tensor that a replay copies, in or out, and of each that it leaves where it is."""
     facts, graph = plan.annotated.facts, plan.annotated.graph
-    in_place = layout.stationary | layout.handed
     inputs = [node for i, node in enumerate(graph.find_nodes(op="placeholder")) if i not in in_place]
     listed = graph.output_node().args[0]
     assert isinstance(listed, (list, tuple))
-    leaving = {plan.annotated.memory(n) for i, n in enumerate(listed) if isinstance(n, Node) and i not in layout.saved}
-    results = [node for node in leaving if facts[node].role is not Role.INPUT]
-    tensors = [tensor for node in (*inputs, *results) if (tensor := facts[node].tensor) is not None]
-    return Copies(len(tensors), sum(tensor.bytes for tensor in tensors))
+    bases = {node: plan.annotated.memory(node) for node in listed if isinstance(node, Node)}
+    results = {base for base in bases.values() if facts[base].role is not Role.INPUT}
+    leaving = {bases[node] for i, node in enumerate(listed) if isinstance(node, Node) and i not in saved} & results
+
+    def sizes(nodes: Iterable[Node]) -> list[int]:
+        return [tensor.bytes for node in nodes if (tensor := facts[node].tensor) is not None]
+
+    return sizes([*inputs, *leaving]), sizes(results - leaving)
