@@ -264,3 +264,12 @@ def test_checks_of_indices_are_measured_beside_none(tmp_path: Path) -> None:
     found = rows(out)
     assert {case for case, _ in found} == {"embedding", "cross_entropy and backward"}
     assert all(row["ratio"] == pytest.approx(row["checked_us"] / row["unchecked_us"], rel=1e-4) for row in found.values())
+
+
+def test_memory_that_captured_graphs_keep_counts_though_nothing_is_allocated_in_it() -> None:
+    segments = [
+        {"segment_pool_id": (0, 0), "total_size": 1 << 21, "allocated_size": 0},
+        {"segment_pool_id": (0, 3), "total_size": 1 << 21, "allocated_size": 1 << 20},
+        {"segment_pool_id": (1, 0), "total_size": 512, "allocated_size": 0},
+    ]
+    assert measure.idle_in_pools(segments) == (1 << 20) + 512
