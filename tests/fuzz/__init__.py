@@ -2,6 +2,7 @@
 
     python -m tests.fuzz --minutes 10 --seed 1                       # as many programs as fit
     python -m tests.fuzz --programs 10000 --seed 2 --device cuda     # so many
+    python -m tests.fuzz --minutes 10 --seed 3 --captured            # every graph replayed as a CUDA graph
     python -m tests.fuzz --seed 2 --only 137                         # one of them again, printed
     python -m tests.fuzz --text tests/fuzz/found/some_case.py        # a program from its text
 

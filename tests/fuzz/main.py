@@ -27,6 +27,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="index of the first program")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--captured", action="store_true", help="record and replay every graph that can be")
     parser.add_argument("--executors", help="comma separated; each program gets one of them; on CPU triton is interpreted")
     parser.add_argument("--limit", type=float, default=60.0, help="most seconds for a program")
     parser.add_argument("--shrink", type=float, default=60.0, help="most seconds for making a failure smaller; 0: never")
@@ -45,7 +46,7 @@ def main() -> int:
     if given.worker:
         from tests.fuzz.worker import serve
 
-        serve(given.seed, given.device, executors, given.limit, given.shrink)
+        serve(given.seed, given.device, executors, given.limit, given.shrink, given.captured)
         return 0
     if given.only is not None or given.text is not None:
         return alone(given, executors)
@@ -68,7 +69,7 @@ def alone(given: argparse.Namespace, executors: tuple[str, ...]) -> int:
 
     text = given.text.read_text(encoding="utf-8") if given.text else str(generate(given.seed, given.only, executors))
     print(text)
-    verdict = examine(text, given.device)
+    verdict = examine(text, given.device, given.captured)
     print(f"{verdict.status} {verdict.kind} {verdict.where}\n{verdict.detail}")
     return int(verdict.failed)
 
@@ -82,6 +83,8 @@ def many(given: argparse.Namespace) -> int:
     own = {"DYNAFUSE_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
            "TRITON_CACHE_DIR": str(folder / "triton")}
     passed = ["--worker", "--seed", str(given.seed), "--device", given.device, "--limit", str(given.limit), "--shrink", str(given.shrink)]
+    if given.captured:
+        passed.append("--captured")
     if given.executors:
         passed += ["--executors", given.executors]
     pool = Pool(given.jobs, passed, own, given.limit, folder / "errors.txt")

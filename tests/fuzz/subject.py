@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import traceback
 import warnings
@@ -17,14 +18,19 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 
 from dynafuse import backend
+from dynafuse.runtime.capture.calls import WARM_UPS
 from tests.fuzz import inputs
 from tests.fuzz.noise import Noise
 from tests.fuzz.oracle import Different, References, judge, same_bits
 from tests.fuzz.program import Loaded, load
 from tests.support.differential import Outcome
+from tests.support.fake_recorder import recording_on_cpu
 
 NOISES, MANY = 4, 40
 """How often eager runs with noise: of every program, and before a value is called wrong."""
+
+ROUNDS = WARM_UPS + 3
+"""How often every call of a captured program is made: until it is recorded, and twice after its first replay."""
 
 SEED = 20
 TORCHS_OWN = "aot_eager"
@@ -76,8 +82,8 @@ def _worded(detail: str) -> str:
     return re.sub(r"[0-9]+", "#", (detail.strip().splitlines() or [""])[0])[:90]
 
 
-def examine(text: str, device: str = "cpu") -> Verdict:
-    """The verdict on a program's text."""
+def examine(text: str, device: str = "cpu", captured: bool = False) -> Verdict:
+    """The verdict on a program's text; ``captured``, all graphs are recorded that can be, and replayed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -85,13 +91,14 @@ def examine(text: str, device: str = "cpu") -> Verdict:
             references = [references_of(loaded, call, device, NOISES) for call in loaded.calls]
         except Exception as error:  # whatever eager raises: the program is no program
             return Verdict("invalid", type(error).__name__, str(error)[:300])
-        verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
+        options = {**loaded.options, **({"capture": "always"} if captured else {})}
+        verdict = tried(loaded, references, device, backend.dynafuse, options)
         if verdict.status == "wrong" and verdict.kind == "value":
             references = [references_of(loaded, call, device, MANY) for call in loaded.calls]
-            verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
+            verdict = tried(loaded, references, device, backend.dynafuse, options)
         if verdict.kind == "strides":
             references = [replace(r, promised=promised(loaded, c, device)) for r, c in zip(references, loaded.calls, strict=True)]
-            verdict = tried(loaded, references, device, backend.dynafuse, dict(loaded.options))
+            verdict = tried(loaded, references, device, backend.dynafuse, options)
         with torch._functorch.config.patch(donated_buffer=False):  # else its backward refuses to run twice
             if verdict.failed and any(tried(loaded, references, device, own, None).like(verdict) for own in witnesses(verdict)):
                 return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
@@ -155,11 +162,13 @@ def _tangent(tensor: torch.Tensor) -> torch.Tensor:
 def tried(loaded: Loaded, references: Sequence[References], device: str, compiler: Any, options: Any) -> Verdict:
     """The verdict on what a backend makes of a program."""
     fresh()
+    captured = options is not None and options.get("capture") == "always"
     try:
-        outcomes = compiled_outcomes(loaded, device, compiler, options)
-        for outcome, reference in zip(outcomes, references, strict=True):
+        with recording_on_cpu() if captured and device == "cpu" else nullcontext():
+            outcomes = compiled_outcomes(loaded, device, compiler, options, ROUNDS if captured else 1)
+        for outcome, reference in zip(outcomes, itertools.cycle(references), strict=False):
             judge(outcome, reference)
-        if loaded.check != "eager" and compiler is backend.dynafuse:
+        if loaded.check != "eager" and compiler is backend.dynafuse and not captured:
             again(loaded, outcomes, device, options)
     except Different as different:
         return Verdict("wrong", different.kind, str(different))
@@ -195,10 +204,10 @@ def again(loaded: Loaded, outcomes: Sequence[Outcome], device: str, options: Any
         same_bits(one, other, loaded.check)
 
 
-def compiled_outcomes(loaded: Loaded, device: str, compiler: Any, options: Any) -> list[Outcome]:
-    """The outcomes of all calls of one compiled object."""
+def compiled_outcomes(loaded: Loaded, device: str, compiler: Any, options: Any, rounds: int = 1) -> list[Outcome]:
+    """The outcomes of all calls of one compiled object, round after round: they are held while it is called again."""
     function = torch.compile(loaded.program, backend=compiler, dynamic=loaded.dynamic, options=options)
-    return [run(loaded, function, call, device) for call in loaded.calls]
+    return [run(loaded, function, call, device) for _ in range(rounds) for call in loaded.calls]
 
 
 def fresh() -> None:

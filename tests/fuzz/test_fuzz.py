@@ -29,6 +29,13 @@ def test_random_programs(chunk: int) -> None:
         assert not verdict.failed, f"program {index}\n{text}\n{verdict.status} {verdict.where}\n{verdict.detail}"
 
 
+def test_random_programs_captured() -> None:
+    for index in range(1000, 1000 + EACH):
+        text = str(generate(SEED, index))
+        verdict = examine(text, captured=True)
+        assert not verdict.failed, f"program {index}\n{text}\n{verdict.status} {verdict.where}\n{verdict.detail}"
+
+
 def test_a_program_is_the_same_every_time() -> None:
     assert str(generate(3, 11)) == str(generate(3, 11))
     assert str(generate(3, 11)) != str(generate(3, 12))

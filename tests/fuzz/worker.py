@@ -41,7 +41,7 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shrink_seconds: float) -> None:
+def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shrink_seconds: float, captured: bool) -> None:
     """Work until there is no more input, or the device is lost. Only answers go to standard output."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -51,7 +51,7 @@ def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shri
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
-        made = answer(json.loads(line), seed, device, executors, limit, shrink_seconds)
+        made = answer(json.loads(line), seed, device, executors, limit, shrink_seconds, captured)
         answers.write(json.dumps(made) + "\n")
         answers.flush()
         if made["last"]:
@@ -59,7 +59,7 @@ def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shri
 
 
 def answer(job: Mapping[str, Any], seed: int, device: str, executors: tuple[str, ...], limit: float,
-           shrink_seconds: float) -> dict[str, Any]:
+           shrink_seconds: float, captured: bool) -> dict[str, Any]:
     """What becomes of one job."""
     from tests.fuzz.generate import generate
     from tests.fuzz.shrink import shrink
@@ -71,9 +71,9 @@ def answer(job: Mapping[str, Any], seed: int, device: str, executors: tuple[str,
         with limited(limit + (shrink_seconds if job.get("shrink") else 0)):
             program = None if "text" in job else generate(seed, job["index"], executors)
             text = job["text"] if program is None else str(program)
-            verdict = examine(text, device)
+            verdict = examine(text, device, captured)
             if job.get("shrink") and verdict.failed and program is not None:
-                least, verdict = shrink(program, verdict, lambda t: examine(t, device), shrink_seconds)
+                least, verdict = shrink(program, verdict, lambda t: examine(t, device, captured), shrink_seconds)
                 text = str(least)
     except OutOfTime:
         verdict = Verdict("slow", "time", f"more than {limit} s")
