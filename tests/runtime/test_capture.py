@@ -244,6 +244,18 @@ def test_odd_results(machine: Machine) -> None:
     assert machine.replayed() >= 3
 
 
+def test_an_empty_result_that_begins_behind_its_memory(machine: Machine) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        return y[:, 3:], y[:, -1:-1]
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        x = machine.randn(2, 3)
+        close(call(x), function(x))
+    assert machine.replayed()
+
+
 def test_empty_inputs(machine: Machine) -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([x * 2, y.sin()])

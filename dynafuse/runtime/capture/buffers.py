@@ -277,7 +277,7 @@ def _group(outputs: Sequence[Tensor], saved: bool) -> Group:
     if any(output.dtype != first.dtype for output in outputs):
         raise Unrecordable("outputs of several dtypes share memory")
     cdata = first.untyped_storage()._cdata
-    end = max(output.storage_offset() + extent_of(output) for output in outputs)
+    end = max(output.storage_offset() + extent_of(output) if output.numel() else 0 for output in outputs)
     for output in outputs:
         if output.storage_offset() == 0 and extent_of(output) == end and _is_dense(output):
             return Group(output, cdata, saved)
