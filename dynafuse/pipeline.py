@@ -122,7 +122,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if planned is None:
         return eager(setting.module)
     if plan_only():
-        _report(setting, planned[0], intent=_intent(setting, planned[0]))
+        _report(setting, planned[0], intent=_intent(setting, planned[0].plan))
         return eager(setting.module)
     with dynamo_timed("dynafuse.lower"):
         requests = stage("requests for kernels", lambda: _requests(setting, planned[0]), left_out)
@@ -143,14 +143,20 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
     facts = annotate(setting.module, setting.fused_device, demoted.to_eager, setting.forcing)
     trace.note("facts", lambda: str(facts))
     executors = Executors(facts.facts, setting.forcing.enabled, demoted.denied)
-    options: dict[str, Any] = {
-        "captured": config.cudagraphs, "recompute": config.recompute, "max_ops": config.max_region_ops}
 
-    def grow() -> Plan:
-        return partition(facts, device, executors, **options)
+    def grown(captured: bool) -> Plan:
+        options: dict[str, Any] = {
+            "captured": captured, "recompute": config.recompute, "max_ops": config.max_region_ops}
+        depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()), uses_tf32())
 
-    depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()), uses_tf32())
-    plan = grow() if plan_only() else plans.get_or_make(facts, depends, config, setting.guard, grow)
+        def grow() -> Plan:
+            return partition(facts, device, executors, **options)
+
+        return grow() if plan_only() else plans.get_or_make(facts, depends, config, setting.guard, grow)
+
+    plan = grown(config.cudagraphs)
+    if not config.cudagraphs and _is_recorded(_intent(setting, plan)):
+        plan = grown(True)  # the host's time does not count any more
     trace.note("plan", lambda: str(plan))
     placed = place(plan, config, setting.capability)
     if placed.unplaced:
@@ -318,7 +324,7 @@ def _awaited(requests: Requests) -> tuple[dict[str, Any], dict[str, BaseExceptio
 def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
               meanwhile: Meanwhile | None = None) -> Callable[..., Any]:
     """Return the function of a plan with its kernels."""
-    intent = _intent(setting, plan) if meanwhile is None else None
+    intent = _intent(setting, plan.plan) if meanwhile is None else None
     may_be_recorded = setting.config.cudagraphs or (intent is not None and intent.verdict.may_be_recorded)
     buffers = _buffers(setting, plan, may_be_recorded, lambda region: kernels[region.name].launches)
     plan = buffers.noted(plan)
@@ -333,13 +339,17 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
     return setting.guard.stage("generated function", written, lambda: eager(setting.module))
 
 
-def _intent(setting: Setting, plan: CanonicalPlan) -> Intent | None:
-    """Return whether a graph is captured; None where nobody has asked for that."""
-    return setting.guard.stage("CUDA graphs", lambda: intent_of(setting, plan.plan), left_out)
+def _intent(setting: Setting, plan: Plan) -> Intent | None:
+    """Return whether a graph is captured; None where that is out of the question."""
+    return setting.guard.stage("CUDA graphs", lambda: intent_of(setting, plan), left_out)
+
+
+def _is_recorded(intent: Intent | None) -> bool:
+    return intent is not None and intent.verdict.captured
 
 
 def _is_captured(setting: Setting, intent: Intent | None) -> bool:
-    return setting.config.cudagraphs or (intent is not None and intent.verdict.captured)
+    return setting.config.cudagraphs or _is_recorded(intent)
 
 
 def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:

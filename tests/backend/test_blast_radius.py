@@ -92,6 +92,7 @@ FAULTS = [
     Fault("reuse of buffers", pipeline, "reused_buffers"),
     Fault("generated function", pipeline, "write"),
     Fault("CUDA graphs", pipeline, "capture", {"cudagraphs": True}),
+    Fault("CUDA graphs", pipeline, "intent_of"),
     Fault("first call", pipeline, "outcome"),
 ]
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=str)

@@ -65,7 +65,7 @@ class Mixture(nn.Module):
 
 
 def planned(*layers: nn.Module) -> Report:
-    return explain(nn.Sequential(*layers), torch.randn(4, 32, WIDTH), device="h200")
+    return explain(nn.Sequential(*layers), torch.randn(4, 32, WIDTH), device="h200", options={"capture": "never"})
 
 
 def section(report: Report) -> list[str]:
