@@ -69,6 +69,9 @@ from dynafuse.select.families import fold_families
 from dynafuse.select.measure import measured
 from dynafuse.select.place import place, reject
 
+MOST_PLANNED_AGAIN = 4000
+"""The most nodes of a graph that is planned again because it will be captured: a second or two."""
+
 Requests: TypeAlias = Mapping[str, Future[Any]]
 """Kernels that were asked for, by the names of their regions."""
 
@@ -155,7 +158,8 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
         return grow() if plan_only() else plans.get_or_make(facts, depends, config, setting.guard, grow)
 
     plan = grown(config.cudagraphs)
-    if not config.cudagraphs and _is_recorded(_intent(setting, plan)):
+    again = not config.cudagraphs and len(facts.graph.nodes) <= MOST_PLANNED_AGAIN
+    if again and _is_recorded(_intent(setting, plan)):
         plan = grown(True)  # the host's time does not count any more
     trace.note("plan", lambda: str(plan))
     placed = place(plan, config, setting.capability)
@@ -373,8 +377,8 @@ def _buffers(setting: Setting, plan: CanonicalPlan, may_be_recorded: bool,
     """
     if not setting.config.reuse_buffers:
         return NEW_MEMORY
-    asks = setting.shared is not None and setting.kind == "backward" and not may_be_recorded
-    offered = setting.shared.offered if asks and setting.shared else frozenset()
+    shared = setting.shared if setting.kind == "backward" and not may_be_recorded else None
+    offered = frozenset[int]() if shared is None else shared.offered
     return setting.guard.stage("reuse of buffers", lambda: reused_buffers(plan, launches, offered), lambda: NEW_MEMORY)
 
 

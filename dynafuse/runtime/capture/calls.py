@@ -112,6 +112,7 @@ _STAYING: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDiction
 
 
 _LIVE: weakref.WeakSet[Recording] = weakref.WeakSet()
+"""All recordings."""
 
 
 def kept_bytes(device: torch.device) -> int:

@@ -54,7 +54,8 @@ class Shared:
         given = {node: annotated.memory(node) for node in (*inputs, *annotated.graph.output_node().all_input_nodes)}
         stationary = {inputs[i] for i in layout.stationary}
         self.parameters = frozenset(node.name for node, base in given.items() if base in stationary)
-        self.moving = frozenset(node.name for node, base in given.items() if base in inputs and base not in stationary)
+        elsewhere = set(inputs) - stationary
+        self.moving = frozenset(node.name for node, base in given.items() if base in elsewhere)
         self.hands_over = captured
 
     def handed(self, module: GraphModule) -> frozenset[int]:
@@ -138,11 +139,11 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
         names: Names of further inputs that are parameters.
         handed: Positions of inputs that a recorded forward has made.
     """
-    inputs = list(module.graph.find_nodes(op="placeholder"))
-    written = frozenset(inputs.index(node) for node in _written(plan) if node in inputs)
-    named = frozenset(i for i, node in enumerate(inputs) if node.name in names)
-    sized = tuple(i for i, node in enumerate(inputs) if _is_sized(node.meta.get("val")))
-    numbers = tuple(i for i, node in enumerate(inputs) if not isinstance(node.meta.get("val"), torch.Tensor))
+    inputs = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    written = frozenset(inputs[node] for node in _written(plan) if node in inputs)
+    named = frozenset(i for node, i in inputs.items() if node.name in names)
+    sized = tuple(i for node, i in inputs.items() if _is_sized(node.meta.get("val")))
+    numbers = tuple(i for node, i in inputs.items() if not isinstance(node.meta.get("val"), torch.Tensor))
     stationary, saved = static | named | written, _saved(module)
     copied, handed_over = _leaving(plan, stationary | handed, saved)
     copies = Copies(len(copied), sum(copied))
