@@ -40,7 +40,7 @@ DECOMPOSED = "aot_eager_decomp_partition"
 """One that runs them after Inductor's decompositions: strides that it gives as well are those of torch's own compiler."""
 
 COMPILED = "inductor"
-"""One that runs generated code: what raises in torch's code alone, and with it as well, is not ours."""
+"""One that runs generated code: what raises in torch's code alone, and with it as well, is not ours; nor are strides that it gives."""
 
 PRODUCT = re.compile(r"@|matmul|einsum|linear|attention")
 """What libraries compute: the order in which they add up depends on where memory begins."""
@@ -108,7 +108,7 @@ def examine(text: str, device: str = "cpu", captured: bool = False) -> Verdict:
 def witnesses(verdict: Verdict) -> tuple[str, ...]:
     """The backends of torch with any of which a failure is torch's own if it fails alike."""
     if verdict.kind == "strides":
-        return TORCHS_OWN, DECOMPOSED
+        return TORCHS_OWN, DECOMPOSED, COMPILED
     return (TORCHS_OWN, COMPILED) if verdict.status == "raises" and not verdict.where else (TORCHS_OWN,)
 
 
