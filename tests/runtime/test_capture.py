@@ -6,6 +6,7 @@ On the CPU a fake recorder stands in for CUDA graphs, with their hazards (tests/
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bench.measure import idle_in_pools
 from dynafuse import backend
 from dynafuse.cost import replay
 from dynafuse.cost.replay import Copies
@@ -34,6 +36,8 @@ class Machine:
     device: str
     replays: dict[str, int] = field(default_factory=dict)  # by kind of graph
     recordings: int = 0
+    taken: int = 0  # saved tensors that a backward takes the memory of
+    functions: list[calls.Captured] = field(default_factory=list)  # of which there are recordings
     fake: FakeRecorder | None = None
     captures: list[str] = field(default_factory=list)  # what the report says of each graph
 
@@ -61,7 +65,10 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     def recorded(self: calls.Captured, slot: calls.Slot, args: list[Any]) -> Any:
         recording = warm(self, slot, args)
-        made.recordings += recording is not None
+        if recording is not None:
+            made.recordings += 1
+            made.taken += len(recording.consumed.positions)
+            made.functions.append(self)
         return recording
 
     monkeypatch.setattr(calls.Captured, "_replayed", counted)
@@ -370,6 +377,7 @@ def test_training(machine: Machine) -> None:
 
     train(machine, Block, step)
     assert machine.recordings == 2 and machine.replayed("forward") >= 3 and machine.replayed("backward") >= 2
+    assert machine.taken >= 3, "what was normalized, and both activations"
 
 
 def test_several_forwards_before_the_backwards(machine: Machine) -> None:
@@ -403,7 +411,50 @@ def test_a_retained_graph(machine: Machine) -> None:
         return out, again, first, x.grad
 
     train(machine, Block, step, steps=2 * STEPS)
-    assert machine.replayed("forward") >= 2 and machine.replayed("backward") >= 4
+    assert machine.taken and machine.replayed("forward") >= 2 and machine.replayed("backward") >= 4
+
+
+def test_saved_tensors_outlive_their_recording(machine: Machine) -> None:
+    ours, eager = twins(machine, Block)
+    call = machine.compile(ours)
+    for _ in range(STEPS):
+        train_alike(call, ours, eager, machine.randn(5, 16))
+    x = machine.randn(5, 16)
+    out, expected = call(x), eager(x)
+    assert machine.taken and machine.replayed("backward")
+    for function in machine.functions:
+        function.slots.clear()
+    gc.collect()
+    if machine.device == "cuda":
+        torch.cuda.empty_cache()
+    others = [machine.randn(size, 16) for size in range(1, 200)]  # what takes freed memory
+    out.square().mean().backward()
+    expected.square().mean().backward()
+    same_parameters(ours, eager)
+    assert len(others) == 199
+
+
+@pytest.mark.gpu
+def test_a_backward_takes_the_memory_of_what_was_saved() -> None:
+    """A recorded step needs little more memory than one that is launched: copies of the gradients."""
+    def peak(capture: str) -> int:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.1))]
+        model = nn.Sequential(*layers).cuda()
+        call, x = compiled(model, capture=capture, executors="triton", dynamic=False, fullgraph=True), torch.randn(16384, 256).cuda()
+        for _ in range(STEPS):
+            call(x).square().mean().backward()
+            model.zero_grad()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        call(x).square().mean().backward()
+        return torch.cuda.max_memory_allocated() + idle_in_pools(torch.cuda.memory_snapshot())
+
+    launched, replayed = peak("never"), peak("always")
+    copies = 16384 * 256 * 4 + 6 * 256 * 257 * 4  # of the result and of the gradients
+    assert replayed < 1.15 * launched + 2 * copies, f"{replayed / 1e6:.0f} MB instead of {launched / 1e6:.0f}"
 
 
 def test_accumulated_gradients(machine: Machine) -> None:

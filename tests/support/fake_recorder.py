@@ -1,7 +1,7 @@
 """A recorder for CPU tensors with the hazards of CUDA graphs: what it replays reads and writes the recorded addresses.
 
 Recording leaves no trace but garbage in the outputs, as nothing has run; a replay overwrites the outputs of the replay
-before, and what other recordings of its pool have left there.
+before, and what other recordings of its pool have left there, also what it reads of that.
 
 Worked example::
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from dynafuse.runtime.capture.buffers import extent_of
 from dynafuse.runtime.capture.recorder import RECORDERS, Pool, Recorded
@@ -31,6 +31,7 @@ class Place:
     """A tensor by its address: it keeps nothing alive."""
 
     address: int
+    start: int  # of the storage
     size: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -38,7 +39,7 @@ class Place:
 
     @staticmethod
     def of(tensor: Tensor) -> Place:
-        return Place(tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype, extent_of(tensor))
+        return Place(tensor.data_ptr(), start_of(tensor), tensor.size(), tensor.stride(), tensor.dtype, extent_of(tensor))
 
     def memory(self) -> Tensor:
         """All memory that it spans, as it is now."""
@@ -48,9 +49,14 @@ class Place:
             memory = (ctypes.c_byte * (self.extent * self.dtype.itemsize)).from_address(self.address)
             return torch.frombuffer(memory, dtype=torch.uint8).view(self.dtype)
 
-    def tensor(self) -> Tensor:
-        """What is at the address now."""
-        return self.memory().as_strided(self.size, self.stride)
+    def tensor(self, memory: Tensor | None = None) -> Tensor:
+        """What is at the address now, or in other memory."""
+        return (self.memory() if memory is None else memory).as_strided(self.size, self.stride)
+
+
+def start_of(tensor: Tensor) -> int:
+    """The address at which a tensor's storage begins."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def spoil(tensor: Tensor) -> None:
@@ -84,6 +90,11 @@ class FakeRecorder:
     def wait(self) -> None:
         pass
 
+    def lent(self, storage: UntypedStorage, recorded: Recorded) -> UntypedStorage:
+        memory = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
+        memory.owner = recorded.replay  # which keeps the pool
+        return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
     def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
         if self.failing is not None:
             raise self.failing
@@ -102,12 +113,17 @@ class FakeRecorder:
             spoil(tensor)
         pool.handle.append(written)
 
+        returned = {start_of(output) for output in outputs if isinstance(output, Tensor)} - set(map(start_of, written))
+
         def replay() -> None:
             self.replays += 1
-            for other in pool.handle:
-                for tensor in other:
+            pooled = [tensor for other in pool.handle for tensor in other]
+            starts = set(map(start_of, pooled))
+            read = [arg.tensor(arg.memory().clone()) if isinstance(arg, Place) and arg.start in starts else arg for arg in given]
+            for tensor in pooled:
+                if start_of(tensor) not in returned:
                     spoil(tensor)
-            results = call([arg.tensor() if isinstance(arg, Place) else arg for arg in given])
+            results = call([arg.tensor() if isinstance(arg, Place) else arg for arg in read])
             for i, tensor in zip(places, written, strict=True):
                 Place.of(tensor).memory().copy_(Place.of(results[i]).memory())
 

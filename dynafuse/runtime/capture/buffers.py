@@ -24,10 +24,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.capture.decide import Layout
+from dynafuse.runtime.capture.lending import cdata_of, use_count
 
 guards: Any = torch._C._dynamo.guards
 reinterpret = guards._reinterpret_tensor
-use_count: Callable[[int], int] = torch._C._storage_Use_Count
 Empty: TypeAlias = Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]
 """Allocates a tensor of some sizes, strides and dtype."""
 
@@ -190,31 +190,31 @@ class Outputs:
 
         Args:
             outputs: What the recorded call returned.
-            args: The arguments that it was recorded with.
+            args: The arguments that it was recorded with, without those that it has freed.
             saved: Positions of outputs that only the backward sees.
             sharing: Makes outputs that share memory with others.
         """
         self.sharing = sharing
-        self.inputs = {arg.untyped_storage()._cdata: i for i, arg in enumerate(args) if isinstance(arg, Tensor)}
+        self.inputs = {cdata_of(arg): i for i, arg in enumerate(args) if isinstance(arg, Tensor)}
         members: dict[int, list[int]] = {}
         for i, output in enumerate(outputs):
-            if isinstance(output, Tensor) and output.untyped_storage()._cdata not in self.inputs:
-                members.setdefault(output.untyped_storage()._cdata, []).append(i)
+            if isinstance(output, Tensor) and cdata_of(output) not in self.inputs:
+                members.setdefault(cdata_of(output), []).append(i)
         self.groups = tuple(_group([outputs[i] for i in group], saved.issuperset(group)) for group in members.values())
         self.saved = tuple(group.cdata for group in self.groups if group.saved)
         self.copying = self._emission(outputs, args, hand_over=False)
         self.handing = self._emission(outputs, args, hand_over=True) if self.saved else self.copying
         self.held = tuple(outputs[i] for group in members.values() for i in group)  # keeps the memory
-        self.unused: tuple[int, ...] = ()
+        self.unused: tuple[int, ...] = ()  # how often the storages of handed outputs are held by nobody else
 
     def settle(self) -> None:
-        """Note how often the storages of handed outputs are held when nobody else does: call it when nobody does."""
+        """Note how often the storages of handed outputs are held; call it when nobody else does."""
         self.unused = tuple(map(use_count, self.saved))
 
     @property
     def bytes(self) -> int:
         """Count the bytes of all outputs' memory."""
-        storages = {output.untyped_storage()._cdata: output.untyped_storage() for output in self.held}
+        storages = {cdata_of(output): output.untyped_storage() for output in self.held}
         return sum(storage.nbytes() for storage in storages.values())
 
     @property
@@ -241,7 +241,7 @@ class Outputs:
         for i, arg in enumerate(args):
             if output is arg:
                 return itemgetter_of_arguments(i)
-        cdata = output.untyped_storage()._cdata
+        cdata = cdata_of(output)
         if cdata in self.inputs:
             return _view_of_input(output, self.inputs[cdata], args[self.inputs[cdata]])
         size, stride, offset = tuple(output.size()), output.stride(), output.storage_offset()
@@ -276,7 +276,7 @@ def _group(outputs: Sequence[Tensor], saved: bool) -> Group:
     first = outputs[0]
     if any(output.dtype != first.dtype for output in outputs):
         raise Unrecordable("outputs of several dtypes share memory")
-    cdata = first.untyped_storage()._cdata
+    cdata = cdata_of(first)
     end = max(output.storage_offset() + extent_of(output) if output.numel() else 0 for output in outputs)
     for output in outputs:
         if output.storage_offset() == 0 and extent_of(output) == end and _is_dense(output):

@@ -6,6 +6,7 @@ beyond it runs uncaptured. So does a call
 - that turns out to take the host less time than a replay would save;
 - that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward;
 - whose arguments are not where the recording reads them: a backward of a forward that ran uncaptured;
+- that would leave nothing of saved tensors that are needed once more: a backward under ``retain_graph``;
 - during another capture, under a dispatch mode (fake tensors), or with gradients enabled.
 
 Worked example: of a training step's forward, call 1 and 2 warm up, call 3 records and replays, call 4 replays.
@@ -28,7 +29,8 @@ from dynafuse.fallback import Guard
 from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.capture.buffers import Inputs, Outputs, Unrecordable, inputs_of
 from dynafuse.runtime.capture.decide import Layout
-from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorded, Recorder, at_once
+from dynafuse.runtime.capture.lending import Consumed, Loan, cdata_of
+from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorder, at_once
 
 WARM_UPS = 2
 """Calls before one is recorded: kernels are loaded, libraries have chosen theirs."""
@@ -60,11 +62,25 @@ saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensor
 class Recording:
     """A recorded call with its memory."""
 
-    def __init__(self, inputs: Inputs, outputs: Outputs, recorded: Recorded, pool: Pool, recorder: Recorder) -> None:
+    def __init__(self, inputs: Inputs, outputs: Outputs, replay: Callable[[], object], pool: Pool, recorder: Recorder,
+                 consumed: Consumed, loan: Loan) -> None:
+        """Take what was recorded.
+
+        Args:
+            inputs: What it reads.
+            outputs: What it writes.
+            replay: Runs it again.
+            pool: The memory that it uses.
+            recorder: What has recorded it.
+            consumed: The inputs that a replay leaves nothing of.
+            loan: The outputs' memory, as far as it is lent.
+        """
         self.inputs = inputs
         self.outputs = outputs
-        self.replay = recorded.replay
+        self.replay = replay
         self.pool = pool
+        self.consumed = consumed
+        self.loan = loan
         self.empty = recorder.empty
         self.hands_over = bool(outputs.saved)
         self.refused = 0  # calls in a row that found an output of an earlier one still held
@@ -80,7 +96,7 @@ class Recording:
         if not lock.acquire(blocking=False):
             return None
         try:
-            if self._held():
+            if self._held() or not self.consumed.given_up(args):
                 return None
             for load in self.inputs.batches:
                 load(args)
@@ -122,7 +138,7 @@ def kept_bytes(device: torch.device) -> int:
 
 def stays(tensor: Tensor) -> bool:
     """Return whether a tensor is in memory that a recording hands over, or reads in place, at each replay."""
-    return tensor.untyped_storage()._cdata in _STAYING
+    return cdata_of(tensor) in _STAYING
 
 
 @dataclass
@@ -268,28 +284,57 @@ class Captured:
         """Record a call; None if that cannot be now, or if it turns out that it never can."""
         stream = self.recorder.stream()
         assert stream is not None
+        lender = self._lender(args, stream)
         hands_over = self.kind == "forward" and bool(self.layout.saved)
-        pool = self.recorder.pool(stream, shared=not hands_over)
+        pool = self.recorder.pool(stream, shared=not hands_over) if lender is None else lender.pool
         with at_once(RECORDING, pool.lock) as free:
             if not free:
                 slot.recordings -= 1
                 return None
             try:
-                return self._record(slot, args, pool)
+                return self._record(slot, args, pool, stream, lender)
             except Unrecordable as error:
                 log.info("%s graph not captured: %s", self.kind, error)
                 self._close()
                 return None
 
-    def _record(self, slot: Slot, args: Sequence[Any], pool: Pool) -> Recording:
+    def _lender(self, args: Sequence[Any], stream: int) -> Recording | None:
+        """Return the forward's recording that lends arguments to a backward, which is then recorded in its pool."""
+        if self.kind != "backward":
+            return None
+        lenders = (_STAYING.get(cdata_of(arg)) for arg in args if isinstance(arg, Tensor))
+        return next((lender for lender in lenders if lender is not None and lender.loan.stream == stream
+                     and any(lender.loan.lends(arg) for arg in args if isinstance(arg, Tensor))), None)
+
+    def _record(self, slot: Slot, args: Sequence[Any], pool: Pool, stream: int, lender: Recording | None) -> Recording:
         staying = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and stays(arg)}
         in_place = (self.layout.stationary | staying) - slot.moving
         with torch.inference_mode(mode=False):  # tensors that every mode may write to
             inputs, given = inputs_of(args, self.layout, in_place, self.recorder.empty)
-        recorded = self.recorder.record(self.launched, list(given), pool)
-        saved = self.layout.saved if self.kind == "forward" else frozenset()
-        outputs = Outputs(recorded.outputs, given, saved, sharing_of(self.kind))
+        consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
+        lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
+        recorded = self.recorder.record(self.launched, given, pool)
+        saved = self.layout.saved if self.kind == "forward" else frozenset[int]()
+        loan = Loan(stream)
+        results = loan.lend(recorded.outputs, lasting, saved, lambda storage: self.recorder.lent(storage, recorded))
+        outputs = Outputs(results, lasting, saved, sharing_of(self.kind))
         outputs.settle()
-        log.info("%s graph recorded: %d inputs in place, %d bytes copied in, %d out, %d storages handed over",
-                 self.kind, len(inputs.positions), inputs.bytes, outputs.handing.bytes, len(outputs.saved))
-        return Recording(inputs, outputs, recorded, pool, self.recorder)
+        log.info("%s graph recorded: %d inputs in place, of which %d do not last, %d bytes copied in, %d out, "
+                 "%d storages handed over", self.kind, len(inputs.positions), len(consumed.positions), inputs.bytes,
+                 outputs.handing.bytes, len(outputs.saved))
+        return Recording(inputs, outputs, recorded.replay, pool, self.recorder, consumed, loan)
+
+
+def _hand_back(lender: Recording, args: Sequence[Any], given: list[Any], positions: Sequence[int]) -> Consumed:
+    """Replace lent tensors by the owners of their memory, which end with the list; return how they are held otherwise.
+
+    Args:
+        lender: What has lent them.
+        args: The arguments of a call.
+        given: The arguments to record with.
+        positions: Which of them are read where they are.
+    """
+    owned = lender.loan.take(args, positions)
+    for i, tensor in owned.items():
+        given[i] = tensor
+    return Consumed.of(args, tuple(owned), dict(zip(lender.outputs.saved, lender.outputs.unused, strict=True)))

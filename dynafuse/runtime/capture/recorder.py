@@ -1,8 +1,8 @@
 """How a call is recorded and replayed: by CUDA graphs, or by whatever tests put in their place.
 
 Recordings of one pool share memory for what they compute on the way: they are replayed on one stream, one after the other,
-under the pool's lock. A recording that hands outputs over has a pool of its own, because another one's replay would
-overwrite what is still held.
+under the pool's lock. A forward that hands outputs over has a pool with its backward: the replay of another recording
+would overwrite what is still held.
 
 Worked example::
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,14 @@ class Recorder(Protocol):
             call: The function, which takes its arguments as one list.
             args: Its arguments; the list is emptied.
             pool: Where what it allocates lies.
+        """
+
+    def lent(self, storage: UntypedStorage, recorded: Recorded) -> UntypedStorage:
+        """Return a storage in the memory of one that was recorded, which the allocator may still give to recordings.
+
+        Args:
+            storage: The storage, which need not live as long.
+            recorded: The call that has made it: its pool lives at least as long.
         """
 
     def wait(self) -> None:
@@ -140,9 +148,29 @@ class CudaRecorder:
                 gc.enable()
         return Recorded(outputs, graph.replay)
 
+    def lent(self, storage: UntypedStorage, recorded: Recorded) -> UntypedStorage:
+        """Return a storage in the memory of one that was recorded; as long as it lives, the graph keeps the pool.
+
+        Args:
+            storage: The storage, which need not live as long.
+            recorded: The call that has made it.
+        """
+        tensor = torch.as_tensor(_Memory(storage, recorded.replay), device=self.device)
+        assert tensor.data_ptr() == storage.data_ptr()
+        return tensor.untyped_storage()
+
     def wait(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.index)
+
+
+class _Memory:
+    """Memory of the device for whoever knows NumPy's protocol for such: what is made of it keeps ``owner`` alive."""
+
+    def __init__(self, storage: UntypedStorage, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (storage.nbytes(),), "typestr": "|u1", "data": (storage.data_ptr(), False), "version": 3}
 
 
 def _capture(graph: torch.cuda.CUDAGraph, call: Callable[[list[Any]], Any], args: list[Any], handle: Any) -> Sequence[Any]:
