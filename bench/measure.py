@@ -222,6 +222,22 @@ def peak_gb(step: Step, before: Step, device: str) -> float | None:
     return (torch.cuda.max_memory_allocated() + idle_in_pools(torch.cuda.memory_snapshot())) / 1e9
 
 
+def reserved_gb(step: Step, before: Step, device: str) -> float | None:
+    """Most of the device's memory that is taken during a warm step, in GB (1e9 bytes), if none of it was idle before.
+
+    Beside what is allocated that has the gaps in between, and what captured graphs keep: what others cannot have.
+    """
+    if device != "cuda":
+        return None
+    before()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_reserved() / 1e9
+
+
 def idle_in_pools(snapshot: Sequence[Mapping[str, Any]]) -> int:
     """Bytes of segments of the allocator that captured graphs use at each replay, but that are not allocated meanwhile."""
     private = (segment for segment in snapshot if any(segment["segment_pool_id"]))

@@ -93,9 +93,10 @@ class ModelSubject:
         self._before()
         self._step()
         peak = measure.peak_gb(self._step, self._before, self.device)
+        reserved = measure.reserved_gb(self._step, self._before, self.device)
         found = measure.device_profile(self._step, self._before, self.device, steps)
         self._release()
-        return {"peak_gb": peak, **found, **measure.compile_stats()}
+        return {"peak_gb": peak, "reserved_gb": reserved, **found, **measure.compile_stats()}
 
     def _first_step(self) -> float:
         self._before()

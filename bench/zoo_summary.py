@@ -15,7 +15,7 @@ from bench.region_summary import BASE
 Metrics = Mapping[str, Any]
 Rows = Mapping[tuple[str, str], Metrics]  # (case, system) -> metrics
 
-CLOCKS = ("step_ms", "device_ms", "cold_s", "peak_gb")
+CLOCKS = ("step_ms", "device_ms", "cold_s", "peak_gb", "reserved_gb")
 MOST_SLOW = 8
 
 
