@@ -17,6 +17,7 @@ from typing import Any
 
 from dynafuse.ir import FoldFamily, Override, Refusal
 from dynafuse.report.breaks import Break
+from dynafuse.runtime.observers import Replays
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ class ReportedGraph:
     ``captured`` says that the graph is replayed as a CUDA graph: its launches then cost the host nothing. ``called`` is
     how often a step of training or inference calls the graph: more than once for layers that ``reuse_layers`` compiles
     once. All times are those of one call. ``kept`` is None except for a forward. ``capture`` says why the graph is captured
-    or not; it is empty if the option ``capture`` does not ask for it.
+    or not; it is empty if the option ``capture`` does not ask for it. ``replays`` counts the calls of a graph that may be
+    captured, in this process.
     """
 
     kind: str
@@ -189,6 +191,7 @@ class ReportedGraph:
     called: int = 1
     kept: Kept | None = None
     capture: str = ""
+    replays: Replays | None = None
 
     @property
     def title(self) -> str:
@@ -245,6 +248,7 @@ class ReportedGraph:
             "bound_by": self.bound_by,
             "captured": self.captured,
             "capture": self.capture,
+            "replays": asdict(self.replays) if self.replays else None,
             "kept": asdict(self.kept) if self.kept else None,
             "reuse": asdict(self.reuse),
             "steps": [step.to_dict() for step in self.steps],

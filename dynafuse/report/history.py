@@ -68,8 +68,16 @@ class History:
         """Return a report of all graphs that are kept."""
         with self._lock:
             device, title = self._device or ("none", "no device")
-            return Report(device, f"{title}, as this process has compiled it", tuple(self._graphs), dict(self._unusable),
+            graphs = tuple(map(_as_of_now, self._graphs))
+            return Report(device, f"{title}, as this process has compiled it", graphs, dict(self._unusable),
                           dropped=self._dropped, empty="no graph has been compiled and called yet")
+
+
+def _as_of_now(graph: ReportedGraph) -> ReportedGraph:
+    """Return a graph with the calls that were replayed until now; one that was is captured, whatever was predicted."""
+    if graph.replays is None:
+        return graph
+    return replace(graph, replays=replace(graph.replays), captured=graph.captured or graph.replays.replayed > 0)
 
 
 HISTORY = History()

@@ -57,6 +57,8 @@ def text(report: Report) -> str:
             lines += [total(graph), eager_total(graph)]
         if graph.capture:
             lines += wrapped(graph.capture)
+        if graph.replays and (graph.replays.replayed or graph.replays.launched):
+            lines += wrapped(str(graph.replays))
         if graph.steps:
             lines.append(_rendered(_table(graph)))
             lines += notes(graph)

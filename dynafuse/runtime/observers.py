@@ -19,6 +19,19 @@ from dynafuse.fallback import Guard
 from dynafuse.ir import Plan
 
 
+@dataclass
+class Replays:
+    """What has become of the calls of a graph that may be captured, so far."""
+
+    recordings: int = 0
+    replayed: int = 0
+    launched: int = 0  # kernel by kernel: before a recording, or where a replay was not safe
+
+    def __str__(self) -> str:
+        return (f"so far {self.replayed} calls replayed, {self.launched} launched kernel by kernel, "
+                f"{self.recordings} recorded")
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A graph that went through the pipeline."""
@@ -31,6 +44,7 @@ class Compiled:
     calls: int = 1  # how often a training or inference step calls it: more than once for layers that are compiled once
     meanwhile: Meanwhile | None = None  # what an interim plan loses and saves; None for any other plan
     capture: str = ""  # whether it is captured, and why or why not; empty if nobody has asked for it
+    replays: Replays | None = None  # of its calls, which go on; None if it cannot be captured
 
     @property
     def plan(self) -> Plan:

@@ -22,6 +22,7 @@ from dynafuse.errors import DynafuseWarning
 from dynafuse.report import history
 from dynafuse.report.data import ReportedGraph, ReportedStep
 from dynafuse.report.history import History
+from tests.support.fake_recorder import recording_on_cpu
 
 X = torch.linspace(-1, 1, 64).reshape(4, 16)
 
@@ -96,6 +97,21 @@ def test_it_shows_options_of_the_call() -> None:
     compiled(scaled, executors="eager")(X)
     (graph,) = dynafuse.process_report().graphs
     assert {step.executor for step in graph.steps} == {"eager"} and graph.bound_by is None
+
+
+def test_it_counts_calls_that_were_replayed() -> None:
+    with recording_on_cpu():
+        call = compiled(scaled, capture="always", executors="triton")
+        for _ in range(6):
+            call(X)
+        (graph,) = dynafuse.process_report().graphs
+    assert graph.captured and graph.replays is not None
+    replayed, launched = graph.replays.replayed, graph.replays.launched
+    assert graph.replays.recordings == 1 and replayed >= 3 and replayed + launched == 6
+    assert f"so far {replayed} calls replayed, {launched} launched kernel by kernel, 1 recorded" in " ".join(str(dynafuse.process_report()).split())
+    with recording_on_cpu():
+        call(X)
+    assert graph.replays.replayed == replayed, "a report stays as it is"
 
 
 # ---------------------------------------------------------------------- what it costs

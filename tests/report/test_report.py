@@ -25,7 +25,7 @@ from tests.support.report_samples import small
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
 GRAPH_NAMES = {"kind", "called", "ops", "device_us", "host_us", "eager_us", "eager_host_us", "bound_by", "captured",
-               "capture", "kept", "reuse", "steps", "refusals"}
+               "capture", "replays", "kept", "reuse", "steps", "refusals"}
 GOLDEN = Path(__file__).with_name("report.expected")
 
 

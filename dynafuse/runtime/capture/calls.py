@@ -31,6 +31,7 @@ from dynafuse.runtime.capture.buffers import Inputs, Outputs, Unrecordable, inpu
 from dynafuse.runtime.capture.decide import Layout
 from dynafuse.runtime.capture.lending import Consumed, Loan, cdata_of
 from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorder, at_once
+from dynafuse.runtime.observers import Replays
 
 WARM_UPS = 2
 """Calls before one is recorded: kernels are loaded, libraries have chosen theirs."""
@@ -157,7 +158,7 @@ class Captured:
     """The function of a captured graph."""
 
     def __init__(self, call: Call, layout: Layout, recorder: Recorder, kind: str, strict: bool,
-                 least_host_us: float | None = None) -> None:
+                 least_host_us: float | None = None, replays: Replays | None = None) -> None:
         """Take a graph's function.
 
         Args:
@@ -167,6 +168,7 @@ class Captured:
             kind: forward, backward or inference.
             strict: Whether a failed recording raises.
             least_host_us: How long calls have to take the host to be recorded; None to record them whatever they cost.
+            replays: Where calls are counted.
         """
         self._boxed_call = True  # torch copies what is in the instance's dictionary
         self.launched = call
@@ -178,22 +180,23 @@ class Captured:
         self.sizes: set[Key] = set()
         self.stationary = tuple(sorted(layout.stationary - set(layout.numbers)))
         self.least_host_us = least_host_us
+        self.replays = replays or Replays()
         self.closed = False  # whether nothing is recorded any more
 
     def __call__(self, args: list[Any]) -> Any:
         """Return the results of a call, and empty the list of its arguments."""
         slot = self._slot(args)
         if slot is None:
-            return self.launched(args)
+            return self._launched(args)
         recording = slot.recording
         if recording is None:
             return self._warm(slot, args)
         if not recording.inputs.fit(args):
             self._missed(slot, recording, args)
-            return self.launched(args)
+            return self._launched(args)
         slot.misses = 0
         results = self._replayed(recording, args)
-        return self.launched(args) if results is None else results
+        return self._launched(args) if results is None else results
 
     def _slot(self, args: Sequence[Any]) -> Slot | None:
         """Return the slot of a call; None for a call that runs uncaptured."""
@@ -245,16 +248,17 @@ class Captured:
         if not self._is_worth_it(slot, args):
             self._close()
         if self.closed or slot.recordings >= MOST_RECORDINGS or not self._has_room():
-            return self.launched(args)
+            return self._launched(args)
         slot.recordings += 1
         slot.recording = self.guard.stage("CUDA graphs", lambda: self._recorded(slot, args), self._close)
+        self.replays.recordings += slot.recording is not None
         results = None if slot.recording is None else self._replayed(slot.recording, args)
-        return self.launched(args) if results is None else results
+        return self._launched(args) if results is None else results
 
     def _timed(self, slot: Slot, args: list[Any]) -> Any:
         """Run a call uncaptured, and note how long that takes the host, which does not wait for the device."""
         start = time.perf_counter()
-        results = self.launched(args)
+        results = self._launched(args)
         slot.host_us = min(slot.host_us, 1e6 * (time.perf_counter() - start))
         return results
 
@@ -274,7 +278,15 @@ class Captured:
 
     def _replayed(self, recording: Recording, args: list[Any]) -> tuple[Any, ...] | None:
         """Return the results of a replay; None where it cannot be now."""
-        return recording.run(args)
+        results = recording.run(args)
+        if results is not None:
+            self.replays.replayed += 1
+        return results
+
+    def _launched(self, args: list[Any]) -> Any:
+        """Run a call uncaptured."""
+        self.replays.launched += 1
+        return self.launched(args)
 
     def _close(self) -> None:
         """Record nothing any more."""

@@ -16,7 +16,7 @@ from dynafuse.ir import Plan
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, verdict
 from dynafuse.runtime.capture.recorder import Recorder, recorder_for
-from dynafuse.runtime.observers import plan_only
+from dynafuse.runtime.observers import Replays, plan_only
 from dynafuse.runtime.setting import Setting
 
 NEVER, AUTO, ALWAYS = "never", "auto", "always"
@@ -29,6 +29,7 @@ class Intent:
     verdict: Verdict
     layout: Layout | None = field(default=None, compare=False)
     recorder: Recorder | None = field(default=None, compare=False)
+    replays: Replays = field(default_factory=Replays, compare=False)
 
     def apply(self, call: Callable[[list[Any]], Any], kind: str, strict: bool) -> Callable[[list[Any]], Any]:
         """Return the function of a graph, captured if it is to be.
@@ -40,7 +41,7 @@ class Intent:
         """
         if not self.verdict.may_be_recorded or self.layout is None or self.recorder is None:
             return call
-        return Captured(call, self.layout, self.recorder, kind, strict, self.verdict.least_host_us)
+        return Captured(call, self.layout, self.recorder, kind, strict, self.verdict.least_host_us, self.replays)
 
 
 def intent_of(setting: Setting, plan: Plan) -> Intent | None:
