@@ -414,6 +414,17 @@ def test_a_retained_graph(machine: Machine) -> None:
     assert machine.taken and machine.replayed("forward") >= 2 and machine.replayed("backward") >= 4
 
 
+def test_graphs_that_are_always_retained(machine: Machine) -> None:
+    """A backward that may never leave nothing of what was saved is recorded so that it does not."""
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        out = call(inputs[0])
+        out.square().mean().backward(retain_graph=True)
+        return out.detach()
+
+    train(machine, Block, step, steps=3 * STEPS)
+    assert machine.recordings == 3 and machine.replayed("forward") >= STEPS and machine.replayed("backward") >= 4
+
+
 def test_saved_tensors_outlive_their_recording(machine: Machine) -> None:
     ours, eager = twins(machine, Block)
     call = machine.compile(ours)

@@ -44,7 +44,7 @@ MOST_PLACES = 64
 """Tuples of sizes, and of sizes and addresses of parameters, that are recorded; further ones run uncaptured."""
 
 MOST_MISSES = 3
-"""Calls in a row whose arguments are elsewhere before they are recorded anew."""
+"""Calls in a row whose arguments are elsewhere, or still needed, before they are recorded anew."""
 
 MOST_RECORDINGS = 4
 """Recordings of one slot, before it runs uncaptured for good."""
@@ -85,6 +85,7 @@ class Recording:
         self.empty = recorder.empty
         self.hands_over = bool(outputs.saved)
         self.refused = 0  # calls in a row that found an output of an earlier one still held
+        self.shared = 0  # calls in a row that were not alone in holding what a replay leaves nothing of
         self.bytes = inputs.bytes + outputs.bytes
         self.device = recorder.device
         _LIVE.add(self)
@@ -97,7 +98,7 @@ class Recording:
         if not lock.acquire(blocking=False):
             return None
         try:
-            if self._held() or not self.consumed.given_up(args):
+            if self._held() or self._shares_saved(args):
                 return None
             for load in self.inputs.batches:
                 load(args)
@@ -118,6 +119,11 @@ class Recording:
         if self.refused >= MOST_MISSES:
             self.hands_over = False
         return True
+
+    def _shares_saved(self, args: Sequence[Any]) -> bool:
+        """Return whether what a replay would leave nothing of is needed once more, and note how often that was in a row."""
+        self.shared = 0 if self.consumed.given_up(args) else self.shared + 1
+        return self.shared > 0
 
     def _hands_over_now(self) -> bool:
         """Return whether saved tensors may be handed over; whom hooks on saved tensors show them to is not known."""
@@ -150,6 +156,7 @@ class Slot:
     recording: Recording | None = None
     recordings: int = 0
     misses: int = 0
+    takes: bool = True  # whether a backward may take the memory of what was saved
     host_us: float = math.inf  # the shortest time that one of those calls took the host
     moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
 
@@ -196,7 +203,12 @@ class Captured:
             return self._launched(args)
         slot.misses = 0
         results = self._replayed(recording, args)
-        return self._launched(args) if results is None else results
+        if results is not None:
+            return results
+        if recording.shared >= MOST_MISSES:
+            slot.takes = False
+            self._drop(slot)
+        return self._launched(args)
 
     def _slot(self, args: Sequence[Any]) -> Slot | None:
         """Return the slot of a call; None for a call that runs uncaptured."""
@@ -236,6 +248,10 @@ class Captured:
         if slot.misses < MOST_MISSES:
             return
         slot.moving |= recording.inputs.moved(args)
+        self._drop(slot)
+
+    def _drop(self, slot: Slot) -> None:
+        """Forget a recording, to make it anew."""
         slot.calls = slot.misses = 0
         self.recorder.wait()
         slot.recording = None
@@ -296,7 +312,7 @@ class Captured:
         """Record a call; None if that cannot be now, or if it turns out that it never can."""
         stream = self.recorder.stream()
         assert stream is not None
-        lender = self._lender(args, stream)
+        lender = self._lender(args, stream) if slot.takes else None
         hands_over = self.kind == "forward" and bool(self.layout.saved)
         pool = self.recorder.pool(stream, shared=not hands_over) if lender is None else lender.pool
         with at_once(RECORDING, pool.lock) as free:
