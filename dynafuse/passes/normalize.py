@@ -3,7 +3,7 @@
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
 (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
 are corrected; numbers in tensors on the host become constants (``host_numbers.py``); copies into parts of tensors get
-memory of their own (``copies.py``); what is cut out of something larger becomes the piece that had been put into it
+memory of their own (``copies.py``); reads of what scatters and pads put together become reads of what was put there
 (``cut_outs.py``); ops that do nothing are removed; sums of rows that are zero but in one place become that
 element (``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged;
 dead code is removed. A new step is a call in :func:`normalize`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 
 import pytest
@@ -47,6 +48,76 @@ OTHER: dict[str, Write] = {
     "a result": lambda build, x, base: build.op("aten.constant_pad_nd.default", scattered(build, base, x), [0, -3]),
     "a returned view": lambda build, x, base: build.op("aten.slice.Tensor", scattered(build, base, x), 1, 0, 197),
 }
+
+
+def selected(build: graphs.Builder, whole: Node, index: int) -> Node:
+    return build.op("aten.relu.default", build.op("aten.select.int", whole, 1, index))
+
+
+def _known(name: re.Match[str]) -> str:
+    return {"arg0": "x", "arg1": "base"}.get(name[0], "_")
+
+
+def put(build: graphs.Builder, base: Node, x: Node, index: int) -> Node:
+    """Put the first column of ``x`` into a column of ``base``."""
+    return build.op("aten.select_scatter.default", base, build.op("aten.select.int", x, 1, 0), 1, index)
+
+
+READS: dict[str, tuple[Write, list[str]]] = {
+    "within a slice": (lambda build, x, base: cut(build, scattered(build, base, x, 2), 5, 10),
+                       ["aten.slice.Tensor(x, 1, 3, 13)"]),
+    "one of a slice": (lambda build, x, base: selected(build, scattered(build, base, x, 2), 5), ["aten.select.int(x, 1, 3)"]),
+    "within a pad": (lambda build, x, base: selected(build, build.op("aten.constant_pad_nd.default", x, [4, 1]), 4),
+                     ["aten.select.int(x, 1, 0)"]),
+    "what was selected": (lambda build, x, base: selected(build, put(build, base, x, -1), 199), ["aten.select.int(x, 1, 0)"]),
+    "a slice of what was selected": (lambda build, x, base: cut(build, put(build, base, x, 7), 7, 1),
+                                     ["aten.select.int(x, 1, 0)", "aten.unsqueeze.default(_, 1)"]),
+    "beside it": (lambda build, x, base: cut(build, put(build, base, x, 7), 8, 20), ["aten.slice.Tensor(base, 1, 8, 28)"]),
+    "beside several": (lambda build, x, base: selected(build, put(build, put(build, base, x, 7), x, 3), 5),
+                       ["aten.select.int(base, 1, 5)"]),
+    "behind one": (lambda build, x, base: selected(build, put(build, put(build, base, x, 7), base, 3), 7),
+                   ["aten.select.int(x, 1, 0)"]),
+    "over a scatter": (lambda build, x, base: build.op("aten.relu.default", put(build, put(build, base, x, 3), base, 3)),
+                       ["aten.select.int(base, 1, 0)", "aten.select_scatter.default(base, _, 1, 3)"]),
+    "a slice over a column": (lambda build, x, base: build.op("aten.relu.default", scattered(build, put(build, base, x, 3), x)),
+                              ["aten.slice_scatter.default(base, x, 1, 0, 197)"]),
+    "partly within": (lambda build, x, base: cut(build, scattered(build, base, x, 3), 0, 10),
+                      ["aten.slice_scatter.default(base, x, 1, 3, 200)", "aten.slice.Tensor(_, 1, 0, 10)"]),
+    "over a part": (lambda build, x, base: build.op("aten.relu.default", put(build, scattered(build, base, x), base, 3)),
+                    ["aten.slice_scatter.default(base, x, 1, 0, 197)", "aten.select.int(base, 1, 0)",
+                     "aten.select_scatter.default(_, _, 1, 3)"]),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_go_where_their_values_come_from(name: str) -> None:
+    write, expected = READS[name]
+    calls = [line.split(" = ")[1] for line in after(write, X, BASE).splitlines()[:-2]]
+    assert [re.sub(r"\b[a-z][a-z0-9_]*(?=[,)])", _known, call) for call in calls] == expected
+
+
+def test_a_recurrence_is_one_kernel_over_its_rows() -> None:
+    def solve(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Thomas' algorithm forward and back, as it is written with arrays."""
+        c = torch.zeros_like(a)
+        c[:, 0] = a[:, 0] / b[:, 0]
+        for k in range(1, 6):
+            c[:, k] = (a[:, k] - c[:, k - 1]) / (b[:, k] + c[:, k - 1])
+        for k in range(4, -1, -1):
+            c[:, k] -= c[:, k + 1] * a[:, k]
+        return c
+
+    (graph,) = check(solve, torch.randn(50, 6), torch.rand(50, 6) + 3)
+    assert len(graph.plan.regions) <= 2
+
+
+def test_an_input_that_is_written_to_is_read_before() -> None:
+    """A row that is read beside the one that is written is the input's; the write stays in place."""
+    def step(cache: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        cache[:, 3] = row
+        return cache[:, 5] * 2 + cache[:, 3]
+
+    check(step, torch.randn(4, 40, 8), torch.randn(4, 8))
 
 
 @pytest.mark.parametrize("name", SAME)
