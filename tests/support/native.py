@@ -38,6 +38,7 @@ from tests.support.samples import Sample, samples
 
 CAPABILITY = 90
 USED = re.compile(r"Used (\d+) registers")
+TOUCHED = re.compile(r"\b(ld|st|atom|red|cp\.async|prefetch)\.[\w:.]*global")
 SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -168,6 +169,12 @@ def resources(kernel: Any) -> dict[str, int]:
     return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared}
 
 
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel waits for the one before it, and then touches memory, and not the other way round."""
+    wait, touched = ptx.find("griddepcontrol.wait"), TOUCHED.search(ptx)
+    return 0 < wait < (touched.start() if touched else len(ptx))
+
+
 def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
     """Every distinct kernel of some regions."""
     distinct = {bound.key: bound for bound in bounds}
@@ -179,6 +186,7 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
             assert kernel.asm["cubin"][:4] == b"\x7fELF"
             places = {op.target: "model.py:12" for op in bound.code.ops}
             assert (b", at model.py:12\0" in located(kernel.asm["cubin"], places)) == launch.asserts, launch
+            assert waits_first(kernel.asm["ptx"]), launch.entry
             used = resources(kernel)
             assert registers(kernel.asm["cubin"]) == used["registers"], launch.entry
             found[f"{launch.entry} {key[:8]}"] = used

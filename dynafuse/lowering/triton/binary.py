@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dynafuse.ir import Launch
-from dynafuse.lowering.triton.compiler import compile_launch, gpu_target
+from dynafuse.lowering.triton.compiler import compile_launch, constants_of, gpu_target
 
 BINARY = "cubin"
 ELF = b"\x7fELF"
@@ -38,13 +38,12 @@ class Signature:
     fn: None = None  # the Python function: only compiling needs it
 
     @classmethod
-    def of(cls, launch: Launch) -> Signature:
-        """Return the signature of a launch, as compiling made it."""
-        arguments = len(launch.signature)
-        signature = dict(launch.signature) | {name: "constexpr" for name, _ in launch.constants}
-        positions = ((arguments + k,) for k in range(len(launch.constants)))
-        constants: dict[tuple[int, ...], int] = dict(zip(positions, (value for _, value in launch.constants), strict=True))
-        return cls(launch.entry, signature, constants, {})
+    def of(cls, launch: Launch, capability: int) -> Signature:
+        """Return the signature of a launch, as compiling for a capability made it."""
+        constants = constants_of(launch, capability)
+        signature = dict(launch.signature) | dict.fromkeys(constants, "constexpr")
+        positions = ((len(launch.signature) + k,) for k in range(len(constants)))
+        return cls(launch.entry, signature, dict(zip(positions, constants.values(), strict=True)), {})
 
 
 def compile_all(source: str, launches: Sequence[Launch], capability: int) -> list[tuple[dict[str, Any], bytes]]:
@@ -94,7 +93,8 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
         group = {name: Path(folder) / name for name in (f"kernel.{BINARY}", "kernel.json")}
         group[f"kernel.{BINARY}"].write_bytes(binary)
         group["kernel.json"].write_text(json.dumps(dict(metadata)), encoding="utf-8")
-        return CompiledKernel(Signature.of(launch), {name: str(path) for name, path in group.items()}, metadata["hash"])
+        files = {name: str(path) for name, path in group.items()}
+        return CompiledKernel(Signature.of(launch, capability), files, metadata["hash"])
 
 
 def restored_all(launches: Sequence[Launch], binaries: Iterable[tuple[Mapping[str, Any], bytes]],

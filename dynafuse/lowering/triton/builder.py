@@ -6,6 +6,7 @@ Worked example: ``tile_dimension(builder, "r", "0", 4096, axes, emitter)`` defin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.overwrites import overwrites
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_STEP
-from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
+from dynafuse.lowering.triton.source import MOST_WARPS, TileDimension, divides_evenly, render
 from dynafuse.lowering.triton.text import escape, size_text
 from dynafuse.lowering.triton.tiles import Schedule, reduced_axes, values_per_tile
 from dynafuse.ops import Value, lookup
@@ -235,10 +236,20 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     if emitter.first_wait is not None:
         load_early(emitter.top, emitter.first_wait, along_rows=builder.schedule.loads_early or bool(suffix))
     parameters = [parameter for parameter, _ in signature]
-    builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix)))
-    over = overwrites(spec, emitter, block or builder.schedule.block, warps or builder.schedule.warps)
-    builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps or builder.schedule.warps,
-                                   asserts=emitter.has_asserts, overwrites=over))
+    warps = warps or builder.schedule.warps
+    builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix),
+                                  _most_programs(grid, warps)))
+    over = overwrites(spec, emitter, block or builder.schedule.block, warps)
+    builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps, asserts=emitter.has_asserts,
+                                   overwrites=over))
+
+
+def _most_programs(grid: Sequence[Size], warps: int) -> int | None:
+    """Return with how many programs a kernel lets the next one begin: None for any number, 0 for none."""
+    most, programs = MOST_WARPS // warps, math.prod(grid)
+    if not isinstance(programs, int):
+        return most
+    return None if programs <= most else 0
 
 
 def _size_type(spec: Spec) -> str:

@@ -11,6 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from dynafuse.ir import Launch, Lowered
+from dynafuse.lowering.triton.source import WAITS
+
+DEPENDENT_FROM = 90
+"""The capability from which on kernels can wait for the one before (PTX's ``griddepcontrol``)."""
 
 
 def module_of(source: str) -> Any:
@@ -36,6 +40,11 @@ def gpu_target(capability: int) -> Any:
     return GPUTarget("cuda", capability, 32)
 
 
+def constants_of(launch: Launch, capability: int) -> dict[str, int]:
+    """Return the constants that a launch's kernel is compiled with for a capability."""
+    return dict(launch.constants) | {WAITS: capability >= DEPENDENT_FROM}
+
+
 def compile_launch(source: str, launch: Launch, capability: int) -> Any:
     """Compile one kernel; Triton keeps the binary in its own cache folder. No GPU is needed.
 
@@ -49,11 +58,12 @@ def compile_launch(source: str, launch: Launch, capability: int) -> Any:
 
     function = getattr(module_of(source), launch.entry)
     names = [name for name, _ in launch.signature]
-    signature = dict(launch.signature) | {name: "constexpr" for name, _ in launch.constants}
+    constants = constants_of(launch, capability)
+    signature = dict(launch.signature) | dict.fromkeys(constants, "constexpr")
     pointers = [i for i, (name, kind) in enumerate(launch.signature) if kind[0] == "*" and name not in launch.unaligned]
     attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
     assert names == function.arg_names[:len(names)], (names, function.arg_names)
-    built = ASTSource(fn=function, signature=signature, constexprs=dict(launch.constants), attrs=attributes)
+    built = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages,
                "enable_reflect_ftz": False}  # libdevice keeps subnormal numbers, as eager's functions do
     if launch.asserts:  # without it Triton leaves them out; it would also check integers for overflow

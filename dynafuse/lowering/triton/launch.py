@@ -18,6 +18,9 @@ import torch
 from dynafuse.errors import IndexOutOfRange
 from dynafuse.forks import Lock
 from dynafuse.ir import PLACE_WIDTH, Launch
+from dynafuse.lowering.triton.compiler import constants_of
+from dynafuse.lowering.triton.dependent import dependent_launcher
+from dynafuse.lowering.triton.source import WAITS
 
 _INTERPRETING = Lock()
 Launcher = Callable[..., None]
@@ -25,9 +28,20 @@ Places = Mapping[str, str]
 """Per op that indexes by what it loads, where the user wrote it: which op, and the line as asserts name it."""
 ASSERT = re.compile(rb"(index out of range: (\S+): [^\0]*?) {%d}" % PLACE_WIDTH)
 NOWHERE: Places = {}
-stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a device's index -> a raw pointer
+is_captured: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 KINDS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "l", "fp32": "f", "fp64": "d"}
 """How torch's launcher spells the types of scalar arguments; a pointer is ``O``."""
+
+
+class Captured(int):
+    """A stream whose work is being captured as a CUDA graph."""
+
+
+def stream_of(device: int) -> int:
+    """Return the current stream of a device, as a raw pointer, of a class of its own while it is captured."""
+    stream: int = raw_stream(device)
+    return Captured(stream) if is_captured() else stream
 
 
 @dataclass(frozen=True)
@@ -74,16 +88,20 @@ def _native(compiled: Any, launch: Launch, device: int, places: Places) -> Launc
 def _static(compiled: Any, launch: Launch, device: int, places: Places, unused: int) -> Launcher:
     """Return a launch by torch's launcher. ``unused``: trailing parameters of the binary that nothing is passed for."""
     api: Any = torch._C._StaticCudaLauncher
-    run, shared, warps = api._launch_kernel, compiled.metadata.shared, launch.warps
+    run, shared, warps, arch = api._launch_kernel, compiled.metadata.shared, launch.warps, compiled.metadata.target.arch
     with tempfile.TemporaryDirectory(prefix="dynafuse-") as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(located(compiled.asm["cubin"], places))
         function = api._load_kernel(str(binary), launch.entry, shared, device)[-3]  # .., function, registers, spills
     types = "".join("O" if kind[0] == "*" else KINDS[kind] for _, kind in launch.signature) + "O" * unused
     padding = (None,) * unused
+    dependent = dependent_launcher(function, launch, shared, unused) if constants_of(launch, arch)[WAITS] else None
 
     def call(stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
-        run(function, x, y, z, warps, shared, types, arguments + padding, stream)
+        if dependent is not None and stream.__class__ is Captured:
+            dependent(stream, x, y, z, *arguments)
+        else:
+            run(function, x, y, z, warps, shared, types, arguments + padding, stream)
 
     return call
 
@@ -92,7 +110,7 @@ def _generated(compiled: Any, launch: Launch, device: int) -> Launcher:
     """Return a launch by Triton's launcher, which it compiles for every signature."""
     with torch.cuda.device(device):
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    constants = tuple(value for _, value in launch.constants)
+    constants = tuple(constants_of(launch, compiled.metadata.target.arch).values())
 
     def call(stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
         run(x, y, z, stream, function, metadata, None, None, None, *arguments, *constants)

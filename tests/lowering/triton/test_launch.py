@@ -40,9 +40,9 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     return found
 
 
-def kernel(**scratch: int) -> Kernel:
+def kernel(arch: int = 80, **scratch: int) -> Kernel:
     """A kernel of one launch, compiled by a Triton that passes pointers to scratch memory of these sizes."""
-    compiled = SimpleNamespace(metadata=SimpleNamespace(shared=512, **scratch), asm={"cubin": CUBIN})
+    compiled = SimpleNamespace(metadata=SimpleNamespace(shared=512, target=SimpleNamespace(arch=arch), **scratch), asm={"cubin": CUBIN})
     return Kernel("key", "", (LAUNCH,), (), (compiled,), False)
 
 
@@ -68,7 +68,7 @@ ASSERTING = b"\x7fELF" + TOLD + b" " * PLACE_WIDTH + b"\0kernel.py\0"
 
 def asserting() -> Kernel:
     """A kernel that checks indices."""
-    compiled = SimpleNamespace(metadata=SimpleNamespace(shared=0), asm={"cubin": ASSERTING})
+    compiled = SimpleNamespace(metadata=SimpleNamespace(shared=0, target=SimpleNamespace(arch=80)), asm={"cubin": ASSERTING})
     return Kernel("key", "", (replace(LAUNCH, asserts=True),), (), (compiled,), False)
 
 
