@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -17,6 +18,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
@@ -191,6 +193,14 @@ def hint(size: int | torch.SymInt) -> int:
 
 
 # New calls ------------------------------------------------------------------------------------------------------------
+
+
+def fake_mode_of(nodes: Iterable[Node]) -> AbstractContextManager[Any]:
+    """Return the mode that nodes' values were made in, to be entered where new ones are; of tensors that are real, none.
+
+    It may only be asked where another mode is not active, so ask where values will be made.
+    """
+    return detect_fake_mode([node.meta.get("val") for node in nodes]) or nullcontext()
 
 
 def insert(before: Node, target: Any, args: tuple[Any, ...], like: Node | None = None, /, **kwargs: Any) -> Node:

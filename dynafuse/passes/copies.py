@@ -11,14 +11,11 @@ Worked example: of ``copy(select(y, 1, 0), x)``, with ``x`` a number in float64 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import insert, is_dense, size_node, size_of
+from dynafuse.fx import fake_mode_of, insert, is_dense, size_node, size_of
 from dynafuse.passes.strides import after_of, in_order, order_of, renew
 
 aten = torch.ops.aten
@@ -29,7 +26,7 @@ SCATTERS = {aten.slice_scatter.default, aten.select_scatter.default, aten.diagon
 def close_gaps(module: GraphModule) -> None:
     """Replace copies into tensors, in place, by copies in memory of their own; so that scatters go into such, too."""
     nodes = [node for node in module.graph.nodes if node.target in SCATTERS or node.target is aten.copy.default]
-    with (detect_fake_mode([node.meta["val"] for node in nodes]) if nodes else None) or nullcontext():
+    with fake_mode_of(nodes):
         for node in nodes:
             if node.target is aten.copy.default:
                 _copy_apart(node)

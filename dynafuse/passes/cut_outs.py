@@ -12,15 +12,13 @@ is ``first``, ``slice(b, 1, 2, 8)`` is ``slice(x, 1, 2, 8)``, and ``select_scatt
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import sympy
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, base, hint, insert, is_returned, is_view
+from dynafuse.fx import arguments, base, fake_mode_of, hint, insert, is_returned, is_view
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.passes.strides import place_views, renew, same_layout
@@ -29,6 +27,7 @@ aten = torch.ops.aten
 ALIGNED = 16  # elements: new memory begins at a multiple of as many, whatever they are
 MOST_WRITES = 64  # that one read is carried past
 SCATTERS = {aten.slice_scatter.default, aten.select_scatter.default}
+PUTS = {*SCATTERS, aten.constant_pad_nd.default}
 
 
 class _Span(NamedTuple):
@@ -62,9 +61,11 @@ class _Part(NamedTuple):
 
 def take_pieces(module: GraphModule) -> None:
     """Replace reads of what was put together by reads of the pieces, in place, where nothing can tell."""
-    taken: set[Node] = set()
-    with detect_fake_mode([node.meta.get("val") for node in module.graph.nodes]) or nullcontext():
-        for node in list(module.graph.nodes):
+    nodes, taken = list(module.graph.nodes), set[Node]()
+    if not any(node.target in PUTS for node in nodes):
+        return
+    with fake_mode_of(nodes):
+        for node in nodes:
             _skip_overwritten(node)
             read = None if is_returned(node) else _cut(node)
             piece = None if read is None else _piece(read)

@@ -12,16 +12,14 @@ bfloat16 on a GPU, becomes ``mul(x, full([], 0.5))``, with a ``full`` of float32
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, TypeGuard
 
 import torch
-from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import base, insert
+from dynafuse.fx import base, fake_mode_of, insert
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.overloads import written_to
 
@@ -41,7 +39,7 @@ def move_numbers(module: GraphModule) -> None:
             if number is not None:
                 numbers[node] = number
         elif _is_elsewhere(node.meta.get("val")) and not numbers.keys().isdisjoint(node.all_input_nodes):
-            with detect_fake_mode([node.meta["val"]]) or nullcontext():
+            with fake_mode_of([node]):
                 _give_constants(node, numbers)
 
 

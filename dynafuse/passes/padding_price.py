@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import call_prediction, product_prediction
 from dynafuse.cost.model import Prediction, Work, objective, predict
 from dynafuse.cost.products import COLUMNS, ROWS, Product
-from dynafuse.fx import hint, is_view, looked_at
+from dynafuse.fx import fake_mode_of, hint, is_view, looked_at
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import Kind, is_library, lookup
 from dynafuse.ops.overloads import written_to
@@ -250,8 +248,7 @@ class Prices:
     def _result(self, padding: Padding) -> Prediction:
         """Predict what it costs to copy a result, because somebody needs the strides that it has without padding."""
         value = padding.node.meta["val"]
-        mode = detect_fake_mode([value])
-        with mode or nullcontext():
+        with fake_mode_of([padding.node]):
             shape = list(value.shape)
             shape[ROWS], shape[COLUMNS] = shape[ROWS] + padding.more[0], shape[COLUMNS] + padding.more[2]
             view = value.new_empty(shape).narrow(ROWS, 0, value.shape[ROWS]).narrow(COLUMNS, 0, value.shape[COLUMNS])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import is_view, looked_at, makes_memory
+from dynafuse.fx import fake_mode_of, is_view, looked_at, makes_memory
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
 
@@ -214,13 +213,12 @@ def renew(node: Node, value: torch.Tensor) -> bool:
 
 def place_views(module: GraphModule, sources: set[Node]) -> None:
     """Recompute the fake values of all views of ``sources``, which have replaced tensors whose memory began elsewhere."""
-    mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
-    moved = set(sources)
+    mode, moved = fake_mode_of(module.graph.nodes), set(sources)
     for node in module.graph.nodes:
         if is_view(node) and node.args[0] in moved and not node.meta.get("unbacked_bindings"):
             moved.add(node)
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            with mode or nullcontext():
+            with mode:
                 node.meta["val"] = node.target(*args, **kwargs)
 
 

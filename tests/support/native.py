@@ -170,9 +170,9 @@ def resources(kernel: Any) -> dict[str, int]:
 
 
 def waits_first(ptx: str) -> bool:
-    """Whether a kernel waits for the one before it, and then touches memory, and not the other way round."""
+    """Whether a kernel that waits for the one before it does so before it touches memory."""
     wait, touched = ptx.find("griddepcontrol.wait"), TOUCHED.search(ptx)
-    return 0 < wait < (touched.start() if touched else len(ptx))
+    return wait < (touched.start() if touched else len(ptx))
 
 
 def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:

@@ -7,7 +7,7 @@ Worked example: ``tile_dimension(builder, "r", "0", 4096, axes, emitter)`` defin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -15,12 +15,13 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
+from dynafuse.lowering.triton.dependent import prologue
 from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.overwrites import overwrites
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_STEP
-from dynafuse.lowering.triton.source import MOST_WARPS, TileDimension, divides_evenly, render
+from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
 from dynafuse.lowering.triton.text import escape, size_text
 from dynafuse.lowering.triton.tiles import Schedule, reduced_axes, values_per_tile
 from dynafuse.ops import Value, lookup
@@ -236,20 +237,22 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     if emitter.first_wait is not None:
         load_early(emitter.top, emitter.first_wait, along_rows=builder.schedule.loads_early or bool(suffix))
     parameters = [parameter for parameter, _ in signature]
-    warps = warps or builder.schedule.warps
+    block, warps = block or builder.schedule.block, warps or builder.schedule.warps
+    points = _points_per_program(builder, tiles, block, grid)
     builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix),
-                                  _most_programs(grid, warps)))
-    over = overwrites(spec, emitter, block or builder.schedule.block, warps)
+                                  list(prologue(grid, points))))
+    over = overwrites(spec, emitter, block, warps)
     builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps, asserts=emitter.has_asserts,
                                    overwrites=over))
 
 
-def _most_programs(grid: Sequence[Size], warps: int) -> int | None:
-    """Return with how many programs a kernel lets the next one begin: None for any number, 0 for none."""
-    most, programs = MOST_WARPS // warps, math.prod(grid)
-    if not isinstance(programs, int):
-        return most
-    return None if programs <= most else 0
+def _points_per_program(builder: KernelBuilder, tiles: Sequence[TileDimension], block: Mapping[str, int],
+                        grid: Sequence[Size]) -> int | None:
+    """Return how many points a program computes; None if that is not known, as with a loop over a dynamic size."""
+    if not any(tile.in_loop for tile in tiles):
+        return math.prod(block.values())
+    points, programs = numel(builder.spec, range(len(builder.spec.axes))), math.prod(grid)
+    return points // max(programs, 1) + 1 if isinstance(points, int) and isinstance(programs, int) else None
 
 
 def _size_type(spec: Spec) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynafuse.ir import Launch, Lowered
-from dynafuse.lowering.triton.source import WAITS
+from dynafuse.lowering.triton.dependent import WAITS
 
 DEPENDENT_FROM = 90
 """The capability from which on kernels can wait for the one before (PTX's ``griddepcontrol``)."""

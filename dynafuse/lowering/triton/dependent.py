@@ -1,10 +1,13 @@
 """Launches that begin while the kernel before them still runs: NVIDIA's programmatic dependent launch.
 
-Every kernel of ours begins by waiting until the results of the kernel before can be read (``gdc_wait``), so that it may be
-launched before that one has ended; what came before that one is done by then, too, as that one has waited alike. A kernel of
-few programs lets the next one's programs take their places as soon as all of its own run (``gdc_launch_dependents``). Of the
-2 µs that a small kernel costs the first takes 0.2, both take 0.5. Only launches that a CUDA graph captures are made so: they
-are made once, and torch's launcher, which is quicker, knows no such launches.
+A kernel of few programs begins by waiting until the results of the kernel before can be read (``gdc_wait``), so that it may
+be launched before that one has ended. If it has little to do as well, it lets the programs of the next kernel take their
+places as soon as all of its own run (``gdc_launch_dependents``). Of the 2 µs that a small kernel costs the first takes 0.2,
+both take 0.5. A kernel of more programs is launched when the one before has ended, and so after all that came before: each
+program would pay, for the signal, and for what others had brought into the caches of its processor.
+
+Only launches that a CUDA graph captures are made so: they are made once, and torch's launcher, which is quicker, knows no
+such launches.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, "griddepcontrol".
 
@@ -14,19 +17,52 @@ Worked example: of ten captured kernels of 4,096 elements each, every one after 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
-from dynafuse.ir import Launch
+from dynafuse.ir import Launch, Size
+
+WAITS = "WAITS"
+"""The constant of every kernel that says whether its device has such launches."""
+
+MOST_PROGRAMS = 512
+"""The most programs of a kernel that is launched so: they all run at once."""
+
+PROGRAMS = "tl.num_programs(0) * tl.num_programs(1)"
+
+MOST_POINTS = 2**20
+"""The most points of a kernel that lets the next one's programs take their places: those wait some microseconds there."""
 
 LEAST_DRIVER = 12040  # CUDA 12.4: graphs capture such launches as edges of their own
 WARP = 32
 TYPES = {"i1": ctypes.c_int32, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
          "fp32": ctypes.c_float, "fp64": ctypes.c_double}
 """How scalar arguments are passed, by Triton's names of their types; a pointer is ``void *``."""
+
+
+def prologue(grid: Sequence[Size], points: int | None) -> Iterator[str]:
+    """Yield what a kernel does before it touches memory.
+
+    Args:
+        grid: The number of programs along each dimension of the grid.
+        points: How many points a program computes; None if that is not known.
+    """
+    programs, brief = math.prod(grid), min(MOST_PROGRAMS, MOST_POINTS // points if points else 0)
+    if not isinstance(programs, int):
+        yield f"if {WAITS} and {PROGRAMS} <= {MOST_PROGRAMS}:"
+        yield "    gdc_wait()"
+        if brief:
+            yield f"    if {PROGRAMS} <= {brief}:"
+            yield "        gdc_launch_dependents()"
+    elif programs <= MOST_PROGRAMS:
+        yield f"if {WAITS}:"
+        yield "    gdc_wait()"
+        if programs <= brief:
+            yield "    gdc_launch_dependents()"
 
 
 def dependent_launcher(function: int, launch: Launch, shared: int, unused: int) -> Callable[..., None] | None:

@@ -19,8 +19,7 @@ from dynafuse.errors import IndexOutOfRange
 from dynafuse.forks import Lock
 from dynafuse.ir import PLACE_WIDTH, Launch
 from dynafuse.lowering.triton.compiler import constants_of
-from dynafuse.lowering.triton.dependent import dependent_launcher
-from dynafuse.lowering.triton.source import WAITS
+from dynafuse.lowering.triton.dependent import MOST_PROGRAMS, WAITS, dependent_launcher
 
 _INTERPRETING = Lock()
 Launcher = Callable[..., None]
@@ -98,7 +97,7 @@ def _static(compiled: Any, launch: Launch, device: int, places: Places, unused: 
     dependent = dependent_launcher(function, launch, shared, unused) if constants_of(launch, arch)[WAITS] else None
 
     def call(stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
-        if dependent is not None and stream.__class__ is Captured:
+        if dependent is not None and stream.__class__ is Captured and x * y * z <= MOST_PROGRAMS:
             dependent(stream, x, y, z, *arguments)
         else:
             run(function, x, y, z, warps, shared, types, arguments + padding, stream)

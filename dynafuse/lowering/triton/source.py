@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import sympy
 
 from dynafuse.ir import Size
+from dynafuse.lowering.triton.dependent import WAITS
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Line, Scope
 from dynafuse.lowering.triton.text import size_text
@@ -29,13 +30,6 @@ from dynafuse.lowering.triton import libm as lm
 QUICK = "from dynafuse.lowering.triton import libm_quick as lq\n"
 """The line of a module's header that kernels with quick functions need besides."""
 
-
-WAITS = "WAITS"
-"""The constant of every kernel that says whether it is launched while the kernel before it still runs (``dependent.py``)."""
-
-MOST_WARPS = 4096
-"""The most warps of a kernel that lets the next one begin: half of those that an H100 runs at once. Of kernels with more,
-each program would pay for that (measured: a fifth of their time)."""
 
 Variables = dict[sympy.Symbol, sympy.Expr]
 """The variable of each axis in a kernel's text."""
@@ -57,7 +51,7 @@ class TileDimension:
 
 
 def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, parameters: Sequence[str], constants: Sequence[str],
-           docstring: str, most_programs: int | None) -> str:
+           docstring: str, prologue: Sequence[str]) -> str:
     """Return the text of one kernel.
 
     Args:
@@ -67,7 +61,7 @@ def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, paramete
         parameters: The names of its arguments but for the constants.
         constants: The names of its constexpr arguments.
         docstring: Its docstring.
-        most_programs: How many programs it may have to let the kernel after it begin; None if it has as few in any case.
+        prologue: What it does before it touches memory.
     """
     merged_axes = merge_axes(emitter, tiles)
     variables: Variables = {}
@@ -78,21 +72,11 @@ def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, paramete
         lines = [*tile.define, *_axis_lines(tile, variables), *_axis_lines(tile, first_variables, "_first")]
         (in_loop if tile.in_loop else before_loop).extend(lines)
     writer = _Body(in_loop, merged_axes, tiles, variables, first_variables)
-    body = before_loop + list(writer.text(emitter.top, ""))
+    body = before_loop + list(writer.text(emitter.top, "")) or ["pass"]
     typed = [f"{constant}: tl.constexpr" for constant in constants]
     signature = ", ".join([*parameters, *typed, f"{WAITS}: tl.constexpr = False"])
-    text = "\n".join(f"    {line}" for line in (*_waiting(most_programs), *_without_unused(body)))
+    text = "\n".join(f"    {line}" for line in (*prologue, *_without_unused(body)))
     return f'@triton.jit\ndef {name}({signature}):\n    """{docstring}"""\n{text}\n'
-
-
-def _waiting(most_programs: int | None) -> Iterator[str]:
-    """Yield what a kernel does first: wait for the results of the one before, and let programs of the next take places."""
-    yield from (f"if {WAITS}:", "    gdc_wait()")
-    if most_programs is None:
-        yield "    gdc_launch_dependents()"
-    elif most_programs:
-        yield f"    if tl.num_programs(0) * tl.num_programs(1) <= {most_programs}:"
-        yield "        gdc_launch_dependents()"
 
 
 def divides_evenly(block: int, inner: Size) -> bool:

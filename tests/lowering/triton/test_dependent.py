@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 
 from dynafuse.lowering.triton import dependent, launch
-from dynafuse.lowering.triton.dependent import dependent_launcher
+from dynafuse.lowering.triton.dependent import dependent_launcher, prologue
 from dynafuse.lowering.triton.launch import Captured, stream_of
 from tests.lowering.triton.test_launch import LAUNCH, Api, api, kernel
 from tests.support.differential import compiled
@@ -59,10 +60,10 @@ def test_a_captured_launch_may_begin_early(api: Api, driver: Driver) -> None:
     assert not api.launched
 
 
-@pytest.mark.parametrize(("arch", "stream"), [(90, 77), (80, Captured(77))])
-def test_others_wait_for_the_one_before(api: Api, driver: Driver, arch: int, stream: int) -> None:
+@pytest.mark.parametrize(("arch", "stream", "programs"), [(90, 77, 4), (80, Captured(77), 4), (90, Captured(77), 513)])
+def test_others_wait_for_the_one_before(api: Api, driver: Driver, arch: int, stream: int, programs: int) -> None:
     (run,) = kernel(arch=arch).bound(0)
-    run(stream, 4, 1, 1, "in", "out", 5)
+    run(stream, programs, 1, 1, "in", "out", 5)
     assert len(api.launched) == 1 and not driver.launched
 
 
@@ -86,6 +87,20 @@ def test_streams_know_whether_they_are_captured(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(launch, "raw_stream", lambda device: 70 + device)
     monkeypatch.setattr(launch, "is_captured", lambda: captured)
     assert stream_of(1) == 71 and (type(stream_of(1)) is Captured) == captured
+
+
+WAIT, LET = "if WAITS:\n    gdc_wait()\n", "    gdc_launch_dependents()\n"
+FEW = "if WAITS and tl.num_programs(0) * tl.num_programs(1) <= 512:\n    gdc_wait()\n"
+ROWS = sympy.Symbol("s0", integer=True, nonnegative=True)
+
+
+@pytest.mark.parametrize(("grid", "points", "expected"), [
+    ((512, 1, 1), 2048, WAIT + LET), ((512, 1, 1), 2049, WAIT), ((256, 2, 1), 2048, WAIT + LET), ((4, 1, 1), None, WAIT),
+    ((513, 1, 1), 1, ""), ((2, 257, 1), 1, ""),
+    ((ROWS, 1, 1), 4096, FEW + "    if tl.num_programs(0) * tl.num_programs(1) <= 256:\n        gdc_launch_dependents()\n"),
+    ((ROWS, 1, 1), None, FEW)])
+def test_what_a_kernel_does_first(grid: tuple[Any, ...], points: int | None, expected: str) -> None:
+    assert "".join(f"{line}\n" for line in prologue(grid, points)) == expected
 
 
 # On a GPU ---------------------------------------------------------------------------------------------------------------
