@@ -138,6 +138,10 @@ class Spec:
         """Return the spec by whose sizes it is scheduled: for a class of sizes that of its smallest, for others itself."""
         return self
 
+    def smallest(self, size: Size) -> Size:
+        """Return a size at the smallest size of a class, for other specs as it is."""
+        return size
+
     @functools.cached_property
     def wide(self) -> bool:
         """Return whether some offset does not provably fit in 32 bits."""
@@ -173,6 +177,13 @@ class Classed(Spec):
         """Return the spec of the smallest size: a power of two, as most sizes are."""
         return self.at(self.least)
 
+    def smallest(self, size: Size) -> Size:
+        """Return a size at the smallest size of the class."""
+        return int(size.xreplace(self._known(self.least))) if isinstance(size, sympy.Expr) else size
+
+    def _known(self, size: int) -> dict[sympy.Symbol, sympy.Integer]:
+        return {symbol_of(name): sympy.Integer(size) for name in self.symbols}
+
     @functools.cached_property
     def wide(self) -> bool:
         """Return whether some offset does not provably fit in 32 bits, whatever the size."""
@@ -180,7 +191,7 @@ class Classed(Spec):
 
     def at(self, size: int) -> Spec:
         """Return the spec of one size."""
-        known = {symbol_of(name): sympy.Integer(size) for name in self.symbols}
+        known = self._known(size)
         return Spec(**{part.name: _valued(getattr(self, part.name), known) for part in fields(Spec)} | {"symbols": ()})
 
     def __str__(self) -> str:

@@ -238,21 +238,26 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
         load_early(emitter.top, emitter.first_wait, along_rows=builder.schedule.loads_early or bool(suffix))
     parameters = [parameter for parameter, _ in signature]
     block, warps = block or builder.schedule.block, warps or builder.schedule.warps
-    points = _points_per_program(builder, tiles, block, grid)
-    builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix),
-                                  list(prologue(grid, points))))
+    first = list(prologue(*_programs_and_points(builder, tiles, block, grid)))
+    builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix), first))
     over = overwrites(spec, emitter, block, warps)
     builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps, asserts=emitter.has_asserts,
                                    overwrites=over))
 
 
-def _points_per_program(builder: KernelBuilder, tiles: Sequence[TileDimension], block: Mapping[str, int],
-                        grid: Sequence[Size]) -> int | None:
-    """Return how many points a program computes; None if that is not known, as with a loop over a dynamic size."""
+def _programs_and_points(builder: KernelBuilder, tiles: Sequence[TileDimension], block: Mapping[str, int],
+                         grid: Sequence[Size]) -> tuple[Size, int | None]:
+    """Return how many programs there are and how many points one computes, of a class of sizes at the smallest.
+
+    The points are None if they are not known, as with a loop over a dynamic size.
+    """
+    spec = builder.spec
+    programs = math.prod(map(spec.smallest, grid))
     if not any(tile.in_loop for tile in tiles):
-        return math.prod(block.values())
-    points, programs = numel(builder.spec, range(len(builder.spec.axes))), math.prod(grid)
-    return points // max(programs, 1) + 1 if isinstance(points, int) and isinstance(programs, int) else None
+        return programs, math.prod(block.values())
+    points = spec.smallest(numel(spec, range(len(spec.axes))))
+    is_known = isinstance(points, int) and isinstance(programs, int)
+    return programs, points // max(programs, 1) + 1 if is_known else None
 
 
 def _size_type(spec: Spec) -> str:

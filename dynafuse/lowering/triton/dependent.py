@@ -17,8 +17,7 @@ Worked example: of ten captured kernels of 4,096 elements each, every one after 
 from __future__ import annotations
 
 import ctypes
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -44,14 +43,14 @@ TYPES = {"i1": ctypes.c_int32, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32"
 """How scalar arguments are passed, by Triton's names of their types; a pointer is ``void *``."""
 
 
-def prologue(grid: Sequence[Size], points: int | None) -> Iterator[str]:
+def prologue(programs: Size, points: int | None) -> Iterator[str]:
     """Yield what a kernel does before it touches memory.
 
     Args:
-        grid: The number of programs along each dimension of the grid.
+        programs: How many programs it has. A kernel that may have more at another call waits there without need.
         points: How many points a program computes; None if that is not known.
     """
-    programs, brief = math.prod(grid), min(MOST_PROGRAMS, MOST_POINTS // points if points else 0)
+    brief = min(MOST_PROGRAMS, MOST_POINTS // points if points else 0)
     if not isinstance(programs, int):
         yield f"if {WAITS} and {PROGRAMS} <= {MOST_PROGRAMS}:"
         yield "    gdc_wait()"

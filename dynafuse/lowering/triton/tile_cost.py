@@ -186,11 +186,11 @@ class TileCost:
 
     @cached_property
     def bytes_moved(self) -> float:
-        """Return the bytes that go to or from memory: no tensor more than once, nor more of it than there are points."""
+        """Return the bytes that go to or from memory: what accesses walk of a tensor together, but all of it at most."""
         moved: dict[str, float] = {}
         for access in self.accesses:
-            walked = math.prod(self.sizes[k] for k in access.axes)
-            moved[access.tensor] = max(moved.get(access.tensor, 0.0), min(access.numel, walked) * access.itemsize)
+            walked = access.share * math.prod(self.sizes[k] for k in access.axes) * access.itemsize
+            moved[access.tensor] = min(moved.get(access.tensor, 0.0) + walked, access.numel * access.itemsize)
         return sum(moved.values())
 
     def price(self, schedule: Schedule) -> float:

@@ -94,13 +94,12 @@ FEW = "if WAITS and tl.num_programs(0) * tl.num_programs(1) <= 512:\n    gdc_wai
 ROWS = sympy.Symbol("s0", integer=True, nonnegative=True)
 
 
-@pytest.mark.parametrize(("grid", "points", "expected"), [
-    ((512, 1, 1), 2048, WAIT + LET), ((512, 1, 1), 2049, WAIT), ((256, 2, 1), 2048, WAIT + LET), ((4, 1, 1), None, WAIT),
-    ((513, 1, 1), 1, ""), ((2, 257, 1), 1, ""),
-    ((ROWS, 1, 1), 4096, FEW + "    if tl.num_programs(0) * tl.num_programs(1) <= 256:\n        gdc_launch_dependents()\n"),
-    ((ROWS, 1, 1), None, FEW)])
-def test_what_a_kernel_does_first(grid: tuple[Any, ...], points: int | None, expected: str) -> None:
-    assert "".join(f"{line}\n" for line in prologue(grid, points)) == expected
+@pytest.mark.parametrize(("programs", "points", "expected"), [
+    (512, 2048, WAIT + LET), (512, 2049, WAIT), (4, None, WAIT), (513, 1, ""),
+    (ROWS, 4096, FEW + "    if tl.num_programs(0) * tl.num_programs(1) <= 256:\n        gdc_launch_dependents()\n"),
+    (ROWS, None, FEW)])
+def test_what_a_kernel_does_first(programs: Any, points: int | None, expected: str) -> None:
+    assert "".join(f"{line}\n" for line in prologue(programs, points)) == expected
 
 
 # On a GPU ---------------------------------------------------------------------------------------------------------------

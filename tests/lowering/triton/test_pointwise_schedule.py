@@ -259,6 +259,17 @@ def test_the_worked_example() -> None:
     assert 100 < flat < 130 and 30 < tiled < 45
 
 
+def test_every_place_of_a_window_is_read_from_memory() -> None:
+    """Four places of a pooling that are two apart are all of the image, as are both halves of it; a row read twice is one."""
+    image, row = torch.empty(64, 512, 14, 14), torch.empty(14)
+    pooled = spec_of(lambda x: F.avg_pool2d(x, 2, 2), image)
+    halves = spec_of(lambda x: x[:, :256] + x[:, 256:], image)
+    rows = spec_of(lambda x, y: x * y + y.flip(0), image, row)
+    for spec, read, stored in ((pooled, image.numel(), image.numel() / 4), (halves, image.numel(), image.numel() / 2),
+                               (rows, image.numel() + row.numel(), image.numel())):
+        assert TileCost(spec, probe(spec)).bytes_moved == 4 * (read + stored)
+
+
 def test_scatters_along_columns_walk_one_dimension() -> None:
     """The compiler knows nothing of loaded indices: of two dimensions it may have lanes walk the one that memory jumps along."""
     def scatter(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
