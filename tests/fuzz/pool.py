@@ -55,7 +55,7 @@ class Worker:
 
 @dataclass
 class Pool:
-    """``jobs`` workers started with ``arguments`` and ``environment``."""
+    """``jobs`` workers: ``module``, started with ``arguments`` and ``environment``, each for ``lifetime`` jobs."""
 
     jobs: int
     arguments: Sequence[str]
@@ -65,10 +65,12 @@ class Pool:
     queue: deque[Mapping[str, Any]] = field(default_factory=deque)
     workers: list[Worker] = field(default_factory=list)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    module: str = "tests.fuzz"
+    lifetime: int = LIFETIME
 
     def _start(self) -> Worker:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz", *self.arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", self.module, *self.arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self.errors.open("ab"), env={**os.environ, **self.environment}, cwd=Path(__file__).parents[2])
         worker = Worker(process)
         self.selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
@@ -98,7 +100,7 @@ class Pool:
 
     def _feed(self) -> None:
         for worker in list(self.workers):
-            if worker.job is None and worker.jobs >= LIFETIME:
+            if worker.job is None and worker.jobs >= self.lifetime:
                 self._drop(worker)
         while self.queue and len(self.workers) < self.jobs:
             self._start().hand(self.queue.popleft())
