@@ -33,7 +33,7 @@ MOST_LINES_OF_FUNCTION = 80
 MOST_LINES_OF_FILE = 600
 
 TESTS = ROOT.parent / "tests"
-OF_THE_WHOLE = frozenset({"backend", "bench", "fuzz", "peer", "support", "training"})
+OF_THE_WHOLE = frozenset({"architectures", "backend", "bench", "fuzz", "peer", "support", "training"})
 """Folders of tests that are not those of a room: of the whole pipeline, of the benchmarks, and what tests share."""
 
 VERBS = frozenset(re.findall(r"\w+", """

@@ -26,6 +26,7 @@ from dynafuse.partition.kernel_class import PROCESSORS
 LONG_COLUMN = 256  # elements from which on larger tiles are faster
 UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
 MANY_ALONG = 7  # accesses along a column, stores among them, from which on copying ahead costs more than it hides
+LIGHT = 2  # bytes read per element up to which programs of two warps, twice as many of them, are faster
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
 
 
@@ -125,6 +126,8 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         first = (best, 2048, 1024, RESIDENT // 2, 3)
     elif facts.is_mixed or is_small:
         first = (best, 1024, 512, RESIDENT // 2, ahead)
+    elif facts.bytes_read <= LIGHT and not (facts.stores_along or facts.is_welford):
+        first = (best, 2048, 1024, RESIDENT, ahead)
     else:
         first = (best, 2048, fewest, RESIDENT // 2, ahead)
     for x, tile, lanes, programs, stages in (

@@ -141,6 +141,13 @@ def test_columns_that_are_loaded_one_by_one_have_all_programs_that_can_run() -> 
     assert odd.splits * odd.warps > 2 * even.splits * even.warps
 
 
+def test_columns_of_which_little_is_read_are_taken_by_many_small_programs() -> None:
+    """A sum over rows of 16-bit floats, as biases' gradients are, beside one of twice the bytes."""
+    light, heavy = (scheduled(total(0), torch.empty(4096, 4096, dtype=dtype)) for dtype in (BF16, torch.float32))
+    assert light.block == heavy.block
+    assert (2 * light.warps, light.splits) == (heavy.warps, 2 * heavy.splits)
+
+
 @pytest.mark.parametrize(("images", "stages"), [(16, 3), (256, 1)])
 def test_columns_are_loaded_ahead_where_few_programs_run(images: int, stages: int) -> None:
     assert scheduled(total(1), torch.empty(images, 196, 4096)).stages == stages
