@@ -63,8 +63,8 @@ def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether an op returns a view, by its schema."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    """Return whether an op returns a view, by its schema. Of a number, as in ``_conj(2j)``, there is none."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and bool(node.all_input_nodes)
 
 
 def shares_memory(node: Node) -> bool:

@@ -209,6 +209,13 @@ def test_autocast() -> None:
     check(function, torch.randn(X, requires_grad=True), torch.randn(W, requires_grad=True))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_complex_numbers(dynamic: bool) -> None:
+    """The gradient takes the conjugate of a number, which is a view by its schema, but one of nothing."""
+    x = torch.randn(5, 2, requires_grad=True)
+    check(lambda x: torch.view_as_real(torch.view_as_complex(x) * (3 + 2j)) * 2, x, dynamic=dynamic)
+
+
 def test_repeated_calls_see_new_values() -> None:
     call = compiled(lambda x, y: x * y + y.sum())
     for _ in range(3):
