@@ -110,6 +110,8 @@ def _online(facts: Rows) -> Iterator[Schedule]:
     if facts.rows < 2 * PROCESSORS:  # few are under way at a time
         yield from _loops(facts, (LONG_ROW, 16, 1))
     if facts.rows >= MANY_ROWS and not facts.stores_along:
+        if facts.tensors == 1:  # a warp that is alone waits for no other at the end of a step
+            yield from _loops(facts, (2048, 1, 1))
         yield from _loops(facts, (2048, 4, 1))
     yield Schedule("looped", facts.order, {"x": 1, "r": r}, 4 if facts.tensors == 1 else 8, stages)
     yield from _loops(facts, (8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 2), (2048, 4, 4), (16384, 16, 1))

@@ -124,6 +124,17 @@ def test_tiles_are_cut_so_that_both_accesses_are_contiguous_in_one() -> None:
     assert (found.schedule_class, found.order) == ("tiled", {"y": (0, 1), "x": (2,)}) and min(found.block.values()) >= 32
 
 
+@pytest.mark.parametrize(("rows", "few"), [(32768, True), (4096, False)])
+def test_one_tensor_in_many_long_rows_is_walked_by_a_warp_each(rows: int, few: bool) -> None:
+    """Then no warp waits for another at the end of a step; few rows need all warps to keep enough loads under way."""
+    def log_sum(g: graphs.Builder, x: Node) -> Node:
+        raised = g.op("aten.exp.default", g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True)))
+        return g.op("aten.log.default", g.op("aten.sum.dim_IntList", raised, [1], True))
+
+    found = scheduled(log_sum, torch.empty(rows, 50257, dtype=BF16))
+    assert (found.schedule_class, found.block["x"], found.warps == 1) == ("looped", 1, few)
+
+
 @pytest.mark.parametrize(("shape", "columns", "vector"), [((4096, 4096), 4096, 8), ((4096, 4100), 4096, 4), ((4096, 4096), 4095, 8),
                                                           ((4096, 4095), 4095, 1), ((4096, 64, 64), 63, 1)])
 def test_loops_keep_a_state_for_each_element_that_lanes_move_at_once(
