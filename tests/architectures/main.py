@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.architectures.catalog import names
-from tests.fuzz.pool import Pool
+from tests.support.pool import PATIENCE, Pool
 
 LIFETIME = 12
 """Architectures after which a worker is replaced: compiled code is never freed."""
@@ -35,7 +35,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--modes", default="train,infer", help="train, infer or both")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one architecture")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one architecture, by the clock")
     parser.add_argument("--seconds", type=float, help="after which no more are compared")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which they are taken")
     parser.add_argument("--out", type=Path, help="a JSON file of what was found")
@@ -65,8 +65,8 @@ def run(jobs: Sequence[dict[str, str]], options: argparse.Namespace) -> list[dic
     """Hand the architectures to workers; return what came of each, printed as it comes unless it is right."""
     deadline = None if options.seconds is None else time.monotonic() + options.seconds
     errors = Path(options.out or "architectures").with_suffix(".log") if options.out else Path("/dev/null")
-    pool = Pool(options.jobs, ["--worker", "--device", options.device], {"DYNAFUSE_WORKERS": "0", "OMP_NUM_THREADS": "1"},
-                options.limit, errors, deque(jobs), module="tests.architectures", lifetime=LIFETIME)
+    pool = Pool(options.jobs, ["tests.architectures", "--worker", "--device", options.device],
+                {"DYNAFUSE_WORKERS": "0", "OMP_NUM_THREADS": "1"}, options.limit / PATIENCE, errors, LIFETIME, deque(jobs))
     found: list[dict[str, Any]] = []
     for answer in pool.answers(deadline):
         found.append(answer)

@@ -9,13 +9,16 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.fuzz.pool import Pool
 from tests.fuzz.report import Report
+from tests.support.pool import Pool
 
 ALIKE = 3
 """How many failures with one signature are made smaller; of wrong values, whose signatures say little, many more."""
 
 ALIKE_WRONG = 40
+
+LIFETIME = 250
+"""Programs after which a worker is replaced."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -87,7 +90,7 @@ def many(given: argparse.Namespace) -> int:
         passed.append("--captured")
     if given.executors:
         passed += ["--executors", given.executors]
-    pool = Pool(given.jobs, passed, own, given.limit, folder / "errors.txt")
+    pool = Pool(given.jobs, ["tests.fuzz", *passed], own, given.limit, folder / "errors.txt", LIFETIME)
     deadline = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     last = given.first + (given.programs if given.programs is not None else 10**9)
     following = given.first

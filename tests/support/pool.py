@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LIFETIME = 250
-"""Jobs after which a worker is replaced: compiled code is never freed."""
+from tests.support.processes import ROOT
 
 PATIENCE = 5.0
-"""How much longer than its limit, which is processor time, a program may take by the clock before its worker is killed."""
+"""How much longer than its limit, which is processor time, a job may take by the clock before its worker is killed."""
 
 
 @dataclass
@@ -55,23 +54,25 @@ class Worker:
 
 @dataclass
 class Pool:
-    """``jobs`` workers: ``module``, started with ``arguments`` and ``environment``, each for ``lifetime`` jobs."""
+    """``jobs`` workers: ``python -m`` with ``arguments`` and ``environment``.
+
+    Each is replaced after ``lifetime`` jobs, as compiled code is never freed, or when one takes much longer than ``limit`` seconds.
+    """
 
     jobs: int
     arguments: Sequence[str]
     environment: Mapping[str, str]
     limit: float
     errors: Path
+    lifetime: int
     queue: deque[Mapping[str, Any]] = field(default_factory=deque)
     workers: list[Worker] = field(default_factory=list)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    module: str = "tests.fuzz"
-    lifetime: int = LIFETIME
 
     def _start(self) -> Worker:
         process = subprocess.Popen(
-            [sys.executable, "-m", self.module, *self.arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.errors.open("ab"), env={**os.environ, **self.environment}, cwd=Path(__file__).parents[2])
+            [sys.executable, "-m", *self.arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.errors.open("ab"), env={**os.environ, **self.environment}, cwd=ROOT)
         worker = Worker(process)
         self.selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         self.workers.append(worker)
