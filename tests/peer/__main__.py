@@ -23,7 +23,7 @@ from pathlib import Path
 
 from .expected import Expected, judge, read, table
 from .fetch import fetched
-from .run import Result, Task, Worker, environment, results_in, run_all
+from .run import NotLoaded, Result, Task, Worker, environment, results_in, run_all
 
 HERE = Path(__file__).parent
 MODES = "base,deep,dynamic,half,bf16,aot"
@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, folder: Path, logs: Path, expected: list[Expected]) -> int:
-    tasks = _tasks(options, folder, logs)
+    names = _names(options, folder, logs)
+    tasks = [Task(mode, executor, name) for executor in options.executors for mode in names for name in names[mode][::options.every]]
     results = [result for result in results_in(options.out) if result.task in frozenset(tasks)]
     done = {result.task for result in results}
     progress = Progress(results, expected, len(tasks), options.out)
@@ -53,7 +54,7 @@ def _run(options: argparse.Namespace, folder: Path, logs: Path, expected: list[E
     unexpected = [result for result in results if judge(result, expected) == "unexpected"]
     for result in unexpected:
         print(shown(result))
-    return 1 if unexpected or len(results) < len(tasks) else 0
+    return 1 if unexpected or len(results) < len(tasks) or len(names) < len(set(options.modes)) else 0
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -77,15 +78,18 @@ def _words_of(path: str) -> frozenset[str]:
     return frozenset(Path(path).read_text(encoding="utf-8").split())
 
 
-def _tasks(options: argparse.Namespace, folder: Path, logs: Path) -> list[Task]:
-    """What there is to run, in order; the processes write what they print to ``logs``."""
+def _names(options: argparse.Namespace, folder: Path, logs: Path) -> dict[str, list[str]]:
+    """The tests of each mode that can be loaded, in order; the processes write what they print to ``logs``."""
     worker = Worker(options.executors[0], folder, logs / "worker-names.log", environment(options.executors[0], 0))
-    names = {mode: [name for name in worker.tests(mode)
-                    if fnmatchcase(name, options.tests) and (options.names is None or name in options.names)]
-             for mode in options.modes}
+    names: dict[str, list[str]] = {}
+    for mode in options.modes:
+        try:
+            names[mode] = [name for name in worker.tests(mode)
+                           if fnmatchcase(name, options.tests) and (options.names is None or name in options.names)]
+        except NotLoaded as error:
+            print(error, file=sys.stderr)
     worker.stop()
-    return [Task(mode, executor, name) for executor in options.executors for mode in options.modes
-            for name in names[mode][::options.every]]
+    return names
 
 
 class Progress:

@@ -59,6 +59,10 @@ class Died(Exception):
     """A worker is no longer there."""
 
 
+class NotLoaded(Exception):
+    """A file of tests that this torch has not all of the names for; the message says what it lacks."""
+
+
 class Hung(Exception):
     """A worker did not answer in time."""
 
@@ -76,9 +80,12 @@ class Worker:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env={**os.environ, **environment})
 
     def tests(self, mode: str) -> list[str]:
-        """The names of a mode's tests, which are loaded by this."""
+        """The names of a mode's tests, which are loaded by this. Raises NotLoaded."""
         self._modes.add(mode)
-        names: list[str] = self._ask({"mode": mode}, START_SECONDS)["tests"]
+        answer = self._ask({"mode": mode}, START_SECONDS)
+        if "error" in answer:
+            raise NotLoaded(f"{mode} was not loaded: {answer['error']}")
+        names: list[str] = answer["tests"]
         return names
 
     def run(self, task: Task, limit: float) -> Result:

@@ -151,6 +151,15 @@ def test_a_file_of_names_says_what_is_run(ended: tuple[int, dict[str, str], Path
     assert capsys.readouterr().out.splitlines()[1].split()[2:] == ["1", "1", "0", "0", "1"]
 
 
+def test_a_file_that_cannot_be_loaded_is_named(ended: tuple[int, dict[str, str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, folder = ended
+    (folder / "inductor" / "suite_of_another_torch.py").write_text("from torch import what_came_later\n")
+    assert run(folder, "*works", "--modes", "inductor/suite_of_another_torch.py,inductor/suite_of_the_runner.py") == 1
+    printed = capsys.readouterr()
+    assert "suite_of_another_torch.py was not loaded: ImportError: cannot import name 'what_came_later'" in printed.err
+    assert "suite_of_the_runner" in printed.out
+
+
 def test_a_folder_without_the_suite_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEER_SUITE", str(tmp_path))
     with pytest.raises(NoSuite, match=r"has no folders inductor and functorch"):
