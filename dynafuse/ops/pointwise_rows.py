@@ -192,9 +192,14 @@ def _accepts_divisor(call: Call) -> str:
     return "integers divided by 0: eager raises" if by_zero else ""
 
 
+def _accepts_numbers(call: Call) -> str:
+    """Refuse a difference of bools, as eager does. Torch itself traces writes into expanded bools as such."""
+    return "a difference of bools: eager raises" if call.dtype is torch.bool else ""
+
+
 _row("aten.add.Tensor aten.add.Scalar prims.add.default", _add, hoists=(1, 2))
-_row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, hoists=(1, 2))
-_row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, hoists=(1, 2))
+_row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, hoists=(1, 2), accepts=_accepts_numbers)
+_row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, hoists=(1, 2), accepts=_accepts_numbers)
 _row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, hoists=(1,))
 _row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, hoists_inverse=(1,), smooth=True)
 _row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), accepts=_accepts_divisor)
@@ -221,7 +226,7 @@ _row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4, accepts=_accepts_power)
 _row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=2 * _TRANSCENDENTAL)
 _row("aten.float_power.Tensor_Tensor", _pow, flops=2 * _TRANSCENDENTAL)
-_row(_both("neg"), _by_dtype(floats="lm.neg({0})", ints="-{0}"), picks=True)
+_row(_both("neg"), _by_dtype(floats="lm.neg({0})", ints="-{0}"), picks=True, accepts=_accepts_numbers)
 _row(_both("abs"), _by_dtype(floats="tl.abs({0})", bools="{0}"), picks=True)
 _row(_both("sign") + " aten.sgn.default", _by_dtype(floats="lm.sign({0})", bools="{0}"), steps=(0,))
 _row("aten.positive.default", "{0}")

@@ -271,3 +271,14 @@ def test_the_gradient_of_a_smooth_l1_loss_is_nan_where_its_difference_is(executo
     (expected,), (gradient,) = (torch.autograd.grad(call(x, y), x) for call in (loss, compiled(loss, executors=executor)))
     assert expected.isnan().sum() == 2
     torch.testing.assert_close(gradient, expected, equal_nan=True)
+
+
+def test_writes_into_expanded_bools_raise() -> None:
+    """Torch traces them as a difference of bools, which it refuses itself where sizes are known."""
+    def write(x: torch.Tensor) -> torch.Tensor:
+        is_small = x < 1
+        is_small.expand(1, -1).masked_fill_(is_small, False)
+        return is_small
+
+    with pytest.raises(Exception, match="two bool tensors"):
+        compiled(write, dynamic=True, executors="triton")(torch.zeros(3))

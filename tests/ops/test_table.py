@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,15 @@ def test_refusals_say_why() -> None:
     assert masks is not None and masks.accepts is not None
     assert "mask" in masks.accepts(call_of(masks.target, (3,), indices=[torch.ones(3, dtype=torch.bool)]))
     assert masks.accepts(call_of(masks.target, (3,), indices=[torch.ones(3, dtype=torch.int64)])) == ""
+
+
+@pytest.mark.parametrize("name", ["sub.Tensor", "sub.Scalar", "rsub.Scalar", "neg.default"])
+def test_differences_of_bools_are_left_to_eager_which_raises(name: str) -> None:
+    packet, overload = name.split(".")
+    row = ops.lookup(getattr(getattr(torch.ops.aten, packet), overload))
+    assert row is not None and row.accepts is not None
+    call = call_of(row.target, (3,))
+    assert row.accepts(call) == "" and "bools" in row.accepts(dataclasses.replace(call, dtype=torch.bool))
 
 
 def test_a_user_can_add_a_row() -> None:
