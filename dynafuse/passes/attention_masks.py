@@ -11,6 +11,7 @@ Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[Non
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,9 +38,21 @@ def recover_constant_masks(module: GraphModule) -> None:
             arguments |= {"attn_mask": None, "is_causal": meanings[mask] == "causal"}
             query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
             node.args, node.kwargs = (query, key, value), arguments
-    if any(meaning != "other" for meaning in meanings.values()):
-        module.graph.eliminate_dead_code()
+    replaced = [mask for mask, meaning in meanings.items() if meaning != "other"]
+    if replaced:
+        _erase_unused(module, replaced)
         module.recompile()
+
+
+def _erase_unused(module: GraphModule, masks: Iterable[Node]) -> None:
+    """Erase what computes masks, as far as nothing else reads it.
+
+    Other calls whose results nobody reads stay: torch's own elimination does not know that methods such as ``add_`` write.
+    """
+    made = set[Node]().union(*(_ancestors(mask) or () for mask in masks))
+    for node in reversed(list(module.graph.nodes)):
+        if node in made and not node.users:
+            module.graph.erase_node(node)
 
 
 def _meaning(module: GraphModule, mask: Node) -> str:

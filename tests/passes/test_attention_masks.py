@@ -156,6 +156,27 @@ def test_what_made_the_mask_goes_unless_somebody_else_needs_it() -> None:
     assert [meaning(node) for node in attentions(shared)] == ["causal"]
 
 
+def test_writes_beside_a_mask_stay() -> None:
+    """Methods that write return what they wrote to, which nobody has to read."""
+    def write(q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        attended = F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(N, N, dtype=torch.bool).tril())
+        y, z = x * 2, torch.zeros_like(x)
+        y.add_(1)
+        z.scatter_(0, torch.tensor([1]), 3.0)
+        y.mul_(z)
+        x[0] = 7
+        return attended, y
+
+    module, x = traced(write, Q, torch.arange(3.0)), torch.arange(3.0)
+    rewrite(module)
+    (attention,) = [node for node in module.graph.nodes if node.target in ATTENTION]
+    assert attention.kwargs["is_causal"]
+    expected = write(Q, x)
+    again = torch.arange(3.0)
+    torch.testing.assert_close(tuple(module(Q, again)), expected)
+    torch.testing.assert_close(again, x)
+
+
 def test_a_mask_of_several_layers_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[Node] = []
     constant = attention_masks._constant
