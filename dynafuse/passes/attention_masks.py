@@ -40,18 +40,18 @@ def recover_constant_masks(module: GraphModule) -> None:
             node.args, node.kwargs = (query, key, value), arguments
     replaced = [mask for mask, meaning in meanings.items() if meaning != "other"]
     if replaced:
-        _erase_unused(module, replaced)
+        _remove_unused(module, replaced)
         module.recompile()
 
 
-def _erase_unused(module: GraphModule, masks: Iterable[Node]) -> None:
-    """Erase what computes masks, as far as nothing else reads it.
+def _remove_unused(module: GraphModule, masks: Iterable[Node]) -> None:
+    """Remove what computes masks, as far as nothing else reads it.
 
     Other calls whose results nobody reads stay: torch's own elimination does not know that methods such as ``add_`` write.
     """
-    made = set[Node]().union(*(_ancestors(mask) or () for mask in masks))
+    ancestors = set[Node]().union(*(_ancestors(mask) or () for mask in masks))
     for node in reversed(list(module.graph.nodes)):
-        if node in made and not node.users:
+        if node in ancestors and not node.users:
             module.graph.erase_node(node)
 
 
