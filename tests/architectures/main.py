@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(jobs: Sequence[dict[str, str]], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Hand the architectures to workers; return what came of each, printed as it comes unless it is right."""
     deadline = None if options.seconds is None else time.monotonic() + options.seconds
-    errors = Path(options.out or "architectures").with_suffix(".log") if options.out else Path("/dev/null")
+    errors = options.out.with_suffix(".log") if options.out else Path(os.devnull)
     pool = Pool(options.jobs, ["tests.architectures", "--worker", "--device", options.device],
                 {"DYNAFUSE_WORKERS": "0", "OMP_NUM_THREADS": "1"}, options.limit / PATIENCE, errors, LIFETIME, deque(jobs))
     found: list[dict[str, Any]] = []
