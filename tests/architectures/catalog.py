@@ -30,9 +30,12 @@ BATCH, TOKENS, FIRST_ID, VOCABULARY = 2, 24, 5, 120
 HEADS, HEAD_SIZE, LAYERS = 4, 16, 2
 WIDTH = HEADS * HEAD_SIZE
 
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "embedding_size", "word_embed_proj_dim",
+          "encoder_hidden_size", "decoder_hidden_size", "attention_hidden_size", "d_embed")
+KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+
 SIZES: Mapping[str, Any] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "embedding_size", "word_embed_proj_dim",
-                     "encoder_hidden_size", "decoder_hidden_size", "attention_hidden_size", "d_embed"), WIDTH),
+    **dict.fromkeys(WIDTHS, WIDTH),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "d_inner",
                      "ffn_hidden_size"), 2 * WIDTH),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), WIDTH),
@@ -41,7 +44,7 @@ SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
                      "num_encoder_attention_heads", "num_decoder_attention_heads"), HEADS),
     **dict.fromkeys(("head_dim", "d_kv", "v_head_dim", "qk_nope_head_dim", "kv_channels"), HEAD_SIZE),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "multi_query_group_num"), HEADS // 2),
+    **dict.fromkeys(KEY_HEADS, HEADS // 2),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
     "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
@@ -136,6 +139,10 @@ def small(config_class: Any) -> Any:
     sizes = {key: value for key, value in SIZES.items() if key in accepted and not isinstance(known.get(key), (list, tuple, dict))}
     if isinstance(known.get("depths"), list):
         sizes["depths"] = [1] * len(known["depths"])
+    if isinstance(known.get("num_heads"), list):  # by stage; the widths go with them
+        sizes = {key: size for key, size in sizes.items() if key not in WIDTHS}
+    if "kv_lora_rank" in sizes:  # keys for all heads are made of a latent one
+        sizes |= {key: HEADS for key in KEY_HEADS if key in sizes}
     parts = {key: small(type(part)) for key, part in vars(usual).items() if hasattr(part, "to_dict") and key in accepted}
     return config_class(**sizes, **parts)
 

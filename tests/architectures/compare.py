@@ -1,4 +1,4 @@
-"""A model compiled beside the same model eager: outputs, loss, gradients and buffers.
+"""A model compiled beside the same model eager: whatever it leaves, by each way of running it.
 
 Worked example: ``check("transformers/causal/llama", "train", "cpu")`` is ``Verdict("right", "", 1.2e-7)``.
 """
@@ -6,19 +6,19 @@ Worked example: ``check("transformers/causal/llama", "train", "cpu")`` is ``Verd
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_flatten_with_path, tree_map
+from torch.utils._pytree import tree_map
 
 from dynafuse.passes.strides import is_spread
 from tests.architectures.catalog import Skipped, Subject, build
+from tests.architectures.modes import MODES, PRECISION, Results, Wrap
 
-Results = dict[str, torch.Tensor]
-MODES = ("train", "infer")
+Run = Callable[[Subject, Wrap], Results]
 
 ALLOWED = 1e-4
 """Relative error beside float64 that is none, of float32 in many layers; besides twice that of eager."""
@@ -38,89 +38,64 @@ def check(name: str, mode: str, device: str) -> Verdict:
 
     Args:
         name: Its name in the catalog.
-        mode: ``train``, with gradients, or ``infer``.
+        mode: One of :data:`MODES`.
         device: Where it runs.
     """
+    run, allowed = MODES[mode], PRECISION.get(mode, ALLOWED)
     try:
         subject = build(name, device)
-        subject.module.train(mode == "train")
-        expected = _results(copy.deepcopy(subject), lambda module: module)
-        again = _results(copy.deepcopy(subject), lambda module: module)
+        expected, again = (_eager(run, copy.deepcopy(subject)) for _ in range(2))
     except Skipped as reason:
         return Verdict("skipped", str(reason)[:300])
     except Exception as error:  # eager does not run it: nothing to compare with
         return Verdict("skipped", f"eager: {type(error).__name__}: {error}"[:300])
-    if _worst(again, expected, expected)[0] > ALLOWED:
+    judge = partial(_worst, allowed=allowed)
+    if judge(again, expected, expected)[0] > allowed:
         return Verdict("skipped", "eager computes something else every time")
-    reference = _in_float64(subject) or expected
+    reference = _in_float64(run, subject) or expected
     try:
-        found = _compiled(copy.deepcopy(subject), backend="dynafuse", options={"strict": True})
+        found = _compiled(run, copy.deepcopy(subject), backend="dynafuse", options={"strict": True})
     except Exception as error:
-        return Verdict("skipped" if _traced(subject) is None else "raises", f"{type(error).__name__}: {error}"[-1500:])
-    error, detail = _worst(found, expected, reference)
+        return Verdict("skipped" if _traced(run, subject) is None else "raises", f"{type(error).__name__}: {error}"[-1500:])
+    error, detail = judge(found, expected, reference)
     if not detail:
         return Verdict("right", "", error)
-    traced = _traced(subject)
-    if traced is not None and _worst(traced, expected, reference)[1] and not _worst(found, traced, traced)[1]:
+    traced = _traced(run, subject)
+    if traced is not None and judge(traced, expected, reference)[1] and not judge(found, traced, traced)[1]:
         return Verdict("skipped", f"traced by torch it computes something else: {detail}", error)
     return Verdict("wrong", detail, error)
 
 
-def _compiled(subject: Subject, **how: Any) -> Results:
+def _eager(run: Run, subject: Subject) -> Results:
+    """Return what a model leaves as it is."""
+    return run(subject, lambda call: call)
+
+
+def _compiled(run: Run, subject: Subject, **how: Any) -> Results:
     """Return what a compiled model leaves. ``how``: what ``torch.compile`` is given."""
     torch._dynamo.reset()
-    return _results(subject, lambda module: torch.compile(module, **how))
+    return run(subject, lambda call: torch.compile(call, **how))
 
 
-def _traced(subject: Subject) -> Results | None:
+def _traced(run: Run, subject: Subject) -> Results | None:
     """Return what a model leaves that torch has traced and run eager; None if torch does not take it either."""
     try:
-        return _compiled(copy.deepcopy(subject), backend="aot_eager")
+        return _compiled(run, copy.deepcopy(subject), backend="aot_eager")
     except Exception:  # whatever torch raises
         return None
 
 
-def _results(subject: Subject, wrap: Callable[[nn.Module], Any]) -> Results:
-    """Return what a model leaves: its outputs; trained, gradients and buffers, too."""
-    module, training = subject.module, subject.module.training
-    call = wrap(module)
-    with torch.set_grad_enabled(training):
-        outputs = call(**subject.inputs)
-        results = _tensors(outputs)
-        if training:
-            _loss(outputs, results).backward()
-    results = {name: tensor.detach() for name, tensor in results.items()}
-    if training:
-        results |= {f"grad of {name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
-        results |= {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
-    return results
-
-
-def _tensors(outputs: Any) -> Results:
-    """Return the float tensors of what a model returns, by where they are."""
-    leaves, _ = tree_flatten_with_path(dict(outputs) if isinstance(outputs, Mapping) else outputs)
-    return {"".join(map(str, path)): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
-
-
-def _loss(outputs: Any, results: Results) -> torch.Tensor:
-    """Return the loss that a model returns, else one over its outputs."""
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
-    if isinstance(loss, torch.Tensor) and loss.requires_grad:
-        return loss
-    return torch.stack([value.float().square().mean() for value in results.values() if value.requires_grad]).sum()
-
-
-def _in_float64(subject: Subject) -> Results | None:
+def _in_float64(run: Run, subject: Subject) -> Results | None:
     """Return what a model leaves in float64; None where it has no such arithmetic."""
     wide = copy.deepcopy(subject)
     wide = Subject(wide.module.double(), tree_map(lambda x: x.double() if x.is_floating_point() else x, dict(wide.inputs)))
     try:
-        return _results(wide, lambda module: module)
+        return _eager(run, wide)
     except Exception:  # casts to float32 in the model's own code meet weights in float64
         return None
 
 
-def _worst(found: Results, expected: Results, reference: Results) -> tuple[float, str]:
+def _worst(found: Results, expected: Results, reference: Results, allowed: float) -> tuple[float, str]:
     """Return the largest relative error, and what is wrong, or ""."""
     if found.keys() != expected.keys():
         return float("inf"), f"returned {sorted(found.keys() ^ expected.keys())[:5]} in one of the two alone"
@@ -136,7 +111,7 @@ def _worst(found: Results, expected: Results, reference: Results) -> tuple[float
             continue
         error, eagers = _error(ours, eager, wide), _error(eager, eager, wide)
         worst = max(worst, error)
-        if error > 2 * eagers + ALLOWED and not wrong:
+        if error > 2 * eagers + allowed and not wrong:
             wrong = f"{name}: error {error:.2g}, eager's {eagers:.2g}"
     return worst, wrong
 

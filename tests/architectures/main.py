@@ -2,7 +2,7 @@
 
 Example:
     python -m tests.architectures --device cuda --jobs 14 --seconds 300 --out found.json
-    TRITON_INTERPRET=1 python -m tests.architectures --names transformers/causal --modes train
+    TRITON_INTERPRET=1 python -m tests.architectures --names transformers/causal --modes train,autocast,static
     python -m tests.architectures --list
 
 Nothing is wrong where transformers or timm is not installed: there are no architectures then.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.architectures.catalog import names
+from tests.architectures.modes import MODES
 from tests.support.pool import PATIENCE, Pool
 
 LIFETIME = 12
@@ -33,7 +34,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(prog="python -m tests.architectures", description="Compile every architecture beside eager.")
     parser.add_argument("--names", default="", help="what names begin with, comma-separated; default: all")
-    parser.add_argument("--modes", default="train,infer", help="train, infer or both")
+    parser.add_argument("--modes", default="train,infer", help=f"any of {', '.join(MODES)}")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--limit", type=float, default=120, help="seconds for one architecture, by the clock")

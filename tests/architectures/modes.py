@@ -1,0 +1,112 @@
+"""The ways in which a model is run, and what it leaves: outputs, loss, gradients and buffers, or tokens.
+
+Worked example: ``MODES["train"](subject, lambda module: torch.compile(module))`` is ``{"['loss']": tensor(4.8), "grad of …": …}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten_with_path
+
+from tests.architectures.catalog import Skipped, Subject
+
+Results = dict[str, torch.Tensor]
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""What compiles a model, or its forward; or leaves it as it is."""
+
+NEW_TOKENS = 5
+FEWER_TOKENS = 7
+"""How much shorter the sequences of a second batch are."""
+
+
+def train(subject: Subject, wrap: Wrap) -> Results:
+    """Return what a step of training leaves."""
+    subject.module.train()
+    return _step(subject.module, wrap(subject.module), subject.inputs)
+
+
+def infer(subject: Subject, wrap: Wrap) -> Results:
+    """Return what a call without gradients returns."""
+    module = subject.module.eval()
+    with torch.no_grad():
+        return _tensors(wrap(module)(**subject.inputs))
+
+
+def autocast(subject: Subject, wrap: Wrap) -> Results:
+    """Return what a step of training in mixed precision leaves."""
+    subject.module.train()
+    device = next(subject.module.parameters()).device
+    if next(subject.module.parameters()).dtype == torch.float64:  # what it is compared with has no lower precision
+        return train(subject, wrap)
+    with torch.autocast(device.type, torch.bfloat16):
+        return _step(subject.module, wrap(subject.module), subject.inputs)
+
+
+def resized(subject: Subject, wrap: Wrap) -> Results:
+    """Return what a second step leaves, of more and shorter sequences, or more images: sizes are dynamic from then on."""
+    module = subject.module.train()
+    call = wrap(module)
+    _step(module, call, subject.inputs)
+    module.zero_grad()
+    return _step(module, call, {name: _resized(tensor) for name, tensor in subject.inputs.items()})
+
+
+def generate(subject: Subject, wrap: Wrap) -> Results:
+    """Return the tokens that transformers' ``generate`` takes, and their logits, with a cache that grows."""
+    return _generated(subject, wrap)
+
+
+def static(subject: Subject, wrap: Wrap) -> Results:
+    """Return the same with a cache that has its size from the start, and that the model writes into."""
+    return _generated(subject, wrap, cache_implementation="static")
+
+
+MODES: Mapping[str, Callable[[Subject, Wrap], Results]] = {
+    mode.__name__: mode for mode in (train, infer, autocast, resized, generate, static)}
+
+PRECISION: Mapping[str, float] = {"autocast": 2e-2}
+"""Relative error that is none, by mode, where it is more than that of float32."""
+
+
+def _step(module: nn.Module, call: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Results:
+    outputs = call(**inputs)
+    results = _tensors(outputs)
+    _loss(outputs, results).backward()
+    results = {name: tensor.detach() for name, tensor in results.items()}
+    results |= {f"grad of {name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return results | {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
+
+
+def _generated(subject: Subject, wrap: Wrap, **how: Any) -> Results:
+    module: Any = subject.module.eval()
+    ids = subject.inputs.get("input_ids")
+    if ids is None or not hasattr(module, "generate"):
+        raise Skipped("it makes no tokens")
+    module.forward = wrap(module.forward)
+    told = module.generate(ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, num_beams=1, use_cache=True,
+                           output_logits=True, return_dict_in_generate=True, disable_compile=True, **how)
+    return {"tokens": told.sequences, **{f"logits {n}": logits for n, logits in enumerate(told.logits)}}
+
+
+def _resized(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with its first row again, and of token ids the first ones alone."""
+    more = torch.cat([tensor, tensor[:1]])
+    return more[:, :-FEWER_TOKENS].contiguous() if more.dim() == 2 and not more.is_floating_point() else more
+
+
+def _tensors(outputs: Any) -> Results:
+    """Return the tensors of what a model returns, by where they are."""
+    leaves, _ = tree_flatten_with_path(dict(outputs) if isinstance(outputs, Mapping) else outputs)
+    return {"".join(map(str, path)): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def _loss(outputs: Any, results: Results) -> torch.Tensor:
+    """Return the loss that a model returns, else one over its outputs."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        return loss
+    return torch.stack([value.float().square().mean() for value in results.values() if value.requires_grad]).sum()
