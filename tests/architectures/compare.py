@@ -6,7 +6,6 @@ Worked example: ``check("transformers/causal/llama", "train", "cpu")`` is ``Verd
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,12 +15,7 @@ from torch.utils._pytree import tree_map
 
 from dynafuse.passes.strides import is_spread
 from tests.architectures.catalog import Skipped, Subject, build
-from tests.architectures.modes import MODES, PRECISION, Results, Wrap
-
-Run = Callable[[Subject, Wrap], Results]
-
-ALLOWED = 1e-4
-"""Relative error beside float64 that is none, of float32 in many layers; besides twice that of eager."""
+from tests.architectures.modes import MODES, Results, Run
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,8 @@ def check(name: str, mode: str, device: str) -> Verdict:
         mode: One of :data:`MODES`.
         device: Where it runs.
     """
-    run, allowed = MODES[mode], PRECISION.get(mode, ALLOWED)
+    way = MODES[mode]
+    judge, run = partial(_worst, allowed=way.allowed), way.run
     try:
         subject = build(name, device)
         expected, again = (_eager(run, copy.deepcopy(subject)) for _ in range(2))
@@ -49,10 +44,9 @@ def check(name: str, mode: str, device: str) -> Verdict:
         return Verdict("skipped", str(reason)[:300])
     except Exception as error:  # eager does not run it: nothing to compare with
         return Verdict("skipped", f"eager: {type(error).__name__}: {error}"[:300])
-    judge = partial(_worst, allowed=allowed)
-    if judge(again, expected, expected)[0] > allowed:
+    if judge(again, expected, expected)[0] > way.allowed:
         return Verdict("skipped", "eager computes something else every time")
-    reference = _in_float64(run, subject) or expected
+    reference = _in_float64(way.exact, subject) or _eager(way.exact, copy.deepcopy(subject))
     try:
         found = _compiled(run, copy.deepcopy(subject), backend="dynafuse", options={"strict": True})
     except Exception as error:
