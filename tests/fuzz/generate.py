@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from tests.fuzz import computing, inputs, numbers, rows, views, writes  # noqa: F401  the makers register themselves
+from tests.fuzz import computing, inputs, models, numbers, rows, views, writes  # noqa: F401  the makers register themselves
 from tests.fuzz.grammar import step
 from tests.fuzz.program import Argument, Program, Statement, load
 from tests.fuzz.state import ODD_SIZES, SIZES, State, any_dtype, float_dtype

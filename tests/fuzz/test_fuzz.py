@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +12,13 @@ import torch
 
 from dynafuse import ops
 from dynafuse.ops import table
-from tests.fuzz.generate import generate
+from tests.fuzz import models
+from tests.fuzz.generate import differentiable, generate, returned
+from tests.fuzz.grammar import MAKERS, Maker, step
 from tests.fuzz.noise import Noise
 from tests.fuzz.program import Argument, Program, Statement, load
 from tests.fuzz.shrink import shrink
+from tests.fuzz.state import State
 from tests.fuzz.subject import COMPILED, TORCHS_OWN, Verdict, examine, witnesses
 
 SEED = 7
@@ -34,6 +38,22 @@ def test_random_programs_captured() -> None:
         text = str(generate(SEED, index))
         verdict = examine(text, captured=True)
         assert not verdict.failed, f"program {index}\n{text}\n{verdict.status} {verdict.where}\n{verdict.detail}"
+
+
+@pytest.mark.parametrize("maker", [maker for maker, _ in MAKERS if maker.__module__ == models.__name__], ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_models_are_made_of(maker: Maker, seed: int) -> None:
+    """Over an image and rows, with statements of any kind after it."""
+    rng = random.Random(seed)
+    state = State(rng, [], [[]], [])
+    state.argue(Argument("a0", ("2", "3", "4", "6"), "float32", seed, grad=True))
+    state.argue(Argument("a1", ("5", "6"), "float32", seed, grad=True))
+    assert any(maker(state) for _ in range(4))
+    for _ in range(3):
+        step(state)
+    text = str(differentiable(state.program(returned(state), options={"executors": "triton", "fallback_random": True})))
+    verdict = examine(text)
+    assert not verdict.failed, f"{text}\n{verdict.status} {verdict.where}\n{verdict.detail}"
 
 
 def test_a_program_is_the_same_every_time() -> None:
