@@ -24,6 +24,7 @@ from typing import Any
 
 from tests.architectures.catalog import names
 from tests.architectures.modes import MODES
+from tests.support import bounds
 from tests.support.pool import PATIENCE, Pool
 
 LIFETIME = 12
@@ -85,6 +86,7 @@ def work(device: str) -> int:
 
     from tests.architectures.compare import check
 
+    bounds.install()
     torch.backends.cudnn.allow_tf32 = False  # other layouts run on other algorithms, not all of which round so
     answers, sys.stdout = sys.stdout, sys.stderr  # models print, too
     for line in sys.stdin:

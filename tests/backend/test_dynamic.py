@@ -97,6 +97,17 @@ def test_long_reductions_split(function: Callable[..., Any], build: Build, dims:
     check_sizes(function, build, dims, (9000, 12, 4097))
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x[:, :x.shape[1] // 2].sum(0), lambda x: x[:, :x.shape[1] // 2 * 2].unflatten(1, (-1, 2)).amax((0, 2)),
+    lambda x: x[:, ::2].mean(0), lambda x: x[:, :x.shape[1] % 4 + 1].sum(0)], ids=["halves", "pairs", "every other", "rest"])
+def test_long_reductions_split_where_their_number_is_a_quotient(function: Callable[..., Any]) -> None:
+    """A program's place in the workspace is a product with that number, odd sizes included."""
+    call = compiled(function, dynamic=True)
+    for rows in (13, 7, 4):
+        x = (torch.randn(9000, rows, generator=torch.Generator().manual_seed(rows)),)
+        compare(run(call, x), run(function, x))
+
+
 def test_empty_sizes_of_a_dynamic_graph() -> None:
     def function(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
         rest = x[n:]  # its size is what is left, also nothing

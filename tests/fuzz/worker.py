@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from tests.support import bounds
+
 LOST = "CUDA error"
 """What messages say after which a process has no device any more."""
 
@@ -48,6 +50,7 @@ def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shri
     warnings.simplefilter("ignore")
     import torch
 
+    bounds.install()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:

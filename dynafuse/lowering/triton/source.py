@@ -17,7 +17,7 @@ from dynafuse.ir import Size
 from dynafuse.lowering.triton.dependent import WAITS
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Line, Scope
-from dynafuse.lowering.triton.text import size_text
+from dynafuse.lowering.triton.text import factor_text, size_text
 from dynafuse.ops.indexing_math import symbol
 
 HEADER = """\
@@ -172,15 +172,10 @@ def _over_whole_tile(expr: sympy.Expr, tile: TileDimension) -> sympy.Expr:
 def _axis_text(tile: TileDimension, flat: str, inner: Size, size: Size, is_outermost: bool) -> str:
     """Return the text of an axis of a tile dimension: once a tile where the tile's first point tells, else per point."""
     if inner == 1 and tile.is_even(size):
-        return f"{flat} - {tile.name}_first // {_divisor_text(size)} * {_divisor_text(size)}"
+        return f"{flat} - {tile.name}_first // {factor_text(size)} * {factor_text(size)}"
     source = f"{tile.name}_first" if tile.is_even(inner) else flat
-    text = source if inner == 1 else f"({source} // {_divisor_text(inner)})"
-    return text if is_outermost else f"{text} % {_divisor_text(size)}"
-
-
-def _divisor_text(size: Size) -> str:
-    text = size_text(size if isinstance(size, int) else sympy.sympify(size))
-    return text if text.isidentifier() or text.isdigit() else f"({text})"
+    text = source if inner == 1 else f"({source} // {factor_text(inner)})"
+    return text if is_outermost else f"{text} % {factor_text(size)}"
 
 
 @dataclass

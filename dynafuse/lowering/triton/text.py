@@ -133,8 +133,9 @@ def _in_triton_operations(expr: sympy.Expr, names: Names) -> sympy.Expr:
 
 
 def factor_text(size: Size) -> str:
-    """Return a size as Triton source that can be a factor of a product."""
-    return f"({size_text(size)})" if isinstance(size, sympy.Add) else size_text(size)
+    """Return a size as Triton source that can be a factor or a divisor beside others."""
+    text = size_text(size)
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 
 def is_literal(value: Value) -> bool:

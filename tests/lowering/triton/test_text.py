@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexin
 
 from dynafuse import ops
 from dynafuse.errors import LoweringError
-from dynafuse.lowering.triton.text import size_text
+from dynafuse.lowering.triton.text import factor_text, size_text
 from dynafuse.ops import Call, Index, Value
 from dynafuse.ops.indexing_math import flatten, floordiv, mod, symbol
 from dynafuse.ops.symbols import symbol_of
@@ -159,6 +159,18 @@ def test_divisions_round_down_whatever_the_sign(parts: list[tuple[sympy.Expr, in
             at, by, over = (python(one, values) for one in (expr, sympy.sympify(size), sympy.sympify(outer)))
             expected = [at // by, at % by, at // by + at % by, (at // by - 3) // over, (at // by - 3) % over]
             assert [evaluated(text, values) for text in texts] == expected, (expr, size, outer, values, texts)
+
+
+@pytest.mark.parametrize("size", [7, S0, S0 + 1, 3 * S0, FloorDiv(S0, 2), 3 * FloorDiv(S0, 2), Mod(S0, 4), FloorDiv(S0 + 3, 4) * Z1,
+                                  Max(S0, 4), -S0], ids=str)
+def test_sizes_are_factors_and_divisors_as_a_whole(size: Any) -> None:
+    values = {"s0": 13, "z1": 3, "place": 29}
+    amount = python(sympy.sympify(size), values)
+    found = [evaluated(text.format(factor_text(size)), values) for text in ("place * {}", "place - {} * place")]
+    assert found == [29 * amount, 29 - amount * 29]
+    if amount > 0:
+        assert evaluated(f"place // {factor_text(size)}", values) == 29 // amount
+        assert evaluated(f"place % {factor_text(size)}", values) == 29 % amount
 
 
 def python(expr: sympy.Expr, values: dict[str, int]) -> int:

@@ -1,0 +1,96 @@
+"""Kernels in Triton's interpreter that touch nothing but their arguments: an access beyond them is an error, not a wrong number.
+
+Worked example: after ``install()``, a kernel of a vector of 10 floats that loads ``x + 12`` without a mask raises an
+InterpreterError that tells ``OutOfBounds('a load of 4 bytes at 48 of 40')``. Memory counts as an argument's as far as its
+storage goes. Without this, a load beyond it reads what happens to lie there, and a store overwrites it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+Addresses = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+class OutOfBounds(Exception):
+    """A kernel touches memory that none of its arguments has."""
+
+
+class _Launch(threading.local):
+    """The memory of the arguments of the kernel that a thread interprets: first address, first address behind it."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+_launch = _Launch()
+
+
+def install() -> None:
+    """Check every kernel that this process interprets from now on; it may have no Triton, or compile."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        return
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, _get_np_dtype
+
+    def width(pointers: Any) -> int:
+        return int(np.dtype(_get_np_dtype(pointers.get_element_ty())).itemsize)
+
+    run, load = GridExecutor.__call__, InterpreterBuilder.create_masked_load
+    store, update = InterpreterBuilder.create_masked_store, InterpreterBuilder.create_atomic_rmw
+
+    def checked_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outer, _launch.ranges = _launch.ranges, tuple(sorted(set(_ranges((*args, *kwargs.values())))))
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            _launch.ranges = outer
+
+    def checked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        check("load", ptrs.data, mask.data, width(ptrs))
+        return load(self, ptrs, mask, *rest)
+
+    def checked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        check("store", ptrs.data, mask.data, width(ptrs))
+        return store(self, ptrs, value, mask, *rest)
+
+    def checked_update(self: Any, operation: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        check("atomic", ptr.data, mask.data, width(ptr))
+        return update(self, operation, ptr, val, mask, *rest)
+
+    GridExecutor.__call__ = checked_run
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = checked_load, checked_store
+    InterpreterBuilder.create_atomic_rmw = checked_update
+
+
+def _ranges(arguments: tuple[Any, ...]) -> Iterator[tuple[int, int]]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            storage = argument.untyped_storage()
+            yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def check(what: str, addresses: Addresses, mask: Any, width: int) -> None:
+    """Check the addresses that a mask lets through, each of ``width`` bytes.
+
+    Raises:
+        OutOfBounds: One is in no argument's memory.
+    """
+    touched = addresses[np.broadcast_to(mask, addresses.shape).astype(bool)]
+    if not touched.size:
+        return
+    first, last = int(touched.min()), int(touched.max()) + width
+    if any(begin <= first and last <= end for begin, end in _launch.ranges):
+        return
+    inside = np.zeros(touched.shape, bool)
+    for begin, end in _launch.ranges:
+        inside |= (touched >= begin) & (touched <= max(end - width, 0))
+    if not inside.all():
+        wrong = int(touched[~inside][0])
+        nearest = min(_launch.ranges, key=lambda one: min(abs(wrong - one[0]), abs(wrong - one[1])), default=(0, 0))
+        raise OutOfBounds(f"a {what} of {width} bytes at {wrong - nearest[0]} of {nearest[1] - nearest[0]}")
