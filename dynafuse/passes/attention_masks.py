@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 ATTENTION = (torch._C._nn.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
@@ -23,9 +24,14 @@ LARGEST_MASK = 2**28  # elements; a larger one is left as it is
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
+Memory: TypeAlias = frozenset[int | None]
+"""Numbers of storages of the tensors that a graph was traced with; None for those that are not known."""
+
+
 def recover_constant_masks(module: GraphModule) -> None:
     """Replace constant attention masks by no mask, or by ``is_causal``, in place."""
     attentions = [n for n in module.graph.nodes if n.op == "call_function" and n.target in ATTENTION]
+    written: Memory = _written_memory(module) if attentions else frozenset()
     meanings: dict[Node, str] = {}
     for node in attentions:
         arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
@@ -33,34 +39,34 @@ def recover_constant_masks(module: GraphModule) -> None:
         if not isinstance(mask, Node) or arguments.get("is_causal"):
             continue
         if mask not in meanings:
-            meanings[mask] = _meaning(module, mask)
+            meanings[mask] = _meaning(module, mask, written)
         if meanings[mask] != "other":
             arguments |= {"attn_mask": None, "is_causal": meanings[mask] == "causal"}
             query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
             node.args, node.kwargs = (query, key, value), arguments
     replaced = [mask for mask, meaning in meanings.items() if meaning != "other"]
     if replaced:
-        _remove_unused(module, replaced)
+        _remove_unused(module, replaced, written)
         module.recompile()
 
 
-def _remove_unused(module: GraphModule, masks: Iterable[Node]) -> None:
+def _remove_unused(module: GraphModule, masks: Iterable[Node], written: Memory) -> None:
     """Remove what computes masks, as far as nothing else reads it.
 
     Other calls whose results nobody reads stay: torch's own elimination does not know that methods such as ``add_`` write.
     """
-    ancestors = set[Node]().union(*(_ancestors(mask) or () for mask in masks))
+    ancestors = set[Node]().union(*(_ancestors(mask, written) or () for mask in masks))
     for node in reversed(list(module.graph.nodes)):
         if node in ancestors and not node.users:
             module.graph.erase_node(node)
 
 
-def _meaning(module: GraphModule, mask: Node) -> str:
+def _meaning(module: GraphModule, mask: Node, written: Memory) -> str:
     """Return what a mask does: ``full`` keeps everything, ``causal`` is the triangle, ``other`` is all else."""
     shape = getattr(mask.meta.get("example_value"), "shape", ())
     if not shape or not all(isinstance(s, int) for s in shape) or math.prod(shape) > LARGEST_MASK:
         return "other"
-    constant = _constant(module, mask)
+    constant = _constant(module, mask, written)
     if constant is None or constant.is_meta or constant.dtype is not torch.bool or constant.dim() < 2:
         return "other"
     if bool(constant.all()):
@@ -70,9 +76,9 @@ def _meaning(module: GraphModule, mask: Node) -> str:
     return "causal" if rows == columns and bool((constant == triangle).all()) else "other"
 
 
-def _constant(module: GraphModule, node: Node) -> torch.Tensor | None:
+def _constant(module: GraphModule, node: Node, written: Memory) -> torch.Tensor | None:
     """Return the value of a node; None if it depends on an input, or might."""
-    ancestors = _ancestors(node)
+    ancestors = _ancestors(node, written)
     if ancestors is None:
         return None
     values: dict[Node, Any] = {}
@@ -90,7 +96,7 @@ def _call(node: Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _ancestors(node: Node) -> set[Node] | None:
+def _ancestors(node: Node, written: Memory) -> set[Node] | None:
     """Return the nodes that a node is computed from, itself included; None if one is an input, random or written to."""
     ancestors: set[Node] = set()
     stack = [node]
@@ -100,11 +106,35 @@ def _ancestors(node: Node) -> set[Node] | None:
             continue
         if current.op not in ("call_function", "call_method") or not _pure(current):
             return None
-        if any(not _pure(user) for user in current.users):
+        if isinstance(current.meta.get("example_value"), torch.Tensor) and _memory(current) in written:
             return None
         ancestors.add(current)
         stack.extend(current.all_input_nodes)
     return ancestors
+
+
+def _written_memory(module: GraphModule) -> Memory:
+    """Return the memory that something in a graph writes to, directly or through a view, or may write to: the unknown, too.
+
+    Tracing has counted what torch's own ops write; what a kernel or a graph inside an op does with its operands it has not.
+    """
+    written: set[int | None] = {None}
+    for node in module.graph.nodes:
+        if node.op in ("call_function", "call_method", "call_module") and not _pure(node):
+            written.update(map(_memory, node.all_input_nodes))
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor) and (value.is_inference() or value._version):
+            written.add(_memory(node))
+    return frozenset(written)
+
+
+def _memory(node: Node) -> int | None:
+    """Return the number of the memory that a node's tensor lies in; None where it is no tensor, or none that tells."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
+        return None
+    number: int = value.untyped_storage()._cdata
+    return number
 
 
 IN_PLACE_OPERATORS = frozenset({
@@ -116,6 +146,8 @@ IMPURE = ("rand", "dropout", "bernoulli", "multinomial", "empty", "vmap", "batch
 
 def _pure(node: Node) -> bool:
     """Return whether a call can be repeated without effects and with the same result, by its name; in doubt it cannot."""
+    if node.op == "call_module" or isinstance(node.target, HigherOrderOperator):
+        return False
     if getattr(node.target, "__module__", None) == "_operator":
         return node.target.__name__ not in IN_PLACE_OPERATORS  # type: ignore[union-attr]
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -79,6 +79,33 @@ def filled(q: Tensor) -> Tensor:
     return attention(q, mask)
 
 
+def written_by(write: Callable[[Tensor], object]) -> Masked:
+    """Attention under a triangle to which something writes."""
+    def masked(q: Tensor) -> Tensor:
+        mask = torch.ones(N, N, dtype=torch.bool).tril()
+        write(mask)
+        return attention(q, mask)
+
+    return masked
+
+
+@torch.library.custom_op("dynafuse_tests::keep_first", mutates_args=("mask",))
+def keep_first(mask: Tensor) -> None:
+    """Write by an op whose name does not tell."""
+    mask[0] = True
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "through a row": lambda mask: mask[0].fill_(True),
+    "through a view of a view": lambda mask: mask.view(-1)[1:4].unsqueeze(0).logical_not_(),
+    "through what was expanded": lambda mask: mask.expand(2, 3, N, N)[1, 2, 0].copy_(torch.ones(N, dtype=torch.bool)),
+    "into an output": lambda mask: torch.logical_not(mask[:2], out=mask[:2]),
+    "by an op": lambda mask: torch.ops.dynafuse_tests.keep_first(mask),
+    "by an op through a view": lambda mask: torch.ops.dynafuse_tests.keep_first(mask[2:]),
+    "in lists": lambda mask: torch._foreach_mul_([mask[0], mask[1]], [mask[2], mask[3]]),
+    "nothing": lambda mask: mask[0],
+}
+
 MASKS: dict[str, tuple[Masked, str]] = {
     "compared places": (lambda q: attention(q, places()[1] <= places()[0]), "causal"),
     "lower triangle": (lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).tril()), "causal"),
@@ -94,6 +121,7 @@ MASKS: dict[str, tuple[Masked, str]] = {
     "of the input": (lambda q: attention(q, q[0, 0, :, :1] < q[0, 0, :, 0]), "mask"),
     "of the input's shape": (lambda q: attention(q, torch.ones_like(q[0, 0, :, :1]).bool()), "mask"),
     "written in place": (filled, "mask"),
+    **{f"written {how}": (written_by(write), "causal" if how == "nothing" else "mask") for how, write in WRITES.items()},
     "random": (lambda q: attention(q, torch.rand(N, N) < 2), "mask"),
 }
 
@@ -180,7 +208,7 @@ def test_writes_beside_a_mask_stay() -> None:
 def test_a_mask_of_several_layers_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[Node] = []
     constant = attention_masks._constant
-    monkeypatch.setattr(attention_masks, "_constant", lambda module, node: evaluated.append(node) or constant(module, node))
+    monkeypatch.setattr(attention_masks, "_constant", lambda module, node, written: evaluated.append(node) or constant(module, node, written))
 
     def layers(q: Tensor) -> Tensor:
         mask = torch.ones(N, N, dtype=torch.bool).tril()
