@@ -90,8 +90,9 @@ class Writer:
         self.steps = steps
         self.static = static
         self.names: dict[Node, str] = {}
-        self.written = {i for step in steps.values() for i in step.region.copies.values()}  # inputs that kernels overwrite
+        self.into = self._written_into()
         self.given: dict[Node, str] = {}  # inputs that are overwritten, where kernels may have an aligned copy
+        self.ahead: dict[Node, None] = {}  # those among them whose copies kernels have overwritten since
         self.symbols: dict[sympy.Expr, str] = {}  # sizes that variables hold: symbols, and what the graph computes of them
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {MATH: math}
@@ -102,7 +103,7 @@ class Writer:
         self.shared = self._shared()
         self.last = self._last_uses()
         self.devices = self._devices()
-        self.read = {i for step in steps.values() for i in step.inputs}
+        self.read = {memory for step in steps.values() for i in step.inputs for memory in (i, _end_of(self.into, i))}
 
     # ------------------------------------------------------------------ the whole function
 
@@ -116,7 +117,8 @@ class Writer:
             else:
                 self._node(step)
             self._free(number)
-        self._give_back()
+        for node in list(self.ahead):
+            self._give_back(node)
         self.lines.append(f"return ({self._returned()})")
         body = "\n".join(f"    {line}" for line in self.lines)
         return f"def call(args):\n{body}\n", self.globals
@@ -144,11 +146,12 @@ class Writer:
                 self.lines.append(f"{self.given[node]} = {self.names[node]}")
             self._align_one(node)
 
-    def _give_back(self) -> None:
-        """Write the copies that kernels have overwritten back to where the caller looks."""
-        for node in filter(self.written.__contains__, self.given):
+    def _give_back(self, node: Node) -> None:
+        """Write the copy of an input that kernels have overwritten back to where the caller looks."""
+        if node in self.ahead:
             name, given = self.names[node], self.given[node]
             self.lines.append(f"if {given} is not {name}: {name} = {given}.copy_({name})")
+            del self.ahead[node]
 
     def _align_one(self, node: Node) -> None:
         name = self.names[node]
@@ -190,12 +193,15 @@ class Writer:
 
     # ------------------------------------------------------------------ lifetimes
 
+    def _written_into(self) -> dict[Node, Node]:
+        """Return the nodes whose values are written into another one's memory, with that: both have one variable."""
+        into = {node: node.all_input_nodes[0] for node in self.facts if in_place(node)}
+        return into | {node: base for step in self.steps.values() for node, base in step.region.copies.items()}
+
     def _last_uses(self) -> dict[int, list[Node]]:
         """Return the nodes whose variables are not needed after a step, by the step's number."""
         last: dict[Node, int] = {}
-        # What is written into an input of its region shares that input's variable.
-        into = {node: into for step in self.steps.values() for node, into in step.region.copies.items()}
-        owner = {node: _end_of(into, node) for node in into}
+        owner = {node: _end_of(self.into, node) for node in self.into}
         for number, step in enumerate(self.plan.steps):
             for node in self._uses(step):
                 last[owner.get(node, node)] = number
@@ -215,7 +221,7 @@ class Writer:
         return [*step.all_input_nodes, step]
 
     def _free(self, number: int) -> None:
-        last = (n for n in self.last.get(number, ()) if not (n in self.given and n in self.written))
+        last = (n for n in self.last.get(number, ()) if n not in self.ahead)
         names = [self.names[n] for n in last if n in self.names]
         if names:
             self.lines.append(f"del {', '.join(names)}")
@@ -272,6 +278,8 @@ class Writer:
             self._delegated(step, step.kernel)
         for node, into in step.region.copies.items():
             self.names[node] = self.names[into]
+            if (memory := _end_of(self.into, into)) in self.given:
+                self.ahead[memory] = None
 
     def _delegated(self, step: Step, kernel: base.Kernel) -> None:
         """Write one call, which allocates its outputs itself."""
@@ -375,23 +383,35 @@ class Writer:
             if node not in self.returned_views or len(node.users) > 1:
                 self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
-        called = in_place_variant(node.target) if in_place(node) else node.target
-        target = self.constant(_called(called), _identifier(getattr(called, "__name__", "op")))
-        written = [argument for argument in written_to(node) if argument in self.given]
-        copies = {argument: self.names[argument] for argument in written}
-        self.names.update((argument, self.given[argument]) for argument in written)
-        arguments = [*map(self._argument, node.args), *(f"{k}={self._argument(v)}" for k, v in node.kwargs.items())]
-        self.lines.append(f"{self.names[node]} = {target}({', '.join(arguments)})")
-        for argument, name in copies.items():
-            self.names[argument] = name
+        ends = ((argument, _end_of(self.into, argument)) for argument in written_to(node))
+        written = {argument: memory for argument, memory in ends if memory in self.given}
+        for memory in written.values():
+            self._give_back(memory)
+        call = self._call(node, {argument: self.given[memory] for argument, memory in written.items()})
+        if in_place(node):
+            self.names[node] = self.names[node.all_input_nodes[0]]
+            self.lines.append(call)
+        else:
+            self.lines.append(f"{self.names[node]} = {call}")
+        for memory in written.values():
             if node.target is not COPIES_INTO:  # after which nothing reads the input
-                self.lines.append(f"{name} = {self.given[argument]}")
-                self._align_one(argument)
+                self.lines.append(f"{self.names[memory]} = {self.given[memory]}")
+                self._align_one(memory)
         self._bind_symbols(node)
         if role is Role.EAGER:
             self._check_layout(node)
-            if node in self.read and (in_place(node) or not _allocates(node)):
+            if node in self.read and not in_place(node) and not _allocates(node):
                 self._align_one(node)
+
+    def _call(self, node: Node, others: Mapping[Node, str]) -> str:
+        """Write the call of an op, with other names for some of its arguments."""
+        called = in_place_variant(node.target) if in_place(node) else node.target
+        target = self.constant(_called(called), _identifier(getattr(called, "__name__", "op")))
+        own = {argument: self.names[argument] for argument in others}
+        self.names.update(others)
+        arguments = [*map(self._argument, node.args), *(f"{k}={self._argument(v)}" for k, v in node.kwargs.items())]
+        self.names.update(own)
+        return f"{target}({', '.join(arguments)})"
 
     def _check_layout(self, node: Node) -> None:
         """Write a check of an eager op's result, which copies it if its strides are not those that its readers count on."""

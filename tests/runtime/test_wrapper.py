@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 import weakref
@@ -137,6 +138,35 @@ def test_a_misaligned_input_that_a_kernel_overwrites_is_copied_back(addresses: l
     assert addresses and not any(address % 16 for address in addresses)
     torch.testing.assert_close(x, before.exp())
     assert found.data_ptr() == x.data_ptr()
+
+
+def _eager(x: torch.Tensor, place: torch.Tensor) -> None:
+    x[x < 0] = 0.25
+
+
+def _kernel(x: torch.Tensor, place: torch.Tensor) -> None:
+    x[place % len(x)] = -2.0
+
+
+ORDERS = [order for count in (1, 2, 3) for order in itertools.product((_eager, _kernel), repeat=count)]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: "".join(write.__name__ for write in order))
+@pytest.mark.parametrize("reads", ["", "before", "after"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_an_input_that_kernels_and_eager_ops_write_to_in_turn(order: Any, reads: str, offset: int) -> None:
+    """A kernel may have an aligned copy of it, which must not be lost, nor be older than the input."""
+    def function(x: torch.Tensor, place: torch.Tensor) -> Any:
+        before = x * 2 if reads == "before" else None
+        for write in order:
+            write(x, place)
+        return before, (x.exp() if reads == "after" else None)
+
+    memory, place = torch.randn(65), torch.tensor([3, 40, 7])
+    x, expected = memory.clone()[offset:offset + 64], memory.clone()[offset:offset + 64]
+    found = torch.compile(function, backend="dynafuse", fullgraph=True, options={"executors": "triton"})(x, place)
+    torch.testing.assert_close(found, function(expected, place))
+    assert torch.equal(x, expected)
 
 
 def test_a_parameter_that_is_misaligned_in_its_memory_is_copied(addresses: list[int]) -> None:
