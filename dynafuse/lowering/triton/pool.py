@@ -22,6 +22,7 @@ from dynafuse.futures import finished, settle
 from dynafuse.ir import Lowered
 from dynafuse.lowering.triton.binary import compile_all, restored_all
 from dynafuse.lowering.triton.compiler import load
+from dynafuse.lowering.triton.parsing import take_turns
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Fut
         capability: The device's compute capability, as 90; None: the source is interpreted.
         workers: The option of that name: 0 compiles here and now.
     """
+    take_turns()
     if capability is None or workers == 0:
         return finished(lambda: load(lowered, capability))
     compiled: Future[tuple[Any, ...]] = Future()
