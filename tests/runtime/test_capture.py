@@ -23,6 +23,7 @@ from dynafuse.cost import replay
 from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
 from dynafuse.runtime.capture import calls
+from dynafuse.runtime.capture.recorder import CudaRecorder
 from tests.support.differential import compiled
 from tests.support.fake_recorder import FakeRecorder, recording_on_cpu, together
 
@@ -659,6 +660,27 @@ def test_threads(machine: Machine) -> None:
     assert machine.replayed() >= 3
 
 
+def test_a_thread_does_not_record_its_first_call(machine: Machine) -> None:
+    """Libraries make a handle for it in that call, which the device does not allow during a capture."""
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+
+    def work() -> None:
+        with torch.no_grad():
+            close(call(x := machine.randn(3, 16)), model(x))
+
+    for _ in range(calls.WARM_UPS):
+        work()
+
+    def first_and_second() -> None:
+        work()
+        assert machine.recordings == 0
+        work()
+
+    together(first_and_second)
+    assert machine.recordings == 1 and machine.replayed() == 1
+
+
 def test_a_recording_that_is_in_use_is_left_alone(machine: Machine) -> None:
     model = Block().to(machine.device)
     call = machine.compile(model)
@@ -714,6 +736,42 @@ def test_a_recording_that_fails(machine: Machine, monkeypatch: pytest.MonkeyPatc
             for _ in range(STEPS):
                 call(x)
     assert machine.replayed() == 0
+
+
+@pytest.mark.gpu
+def test_a_capture_that_the_device_ends_leaves_nothing_behind() -> None:
+    recorder = CudaRecorder(0)
+    stream = recorder.stream()
+    assert stream is not None
+    x = torch.arange(8.0, device="cuda")
+
+    def waits(args: list[Any]) -> Any:
+        args.clear()
+        y = torch.rand(8, device="cuda")
+        torch.cuda.synchronize()
+        return [y]
+
+    with pytest.raises(RuntimeError):
+        recorder.record(waits, [x], recorder.pool(stream, shared=True))
+    torch.manual_seed(3)
+    first, second = torch.rand(8, device="cuda"), torch.rand(8, device="cuda")
+    torch.manual_seed(3)
+    recorded = recorder.record(lambda args: [args.pop() + torch.rand(8, device="cuda")], [x], recorder.pool(stream, shared=True))
+    for expected in (first, second):
+        recorded.replay()
+        torch.testing.assert_close(recorded.outputs[0] - x, expected, atol=1e-6, rtol=0)
+    held = torch.empty(1 << 24, device="cuda")
+    other = torch.cuda.Stream()
+    held.record_stream(other)
+    del held
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved()
+    for _ in range(8):  # what other streams used is only given again while the allocator knows of no capture
+        again = torch.empty(1 << 24, device="cuda")
+        again.record_stream(other)
+        del again
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() <= before + (1 << 26)
 
 
 # What is not captured -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -34,7 +35,8 @@ from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorder, at_once
 from dynafuse.runtime.observers import Replays
 
 WARM_UPS = 2
-"""Calls before one is recorded: kernels are loaded, libraries have chosen theirs."""
+"""Calls before one is recorded: kernels are loaded, libraries have chosen theirs. The thread that records made one of them:
+libraries keep handles for each thread, which cannot be made during a capture."""
 
 MOST_WARM_UPS = 10
 """Calls of a backward in which its forward may be recorded, so that what that hands over is read in place."""
@@ -159,6 +161,7 @@ class Slot:
     takes: bool = True  # whether a backward may take the memory of what was saved
     host_us: float = math.inf  # the shortest time that one of those calls took the host
     moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
+    threads: set[int] = field(default_factory=set)  # those that have run such a call uncaptured
 
 
 class Captured:
@@ -259,7 +262,8 @@ class Captured:
     def _warm(self, slot: Slot, args: list[Any]) -> Any:
         """Run a call uncaptured, or record it and replay that."""
         slot.calls += 1
-        if slot.calls <= WARM_UPS or self._waits_for_forward(slot, args):
+        is_cold = slot.calls <= WARM_UPS or threading.get_ident() not in slot.threads
+        if is_cold or self._waits_for_forward(slot, args):
             return self._timed(slot, args)
         if not self._is_worth_it(slot, args):
             self._close()
@@ -276,6 +280,7 @@ class Captured:
         start = time.perf_counter()
         results = self._launched(args)
         slot.host_us = min(slot.host_us, 1e6 * (time.perf_counter() - start))
+        slot.threads.add(threading.get_ident())
         return results
 
     def _is_worth_it(self, slot: Slot, args: Sequence[Any]) -> bool:

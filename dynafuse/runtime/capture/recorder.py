@@ -142,6 +142,9 @@ class CudaRecorder:
         try:
             with torch.cuda.stream(side):
                 outputs = _capture(graph, call, args, handle)
+        except BaseException:
+            _recover(self.index, handle, side)
+            raise
         finally:
             torch._C._cuda_clearCublasWorkspaces()
             if collects:
@@ -183,6 +186,26 @@ def _capture(graph: torch.cuda.CUDAGraph, call: Callable[[list[Any]], Any], args
         raise
     graph.capture_end()
     return outputs
+
+
+def _recover(index: int, handle: Any, side: torch.cuda.Stream) -> None:
+    """Bring back what a capture that the device has ended keeps: the allocator on that stream, and the generators.
+
+    Torch gives them back at the end of a capture, but raises before it does where the device has ended the capture by itself
+    (something waited for it, say): random numbers would be refused from then on, and memory of the stream never used again.
+
+    Args:
+        index: The device.
+        handle: The pool that was recorded to.
+        side: The stream.
+    """
+    with suppress(RuntimeError):  # torch has done so
+        torch._C._cuda_endAllocateToPool(index, handle)
+    with suppress(RuntimeError), torch.cuda.stream(side):
+        whole = torch.cuda.CUDAGraph()
+        whole.capture_begin(torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+        torch.zeros(1, device=side.device)
+        whole.capture_end()  # which takes the generators out of every capture
 
 
 RECORDING = threading.Lock()

@@ -33,7 +33,7 @@ import triton.language as tl
 
 
 @triton.jit
-def scale(x, n, BLOCK: tl.constexpr):
+def scale(x, n, BLOCK: tl.constexpr, WAITS: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(x + i, tl.load(x + i, i < n) * 3, i < n)
 """
