@@ -11,7 +11,6 @@ Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[Non
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -31,43 +30,89 @@ Memory: TypeAlias = frozenset[int | None]
 def recover_constant_masks(module: GraphModule) -> None:
     """Replace constant attention masks by no mask, or by ``is_causal``, in place."""
     attentions = [n for n in module.graph.nodes if n.op == "call_function" and n.target in ATTENTION]
-    written: Memory = _written_memory(module) if attentions else frozenset()
-    meanings: dict[Node, str] = {}
+    if not attentions:
+        return
+    masks = Masks(module)
     for node in attentions:
         arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
         mask = arguments.get("attn_mask")
         if not isinstance(mask, Node) or arguments.get("is_causal"):
             continue
-        if mask not in meanings:
-            meanings[mask] = _meaning(module, mask, written)
-        if meanings[mask] != "other":
-            arguments |= {"attn_mask": None, "is_causal": meanings[mask] == "causal"}
+        meaning = masks.meaning(mask)
+        if meaning != "other":
+            arguments |= {"attn_mask": None, "is_causal": meaning == "causal"}
             query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
             node.args, node.kwargs = (query, key, value), arguments
-    replaced = [mask for mask, meaning in meanings.items() if meaning != "other"]
-    if replaced:
-        _remove_unused(module, replaced, written)
-        module.recompile()
+    masks.remove_unused()
 
 
-def _remove_unused(module: GraphModule, masks: Iterable[Node], written: Memory) -> None:
-    """Remove what computes masks, as far as nothing else reads it.
+class Masks:
+    """The constant masks of one graph: what each does, and what computes it."""
 
-    Other calls whose results nobody reads stay: torch's own elimination does not know that methods such as ``add_`` write.
-    """
-    ancestors = set[Node]().union(*(_ancestors(mask, written) or () for mask in masks))
-    for node in reversed(list(module.graph.nodes)):
-        if node in ancestors and not node.users:
-            module.graph.erase_node(node)
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self.written = _written_memory(module)
+        self.meanings: dict[Node, str] = {}
+        self.replaceable: set[Node] = set()  # what computes masks that attention does without
+
+    def meaning(self, mask: Node) -> str:
+        """Return what a mask does: ``full`` keeps everything, ``causal`` is the triangle, ``other`` is all else."""
+        if mask not in self.meanings:
+            ancestors = self._ancestors(mask) if _is_small(mask) else None
+            meaning = "other" if ancestors is None else _told(self._value(mask, ancestors))
+            self.meanings[mask] = meaning
+            if ancestors is not None and meaning != "other":
+                self.replaceable |= ancestors
+        return self.meanings[mask]
+
+    def remove_unused(self) -> None:
+        """Remove what computes masks that are not needed, as far as nothing else reads it.
+
+        Other calls whose results nobody reads stay: torch's own elimination does not know that methods such as ``add_``
+        write.
+        """
+        if not self.replaceable:
+            return
+        for node in reversed(list(self.module.graph.nodes)):
+            if node in self.replaceable and not node.users:
+                self.module.graph.erase_node(node)
+        self.module.recompile()
+
+    def _ancestors(self, node: Node) -> set[Node] | None:
+        """Return the nodes that a node is computed from, itself included; None if one is an input, random or written to."""
+        ancestors: set[Node] = set()
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if current in ancestors:
+                continue
+            if current.op not in ("call_function", "call_method") or not _pure(current):
+                return None
+            if isinstance(current.meta.get("example_value"), torch.Tensor) and _memory(current) in self.written:
+                return None
+            ancestors.add(current)
+            stack.extend(current.all_input_nodes)
+        return ancestors
+
+    def _value(self, node: Node, ancestors: set[Node]) -> Any:
+        """Compute a node that depends on no input."""
+        values: dict[Node, Any] = {}
+        with torch.no_grad(), unset_fake_temporarily():
+            for ancestor in (n for n in self.module.graph.nodes if n in ancestors):
+                args, kwargs = torch.fx.map_arg((ancestor.args, ancestor.kwargs), values.__getitem__)
+                values[ancestor] = _call(ancestor, args, kwargs)
+        return values[node]
 
 
-def _meaning(module: GraphModule, mask: Node, written: Memory) -> str:
-    """Return what a mask does: ``full`` keeps everything, ``causal`` is the triangle, ``other`` is all else."""
+def _is_small(mask: Node) -> bool:
+    """Return whether a mask's sizes are known, and few enough to look at each element."""
     shape = getattr(mask.meta.get("example_value"), "shape", ())
-    if not shape or not all(isinstance(s, int) for s in shape) or math.prod(shape) > LARGEST_MASK:
-        return "other"
-    constant = _constant(module, mask, written)
-    if constant is None or constant.is_meta or constant.dtype is not torch.bool or constant.dim() < 2:
+    return bool(shape) and all(isinstance(s, int) for s in shape) and math.prod(shape) <= LARGEST_MASK
+
+
+def _told(constant: Any) -> str:
+    """Return what a mask of a value does."""
+    if not isinstance(constant, torch.Tensor) or constant.is_meta or constant.dtype is not torch.bool or constant.dim() < 2:
         return "other"
     if bool(constant.all()):
         return "full"
@@ -76,41 +121,10 @@ def _meaning(module: GraphModule, mask: Node, written: Memory) -> str:
     return "causal" if rows == columns and bool((constant == triangle).all()) else "other"
 
 
-def _constant(module: GraphModule, node: Node, written: Memory) -> torch.Tensor | None:
-    """Return the value of a node; None if it depends on an input, or might."""
-    ancestors = _ancestors(node, written)
-    if ancestors is None:
-        return None
-    values: dict[Node, Any] = {}
-    with torch.no_grad(), unset_fake_temporarily():
-        for ancestor in (n for n in module.graph.nodes if n in ancestors):
-            args, kwargs = torch.fx.map_arg((ancestor.args, ancestor.kwargs), values.__getitem__)
-            values[ancestor] = _call(ancestor, args, kwargs)
-    value = values[node]
-    return value if isinstance(value, torch.Tensor) else None
-
-
 def _call(node: Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _ancestors(node: Node, written: Memory) -> set[Node] | None:
-    """Return the nodes that a node is computed from, itself included; None if one is an input, random or written to."""
-    ancestors: set[Node] = set()
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current in ancestors:
-            continue
-        if current.op not in ("call_function", "call_method") or not _pure(current):
-            return None
-        if isinstance(current.meta.get("example_value"), torch.Tensor) and _memory(current) in written:
-            return None
-        ancestors.add(current)
-        stack.extend(current.all_input_nodes)
-    return ancestors
 
 
 def _written_memory(module: GraphModule) -> Memory:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 
-from tests.fuzz.grammar import maker
+from tests.fuzz.grammar import Maker, maker
 from tests.fuzz.program import Argument, Statement
 from tests.fuzz.state import State
 
@@ -24,22 +25,27 @@ def chain(state: State, *expressions: str) -> str | None:
     return names[-1]
 
 
-def floats(state: State, ranks: range) -> str | None:
-    """A float value with elements, of one of some ranks."""
-    return state.pick(lambda t: t.is_floating_point() and t.dim() in ranks and t.numel() > 0)
-
-
 def images(state: State, name: str) -> str | None:
     """A value as images of channels: itself, or with dimensions of one element before it."""
     return name if state.rank(name) == 4 else state.add(f"{name}[{'None, ' * (4 - state.rank(name))}...]")
 
 
-@maker(4)
-def attention(state: State) -> bool:
+def over(weight: float, fewest: int, most: int) -> Callable[[Callable[[State, str], bool]], Maker]:
+    """Register what makes something of a float value that has elements and so many dimensions, where there is one."""
+    def register(function: Callable[[State, str], bool]) -> Maker:
+        @maker(weight)
+        def made(state: State) -> bool:
+            name = state.pick(lambda t: t.is_floating_point() and fewest <= t.dim() <= most and t.numel() > 0)
+            return name is not None and function(state, name)
+
+        return made
+
+    return register
+
+
+@over(4, 2, 4)
+def attention(state: State, name: str) -> bool:
     """Scores or attention under a mask: of positions, cut out of a larger one, written to, of bools or numbers."""
-    name = floats(state, range(2, 5))
-    if name is None:
-        return False
     rng, on = state.rng, f"device={name}.device"
     rows, columns = f"{name}.shape[-2]", f"{name}.shape[-1]"
     lowest = rng.choice(LOWEST).format(name)
@@ -69,12 +75,9 @@ def attention(state: State) -> bool:
     return state.add(f"F.scaled_dot_product_attention({name}, {name} * 0.5, {name}, {how})") is not None
 
 
-@maker(3)
-def loss(state: State) -> bool:
+@over(3, 2, 3)
+def loss(state: State, name: str) -> bool:
     """A loss over rows of scores."""
-    name = floats(state, range(2, 4))
-    if name is None:
-        return False
     rng, on = state.rng, f"device={name}.device"
     scores = state.add(f"{name}.reshape(-1, {name}.shape[-1])")
     if scores is None:
@@ -93,12 +96,9 @@ def loss(state: State) -> bool:
     return state.add(made) is not None
 
 
-@maker(2)
-def embedded(state: State) -> bool:
+@over(2, 2, 2)
+def embedded(state: State, name: str) -> bool:
     """Rows of a table, with padding, by the number of a row, or by a one-hot product."""
-    name = floats(state, range(2, 3))
-    if name is None:
-        return False
     rng = state.rng
     state.argue(Argument(f"i{len(state.arguments)}", (str(rng.randint(1, 3)), str(rng.randint(1, 5))), "int64", rng.randrange(1000), "index"))
     ids = state.add(f"{state.parameters[-1][0]} % {name}.shape[0]")
@@ -111,11 +111,10 @@ def embedded(state: State) -> bool:
         f"F.one_hot({ids}, {name}.shape[0]).sum((0, 1))"))) is not None
 
 
-@maker(4)
-def convolved(state: State) -> bool:
+@over(4, 2, 4)
+def convolved(state: State, name: str) -> bool:
     """A convolution with what follows it: a norm, whose statistics may be kept, an activation, a pool."""
-    name = floats(state, range(2, 5))
-    image = None if name is None else images(state, name)
+    image = images(state, name)
     if image is None:
         return False
     rng, like = state.rng, f"device={image}.device, dtype={image}.dtype"
@@ -146,12 +145,9 @@ def _norm(state: State, channels: int, like: str) -> str:
                              f"F.layer_norm({{0}}.permute(0, 2, 3, 1), ({channels},)).permute(0, 3, 1, 2)", "F.instance_norm({0})", "{0} * 1.5"))
 
 
-@maker(2)
-def rotated(state: State) -> bool:
+@over(2, 2, 4)
+def rotated(state: State, name: str) -> bool:
     """Rotary positions: halves swapped or pairs, with angles of positions."""
-    name = floats(state, range(2, 5))
-    if name is None:
-        return False
     even = state.add(f"{name}[..., :{name}.shape[-1] // 2 * 2]")
     if even is None:
         return False
@@ -166,12 +162,9 @@ def rotated(state: State) -> bool:
     return swapped is not None and state.add(f"{even} * {both}.cos().to({even}.dtype) + {swapped} * {both}.sin().to({even}.dtype)") is not None
 
 
-@maker(2)
-def routed(state: State) -> bool:
+@over(2, 2, 2)
+def routed(state: State, name: str) -> bool:
     """Rows sent to the best of a few experts, computed there, and added up again."""
-    name = floats(state, range(2, 3))
-    if name is None:
-        return False
     rng = state.rng
     best = state.add(f"F.softmax({name}.float(), -1)")
     if best is None:
@@ -187,12 +180,9 @@ def routed(state: State) -> bool:
         f"{name}.gather(1, {chosen}) / {weight}.to({name}.dtype)"))) is not None
 
 
-@maker(3)
-def cached(state: State) -> bool:
+@over(3, 1, 3)
+def cached(state: State, name: str) -> bool:
     """A tensor that keeps what is written to it at a place, and is read up to there."""
-    name = floats(state, range(1, 4))
-    if name is None:
-        return False
     rng, size = state.rng, f"{name}.shape[0]"
     kept = state.add(f"{name}.new_zeros(({size} + 3, *{name}.shape[1:]))")
     if kept is None:
@@ -205,12 +195,9 @@ def cached(state: State) -> bool:
     return state.add(rng.choice((f"{kept}[:{at} + {size}]", f"{kept} * 2", f"{kept}.sum(0)", f"{kept}[{at}:].flip(0)", f"{kept}.roll(-1, 0)"))) is not None
 
 
-@maker(2)
-def windowed(state: State) -> bool:
+@over(2, 2, 4)
+def windowed(state: State, name: str) -> bool:
     """Windows of a value, shifted, computed with, and put together again."""
-    name = floats(state, range(2, 5))
-    if name is None:
-        return False
     even = state.add(f"{name}[:{name}.shape[0] // 2 * 2, :{name}.shape[1] // 2 * 2]")
     if even is None:
         return False
@@ -220,12 +207,9 @@ def windowed(state: State) -> bool:
     return made is not None
 
 
-@maker(2)
-def gated(state: State) -> bool:
+@over(2, 1, 4)
+def gated(state: State, name: str) -> bool:
     """Halves of a value, one through an activation times the other."""
-    name = floats(state, range(1, 5))
-    if name is None:
-        return False
     rng, one, other = state.rng, state.fresh(), state.fresh()
     halves = f"{name}[..., :{name}.shape[-1] // 2 * 2].{rng.choice(('chunk(2, -1)', 'tensor_split(2, -1)', 'unflatten(-1, (-1, 2)).unbind(-1)'))}"
     if not state.propose(Statement(f"{one}, {other} = {halves}", (one, other))):
@@ -234,12 +218,9 @@ def gated(state: State) -> bool:
                                  f"{one}.sigmoid().mul_({other})", f"torch.stack(({one}, {other})).amax(0)"))) is not None
 
 
-@maker(2)
-def quantized(state: State) -> bool:
+@over(2, 1, 4)
+def quantized(state: State, name: str) -> bool:
     """A value rounded to few levels by the scale of its rows, with the gradient going straight through."""
-    name = floats(state, range(1, 5))
-    if name is None:
-        return False
     scale = state.add(f"{name}.detach().abs().amax(-1, keepdim=True).clamp(min=0.1) / 7")
     if scale is None:
         return False
@@ -248,12 +229,9 @@ def quantized(state: State) -> bool:
                                        f"{rounded}.to(torch.int8).to({name}.dtype) * {scale}", f"torch.fake_quantize_per_tensor_affine({name}.float(), 0.25, 0, -8, 7)"))) is not None
 
 
-@maker(2)
-def updated(state: State) -> bool:
+@over(2, 1, 3)
+def updated(state: State, name: str) -> bool:
     """Running averages and lists of tensors, as optimizers and norms write them."""
-    name = floats(state, range(1, 4))
-    if name is None:
-        return False
     average, moment = state.add(f"torch.zeros_like({name}[0])"), state.add(f"{name}.detach().clone()")
     if average is None or moment is None:
         return False
@@ -263,12 +241,9 @@ def updated(state: State) -> bool:
         f"{moment}.addcdiv_({moment}, {moment}.abs().sqrt().add_(1), value=-0.1)", f"{average}.copy_({moment}.sum(0) * 0.1 + {average})")), writes=True))
 
 
-@maker(1.5)
-def checkpointed(state: State) -> bool:
+@over(1.5, 1, 4)
+def checkpointed(state: State, name: str) -> bool:
     """What is computed again in the backward, or without gradients."""
-    name = floats(state, range(1, 5))
-    if name is None:
-        return False
     inside = state.rng.choice(("torch.tanh(x) * x.sum(-1, keepdim=True)", "F.gelu(x.clamp(-50, 50)) + x", "F.softmax(x, -1).mul(x)", "x.sin().cos()"))
     if state.rng.random() < 0.6:
         return state.add(f"torch.utils.checkpoint.checkpoint(lambda x: {inside}, {name}, use_reentrant=False)") is not None

@@ -207,8 +207,8 @@ def test_writes_beside_a_mask_stay() -> None:
 
 def test_a_mask_of_several_layers_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[Node] = []
-    constant = attention_masks._constant
-    monkeypatch.setattr(attention_masks, "_constant", lambda module, node, written: evaluated.append(node) or constant(module, node, written))
+    value = attention_masks.Masks._value
+    monkeypatch.setattr(attention_masks.Masks, "_value", lambda self, node, found: evaluated.append(node) or value(self, node, found))
 
     def layers(q: Tensor) -> Tensor:
         mask = torch.ones(N, N, dtype=torch.bool).tril()
