@@ -13,7 +13,7 @@ from typing import Any
 from bench.measure import Metrics
 from dynafuse.cache.kernels import STORE
 from dynafuse.lowering.registry import executor
-from dynafuse.report.data import ReportedStep
+from dynafuse.report.data import ReportedGraph, ReportedStep
 from dynafuse.report.reading import report_of
 from dynafuse.runtime.observers import Compiled, listening
 
@@ -43,18 +43,20 @@ class Watched:
         return bool(self._compiled) and self._compiled[-1].meanwhile is not None
 
     def predicted(self) -> Metrics:
-        """Return the predicted device time and the number of steps; no time where a step has none."""
-        times = [step.predicted_us for step in self._steps()]
+        """Return the predicted device time and the number of steps of one call; no time where a step has none.
+
+        A graph that is called several times counts as often: pieces that repeat themselves are compiled once.
+        """
+        times = [step.predicted_us for graph in self._graphs() for step in graph.steps * graph.called]
         return {"steps": len(times), **({} if None in times else {"predicted_us": sum(filter(None, times))})}
 
     def by_step(self, kernels: Kernels) -> list[Metrics]:
         """Return measured and predicted microseconds of each step, given the kernels of one call."""
-        return by_step([(step, _launches(step)) for step in self._steps()], kernels)
+        return by_step([(step, _launches(step)) for graph in self._graphs() for step in graph.steps], kernels)
 
-    def _steps(self) -> list[ReportedStep]:
-        """Return the steps of all graphs that stay."""
-        report = report_of([graph for graph in self._compiled if graph.meanwhile is None], None, False)
-        return [step for graph in report.graphs for step in graph.steps]
+    def _graphs(self) -> Sequence[ReportedGraph]:
+        """Return all graphs that stay."""
+        return report_of([graph for graph in self._compiled if graph.meanwhile is None], None, False).graphs
 
 
 def _launches(step: ReportedStep) -> int | None:

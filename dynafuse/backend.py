@@ -133,7 +133,7 @@ def compile_layers(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     context = TracingContext.try_get()
     if config.reuse_layers == "never" or config.cudagraphs or context is None or context.fake_mode is None:
         return None
-    device = None if config.reuse_layers == "always" else device_of(example_inputs, config)
+    device = None if config.reuse_layers == "always" else device_of(_dynamo_values(gm, example_inputs), config)
     with dynamo_timed("dynafuse.take_apart"):
         pieces = take_apart(gm, forcing.orders(gm.graph), LEAST_SAVED, device)
     if pieces is None:

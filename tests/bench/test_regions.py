@@ -21,7 +21,7 @@ from bench import region_file, region_steps, region_subject, regions, run, table
 from bench.region_file import Region, TensorSpec
 from bench.region_summary import summary_of
 from bench.worker import Failed
-from dynafuse.report import ReportedStep
+from dynafuse.report import ReportedGraph, ReportedStep
 
 
 def ref(name: str) -> dict[str, str]:
@@ -234,6 +234,13 @@ def test_kernels_belong_to_steps() -> None:
     lines = region_steps.by_step(steps, kernels)
     assert [(line["steps"], line["kernels"], line["measured_us"], line["predicted_us"]) for line in lines] == [
         ("r0", 3, 7.0, 1.0), ("sort mm", 2, 24.0, None), ("r1", 1, 32.0, 5.0)]
+
+
+def test_steps_of_a_graph_that_is_called_several_times_count_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = ReportedGraph("inference", (step("r0", 5.0),), 1, ())
+    repeated = ReportedGraph("inference", (step("r0", 2.0), step("r1", 1.0)), 2, (), called=3)
+    monkeypatch.setattr(region_steps.Watched, "_graphs", lambda self: [once, repeated])
+    assert region_steps.Watched().predicted() == {"steps": 7, "predicted_us": 14.0}
 
 
 def test_measured_steps_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

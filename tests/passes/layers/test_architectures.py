@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from dynafuse import backend
+from dynafuse.config import Config
+from dynafuse.cost.device import Device
 from tests.support.graphs import recorded
 
 VOCABULARY, TOKENS = 97, 16
@@ -50,3 +53,18 @@ def test_a_step_in_pieces_is_eagers() -> None:
         assert (got.grad is None) == (wanted.grad is None), name
         if got.grad is not None and wanted.grad is not None:
             torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_graph_without_inputs_is_priced_for_the_device_that_it_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks and tables of positions are made of nothing: what the graph computes says where it runs."""
+    seen: list[Any] = []
+    device_of = backend.device_of
+
+    def watched(values: Iterable[Any], config: Config) -> Device:
+        seen.extend(values := list(values))
+        return device_of(values, config)
+
+    monkeypatch.setattr(backend, "device_of", watched)
+    made = torch.compile(lambda: torch.arange(4.0).cos(), backend="dynafuse")()
+    torch.testing.assert_close(made, torch.arange(4.0).cos())
+    assert any(isinstance(value, torch.Tensor) for value in seen)
