@@ -88,6 +88,16 @@ def test_ops_without_a_formula_are_known_to_compute_little_unless_a_library_runs
     assert call_flops(aten.mv.default, (a, a[0]), {}, a[0]) == 32
 
 
+def test_ordering_values_takes_more_than_reading_them() -> None:
+    x = torch.empty(1000, 32, device="meta")
+
+    def us(op: Any, *args: Any) -> float:
+        return op_prediction(op, (x, *args), {}, (x, x), 1 << 18, H200).device_us
+
+    for op, *args in ((aten.sort.default,), (aten.sort.stable,), (aten.topk.default, 4), (aten.median.dim, 1)):
+        assert us(op, *args) > 5 * us(aten.relu.default), op
+
+
 def test_sizes_that_nobody_knows_have_a_price() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     assert mode.shape_env is not None
