@@ -169,13 +169,16 @@ def launch(options: argparse.Namespace, way: str, name: str) -> dict[str, Any]:
     command += [] if options.layers is None else ["--layers", str(options.layers)]
     system = systems.find(name)
     with systems.cold_process({"OMP_NUM_THREADS": "1", "NCCL_NVLS_ENABLE": "0", **system.env}):
+        ranks = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
+            printed, errors = ranks.communicate(timeout=options.limit)
         except subprocess.TimeoutExpired:
+            ranks.terminate()  # not killed: torchrun then ends its ranks, which would go on beside those that are timed next
+            ranks.communicate()
             return {"error": f"not done after {options.limit} s"}
-    if done.returncode or not out.exists():
-        ranks = done.stderr.partition("torch/distributed/elastic")[0] or done.stdout  # behind it, torchrun's own trace
-        return {"error": "\n".join(ranks.strip().splitlines()[-40:])}
+    if ranks.returncode or not out.exists():
+        told = errors.partition("torch/distributed/elastic")[0] or printed  # behind it, torchrun's own trace
+        return {"error": "\n".join(told.strip().splitlines()[-40:])}
     metrics: dict[str, Any] = json.loads(out.read_text())
     out.unlink()
     return metrics

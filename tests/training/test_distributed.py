@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def test_a_rank_that_fails_is_a_row_with_its_error(tmp_path: Path) -> None:
     failed, rows = run(tmp_path / "rows.json", "ddp", f"eager,{wrong}", "--processes", "1", "--device", "cpu")
     assert failed and rows["eager"]["right"] and len(set(rows["eager"]["losses"])) == distributed.CHECKED
     assert "DYNAFUSE_NONSENSE" in rows[wrong]["error"]
+
+
+def test_ranks_that_are_not_done_in_time_do_not_go_on(tmp_path: Path) -> None:
+    failed, rows = run(tmp_path / "rows.json", "ddp", "eager", "--processes", "1", "--device", "cpu", "--steps", "100000",
+                       "--limit", "12")
+    assert failed and rows["eager"] == {"error": "not done after 12.0 s"}
+    ranks = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _content(path)]
+    assert not ranks
+
+
+def _content(path: Path) -> bytes:
+    with suppress(OSError):  # a process that has ended meanwhile
+        return path.read_bytes()
+    return b""
 
 
 @pytest.mark.parametrize(("ours", "right"), [([2.0, 1.0], True), ([2.0, 1.1], False)])
