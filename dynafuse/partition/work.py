@@ -7,7 +7,7 @@ kernel of 2,048 programs of 4,096 points, and one that combines what they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Node
@@ -143,20 +143,22 @@ def _programs(kernel_class: str, rows: int, points: int) -> int:
 
 
 def _moved(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float]) -> int:
-    """Count bytes: each source once, but of one that is only picked from no more than is loaded; the outputs.
+    """Count bytes: of each source its parts, together no more than it has; the outputs.
 
-    What is computed where it is read, and picked from, loads no more of its own sources: ``log_softmax(x)[label]`` an
-    element of ``x`` per row.
+    Of one that is only picked from no more counts than is loaded. What is computed where it is read, and picked from, loads
+    no more of its own sources: ``log_softmax(x)[label]`` an element of ``x`` per row.
     """
-    loaded = dict.fromkeys(asked.sources, 0)
+    loaded: dict[Node, dict[Hashable, int]] = {source: {} for source in asked.sources}  # by what tells the part
     for read in asked.reads:
-        if read.source in asked.sources:
-            tensor = spaces.tensor(read.source)
+        if read.source in loaded:
+            tensor, parts = spaces.tensor(read.source), loaded[read.source]
             share = min(1.0, evaluations.get(read.reader, read.points) / max(read.points, 1)) if read.reader else 1.0
             picked = min(tensor.bytes, math.ceil(share * read.elements) * tensor.dtype.itemsize)
             is_whole = read.dims is not None and share == 1.0
-            loaded[read.source] = max(loaded[read.source], tensor.bytes if is_whole else picked)
-    return sum(loaded.values()) + sum(_written(spaces, n) for n in asked.outputs)
+            part = read.elements_at or read.view or read.reader
+            parts[part] = max(parts.get(part, 0), tensor.bytes if is_whole else picked)
+    read_once = sum(min(spaces.tensor(source).bytes, sum(parts.values())) for source, parts in loaded.items())
+    return read_once + sum(_written(spaces, n) for n in asked.outputs)
 
 
 def _written(spaces: Spaces, node: Node) -> int:

@@ -80,6 +80,19 @@ MOVED: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
     "two results": (lambda g, x: [g.op("aten.sin.default", x), g.op("aten.cos.default", x)], (X,), 3 * FULL),
     "a sum": (lambda g, x: g.op("aten.sum.dim_IntList", x, [1]), (X,), FULL + 64 * 4),
     "a part": (lambda g, x: g.op("aten.sin.default", g.op("aten.slice.Tensor", x, 0, 1, 4)), (X,), 2 * 3 * 512 * 4),
+    "a short sum of a part": (
+        lambda g, x: g.op("aten.sum.dim_IntList", g.op("aten.slice.Tensor", x, 0, 1, 5), [0]), (X,), 5 * 512 * 4),
+    "two halves": (
+        lambda g, x: g.op("aten.mul.Tensor", g.op("aten.slice.Tensor", x, 1, 0, 256), g.op("aten.slice.Tensor", x, 1, 256, 512)),
+        (X,), FULL + FULL // 2),
+    "a part twice": (
+        lambda g, x: g.op("aten.mul.Tensor", *[g.op("aten.slice.Tensor", x, 1, 0, 256)] * 2), (X,), FULL),
+    "two halves, side by side": (
+        lambda g, x: g.op("aten.cat.default", [g.op("aten.slice.Tensor", x, 1, 256, 512), g.op("aten.slice.Tensor", x, 1, 0, 256)], 1),
+        (X,), 2 * FULL),
+    "overlapping parts": (
+        lambda g, x: g.op("aten.add.Tensor", g.op("aten.slice.Tensor", x, 1, 0, 511), g.op("aten.slice.Tensor", x, 1, 1, 512)),
+        (X,), FULL + 64 * 511 * 4),
     "rows of a table": (
         lambda g, w, i: g.op("aten.embedding.default", w, i), (TABLE, PLACES), 10 * 8 + 2 * 10 * 64 * 4),
     "more rows than there are": (

@@ -189,7 +189,7 @@ def _capture(graph: torch.cuda.CUDAGraph, call: Callable[[list[Any]], Any], args
 
 
 def _recover(index: int, handle: Any, side: torch.cuda.Stream) -> None:
-    """Bring back what a capture that the device has ended keeps: the allocator on that stream, and the generators.
+    """Restore what a capture that the device has ended keeps: the allocator on that stream, and the generators.
 
     Torch gives them back at the end of a capture, but raises before it does where the device has ended the capture by itself
     (something waited for it, say): random numbers would be refused from then on, and memory of the stream never used again.
