@@ -167,8 +167,8 @@ class Disk:
                 break
             size, count = size - file.bytes, count + _remove(file.path)
         for path in list(self._paths()):
-            if path.name.endswith(PARTIAL) and _age(path) > STALE_S:
-                _remove(path)
+            if path.name.endswith(PARTIAL):
+                _remove_stale(path)
         with self._guard:
             self._size = size
         if count:
@@ -206,10 +206,22 @@ class Disk:
     def _count(self, size: int) -> None:
         """Count the bytes of a write, and trim the folder if it may be full. Other processes' writes are not counted."""
         with self._guard:
-            unknown, self._size = self._size < 0, self._size + size
-            full = unknown or self._size > self.limit
+            self._size = self._measured() if self._size < 0 else self._size + size
+            full = self._size > self.limit
         if full:
             self.trim()
+
+    def _measured(self) -> int:
+        """Return the bytes of all entries, and remove what dead writers have left behind: one look at each file."""
+        total = 0
+        with contextlib.suppress(OSError), os.scandir(self.folder) as directory:
+            for item in directory:
+                if KEY.fullmatch(item.name):
+                    with contextlib.suppress(OSError):  # removed meanwhile
+                        total += item.stat(follow_symlinks=False).st_size
+                elif item.name.endswith(PARTIAL):
+                    _remove_stale(Path(item.path))
+        return total
 
     def _log_once(self, kind: str, text: str) -> None:
         """Log a failure if it is the first of its kind."""
@@ -263,8 +275,8 @@ def _remove(path: Path) -> bool:
     return True
 
 
-def _age(path: Path) -> float:
-    try:
-        return time.time() - path.lstat().st_mtime
-    except OSError:
-        return 0.0
+def _remove_stale(path: Path) -> None:
+    """Remove a partial file whose writer counts as dead."""
+    with contextlib.suppress(OSError):  # the writer has ended meanwhile
+        if time.time() - path.lstat().st_mtime > STALE_S:
+            _remove(path)
