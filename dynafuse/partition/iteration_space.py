@@ -341,7 +341,7 @@ class Spaces:
         if self.is_scatter(node):
             points = self.point_count(node)
         else:
-            points = self.tensor(node.all_input_nodes[0] if self.is_reduction(node) else node).hint
+            points = self.tensor(node.all_input_nodes[0] if self._kind(node) is Kind.REDUCTION else node).hint
         reads: list[Read] = []
         for argument in tensor_arguments(node):
             same = self._elements_at(node, argument)
@@ -366,10 +366,6 @@ class Spaces:
     def _operands_of(self, node: Node) -> Mapping[Node, Operand]:
         """Return the nodes whose values a node needs, with what it reads of each for one element of its own."""
         row, arguments = self.facts[node].row, tensor_arguments(node)
-        if self.facts[node].is_fused and self.is_unrolled(node):
-            taken = count(tuple(self._reduced_sizes(node)))
-            assert isinstance(taken, int)
-            return dict.fromkeys(arguments, Operand(taken, float(taken)))
         if row is None or row.kind not in (Kind.INDEX, Kind.GATHER):
             return dict.fromkeys(arguments, ELEMENTWISE)
         return {argument: self._moved(node, argument) for argument in arguments}

@@ -80,8 +80,6 @@ MOVED: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
     "two results": (lambda g, x: [g.op("aten.sin.default", x), g.op("aten.cos.default", x)], (X,), 3 * FULL),
     "a sum": (lambda g, x: g.op("aten.sum.dim_IntList", x, [1]), (X,), FULL + 64 * 4),
     "a part": (lambda g, x: g.op("aten.sin.default", g.op("aten.slice.Tensor", x, 0, 1, 4)), (X,), 2 * 3 * 512 * 4),
-    "a short sum of a part": (
-        lambda g, x: g.op("aten.sum.dim_IntList", g.op("aten.slice.Tensor", x, 0, 1, 5), [0]), (X,), 5 * 512 * 4),
     "two halves": (
         lambda g, x: g.op("aten.mul.Tensor", g.op("aten.slice.Tensor", x, 1, 0, 256), g.op("aten.slice.Tensor", x, 1, 256, 512)),
         (X,), FULL + FULL // 2),
