@@ -4,6 +4,7 @@ Calls with other sizes, on another stream, or with other parameters have a recor
 beyond it runs uncaptured. So does a call
 
 - that turns out to take the host less time than a replay would save;
+- that would be recorded, but is the first of its thread;
 - that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward;
 - whose arguments are not where the recording reads them: a backward of a forward that ran uncaptured;
 - that would leave nothing of saved tensors that are needed once more: a backward under ``retain_graph``;
