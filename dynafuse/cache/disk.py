@@ -166,11 +166,8 @@ class Disk:
             if size <= goal:
                 break
             size, count = size - file.bytes, count + _remove(file.path)
-        for path in list(self._paths()):
-            if path.name.endswith(PARTIAL):
-                _remove_stale(path)
         with self._guard:
-            self._size = size
+            self._size = self._measured()
         if count:
             log.info("removed %d entries of the kernel cache: it may have %d MB", count, self.limit >> 20)
         return count
