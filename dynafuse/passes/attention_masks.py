@@ -2,7 +2,8 @@
 
 A mask that depends on no input is a constant. One that keeps everything is dropped, one that is the causal triangle becomes
 ``is_causal=True``: then attention runs its causal kernel instead of reading a dense mask. Nothing is matched by name or
-form: the mask's subgraph is evaluated, and its value decides.
+form: the mask's subgraph is evaluated, and its value decides. Another kernel may return other strides: a mask stays where
+these reach a result of the graph.
 
 Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[None] <= arange(n)[:, None]))`` over static
 ``n`` becomes ``scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=True)``.
@@ -17,6 +18,8 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule, Node
+
+from dynafuse.passes import strides
 
 ATTENTION = (torch._C._nn.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
 LARGEST_MASK = 2**28  # elements; a larger one is left as it is
@@ -39,10 +42,14 @@ def recover_constant_masks(module: GraphModule) -> None:
         if not isinstance(mask, Node) or arguments.get("is_causal"):
             continue
         meaning = masks.meaning(mask)
-        if meaning != "other":
-            arguments |= {"attn_mask": None, "is_causal": meaning == "causal"}
-            query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
-            node.args, node.kwargs = (query, key, value), arguments
+        if meaning == "other":
+            continue
+        with_mask = node.args, node.kwargs
+        arguments |= {"attn_mask": None, "is_causal": meaning == "causal"}
+        query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
+        node.args, node.kwargs = (query, key, value), arguments
+        if _shows_strides(node):
+            node.args, node.kwargs = with_mask
     masks.remove_unused()
 
 
@@ -119,6 +126,34 @@ def _told(constant: Any) -> str:
     rows, columns = constant.shape[-2:]
     triangle = torch.ones(rows, columns, dtype=torch.bool, device=constant.device).tril()
     return "causal" if rows == columns and bool((constant == triangle).all()) else "other"
+
+
+def _shows_strides(changed: Node) -> bool:
+    """Return whether a result of the graph has other strides since a call's arguments have changed; in doubt it has.
+
+    All that reads the call is evaluated on fake tensors, as far as its own strides are others than before.
+    """
+    example = changed.meta.get("example_value")
+    if not isinstance(example, FakeTensor):
+        return True
+    values: dict[Node, Any] = {}
+    pending = [changed]
+    with example.fake_mode:  # Dynamo's, which is not the one of whoever compiles
+        while pending:
+            node = pending.pop()
+            if node.op == "output" or (node is not changed and not _pure(node)):
+                return True
+            try:
+                args, kwargs = torch.fx.map_arg(
+                    (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["example_value"])
+                value = _call(node, args, kwargs)
+                before = values[node] if node in values else node.meta["example_value"]
+            except (KeyError, RuntimeError, ValueError):  # no value, or a view that the strides do not allow
+                return True
+            if strides.layout(value) != strides.layout(before):
+                values[node] = value
+                pending.extend(node.users)
+    return False
 
 
 def _call(node: Node, args: Any, kwargs: Any) -> Any:

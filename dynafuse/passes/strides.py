@@ -40,9 +40,10 @@ def strides_of(module: GraphModule) -> dict[Node, Strides]:
     return {node: _strides_of(node.meta["val"]) for node in module.graph.nodes if _has_strides(node)}
 
 
-def _layout(value: Any) -> Any:
+def layout(value: Any) -> Any:
+    """Return a value with the strides of tensors in their place."""
     if isinstance(value, (list, tuple)):
-        return [_layout(v) for v in value]
+        return [layout(v) for v in value]
     return _strides_of(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -62,7 +63,8 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
               bases: Collection[Node] = ()) -> None:
     """Recompute the fake values of all that reads a tensor whose strides have changed.
 
-    Ops that address the memory of such a tensor get a copy with its strides of ``before``, and so do ops of others.
+    Ops that address the memory of such a tensor get a copy with its strides of ``before``, and so do ops of others, and
+    attention where the elements of a row no longer lie side by side, which its kernels refuse.
 
     Args:
         module: The graph, which is changed in place.
@@ -82,7 +84,7 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
             continue
         with mode:
             value = _evaluate(node, changed)
-        if _layout(value) != _layout(node.meta.get("val")):
+        if layout(value) != layout(node.meta.get("val")):
             changed.add(node)
         node.meta["val"] = value
 
@@ -95,6 +97,10 @@ def _restore_operands(node: Node, restored: Restored) -> None:
         args, kwargs = torch.fx.map_arg(
             (node.args, node.kwargs), lambda n: restored.at(n, node.prev) if _has_strides(n) else n)
         node.args, node.kwargs = args, kwargs
+    elif _reads_rows(node.target):
+        for operand in node.all_input_nodes:
+            if restored.has_torn_rows(operand):
+                node.replace_input_with(operand, restored.at(operand, node.prev))
 
 
 def may_look_at_strides(node: Node) -> bool:
@@ -105,6 +111,12 @@ def may_look_at_strides(node: Node) -> bool:
 def _places_by_strides(node: Node) -> bool:
     row = lookup(node.target)
     return row is not None and row.by_strides
+
+
+def _reads_rows(target: Any) -> bool:
+    """Return whether a call wants the innermost dimension of each tensor to be dense: the kernels of attention do."""
+    row = lookup(target)
+    return row is not None and row.library == "attention"
 
 
 def _may_look_at_strides(target: Any) -> bool:
@@ -190,7 +202,7 @@ def renew(node: Node, value: torch.Tensor) -> bool:
         Whether nothing can.
     """
     values, pending = {node: value}, [node]
-    while pending and _layout(value) != _layout(node.meta["val"]):
+    while pending and layout(value) != layout(node.meta["val"]):
         for user in pending.pop().users:
             if user.op != "output" and not isinstance(user.meta.get("val"), (torch.Tensor, list, tuple)):
                 continue  # a size
@@ -204,7 +216,7 @@ def renew(node: Node, value: torch.Tensor) -> bool:
             if is_view(user):
                 values[user] = renewed
                 pending.append(user)
-            elif _layout(renewed) != _layout(user.meta.get("val")):
+            elif layout(renewed) != layout(user.meta.get("val")):
                 return False
     for reader, renewed in values.items():
         reader.meta["val"] = renewed
@@ -245,6 +257,11 @@ class Restored:
             self.restored[node] = self._restore(node, after)
         return self.restored[node]
 
+    def has_torn_rows(self, node: Node) -> bool:
+        """Return whether the elements of a tensor's innermost dimension lay side by side before, and do no longer."""
+        now, before = _strides_of(node.meta["val"]) if _has_strides(node) else (), self.before.get(node, ())
+        return before[-1:] == (1,) and now[-1:] != (1,)
+
     def _restore(self, node: Node, after: Node) -> Node:
         if node not in self.before:  # a copy that this pass has made
             return self.at(node.args[0], after)  # type: ignore[arg-type]
@@ -282,7 +299,7 @@ def restrided_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict
     """Return the inputs of a backward to which the forward gives other strides than tracing knew, with their values."""
     placeholders = (node for node in module.graph.nodes if node.op == "placeholder")
     return {node: example for node, example in zip(placeholders, example_inputs, strict=True)
-            if isinstance(example, torch.Tensor) and _layout(example) != _layout(node.meta["val"])}
+            if isinstance(example, torch.Tensor) and layout(example) != layout(node.meta["val"])}
 
 
 def adopt(module: GraphModule, inputs: Mapping[Node, torch.Tensor], before: Mapping[Node, Strides]) -> None:

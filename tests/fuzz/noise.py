@@ -37,6 +37,8 @@ exact, not even the mean of equal numbers, and what is subtracted from it leaves
 AMPLITUDE = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """Largest disturbance by dtype, in units in the last place: float32 functions differ between math libraries."""
 
+FLOAT32 = torch.finfo(torch.float32).eps
+
 EXACT = re.compile(
     r"copy|clone|cat$|stack|where|mask|flip|roll|repeat|pad|index_select|^index$|gather|scatter(_$|$)|embedding$|neg|abs|relu|"
     r"clamp|max|min|sort|topk|tril|triu|full|zero|one|fill|slice|select|diag|as_strided|detach|nan_to_num|threshold_backward")
@@ -48,6 +50,9 @@ BY_LOOP = re.compile(r"^(hardtanh_backward|hardshrink|hardshrink_backward|softsh
 
 BY_ORDER = re.compile(r"^(var|std)_mean$")
 """Ops whose mean of infinities eager leaves to the order in which it adds: infinite if the last is, else not a number."""
+
+IN_FLOAT32 = re.compile(r"^(hardswish_?|hardsigmoid(_|_backward)?)$")
+"""Ops whose sixth eager's kernels for GPUs have in float32, whatever the dtype."""
 
 BY_SIGN = re.compile(r"^(signbit|copysign)$")
 """Ops that read the sign of NaN, of which IEEE 754 says nothing."""
@@ -87,7 +92,7 @@ class Noise(TorchDispatchMode):
             return result
         for value, truth in zip(tree_leaves(result), tree_leaves(exact), strict=True):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
-                self._disturb(value, truth, moves)
+                self._disturb(value, truth, moves, FLOAT32 if value.is_cuda and IN_FLOAT32.search(name) else self._unit(value))
         if moves and any(map(self._is_rounded, tree_leaves((args, kwargs)))):
             tree_map(self._note, result)
         return result
@@ -131,8 +136,8 @@ class Noise(TorchDispatchMode):
         noisy = value.double() * (1 + self._unit(value, amplitude) * self._random(value))
         return torch.empty_like(value).copy_(noisy)
 
-    def _disturb(self, value: torch.Tensor, truth: torch.Tensor, moves: bool) -> None:
-        """Noise onto the elements of ``value`` that are not exactly ``truth``, in place."""
+    def _disturb(self, value: torch.Tensor, truth: torch.Tensor, moves: bool, unit: float) -> None:
+        """Noise onto the elements of ``value`` that are not exactly ``truth``, in place: relative to them, of so much."""
         plain, truth = value.double(), truth.double()
         off = (plain != truth) & plain.isfinite()
         if value.dtype is torch.float64 and not moves:  # what is not a whole number may be rounded
@@ -140,7 +145,7 @@ class Noise(TorchDispatchMode):
         if not off.any():
             return
         distance = (plain - truth).nan_to_num(0.0, 0.0, 0.0).abs() * 4
-        scale = plain.abs() * self._unit(value) + distance
+        scale = plain.abs() * unit + distance
         self._note(value.copy_(torch.where(off, plain + scale * self._random(value), plain)))
 
     def _signed(self, value: Any) -> Any:

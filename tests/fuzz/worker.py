@@ -52,6 +52,7 @@ def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shri
 
     bounds.install()
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # convolutions in it are far off, and not alike in every layout
     logging.disable(logging.CRITICAL)
     for line in sys.stdin:
         made = answer(json.loads(line), seed, device, executors, limit, shrink_seconds, captured)

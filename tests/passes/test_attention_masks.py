@@ -171,6 +171,18 @@ def test_other_arguments_stay() -> None:
     assert node.kwargs == {"attn_mask": None, "dropout_p": 0.0, "is_causal": True, "scale": 0.3}
 
 
+def test_a_mask_stays_where_results_would_have_other_strides() -> None:
+    def masked(q: Tensor) -> Tensor:
+        heads_inside = q.transpose(1, 2).contiguous().transpose(1, 2)
+        return attention(heads_inside, torch.ones(1, N, N, dtype=torch.bool))  # torch's fused kernel for the CPU takes no such mask
+
+    check(masked, "mask", Q)
+    check(lambda q: masked(q).mul(2)[:, 1:], "mask", Q)
+    check(lambda q: masked(q).view(2, -1), "mask", Q)
+    check(lambda q: masked(q).contiguous() + q, "full", Q)
+    check(lambda q: masked(q).sum(-1), "full", Q)
+
+
 def test_what_made_the_mask_goes_unless_somebody_else_needs_it() -> None:
     def twice(q: Tensor) -> tuple[Tensor, Tensor]:
         mask = torch.ones(N, N, dtype=torch.bool).tril()

@@ -49,6 +49,22 @@ def test_a_weight_of_one_by_one_is_not_copied() -> None:
     assert all(a.meta["val"].stride()[1] == 1 for node in reading for a in node.args[:2])
 
 
+@pytest.mark.parametrize("size", [6, 1])
+def test_attention_reads_dense_rows(size: int) -> None:
+    def write(g: graphs.Builder, x: Node, weight: Node) -> Node:
+        made = conv(g, x, weight)
+        scaled = g.op("aten.mul.Tensor", made, 0.5)
+        both = g.op("aten._scaled_dot_product_flash_attention_for_cpu.default", scaled, made, g.op("aten.view.default", made, made_shape))
+        return g.op(operator.getitem, both, 0)
+
+    x = torch.randn(2, 4, size + 2, size + 2)
+    made_shape = [2, 8, size, size]
+    module = moved(graphs.built(write, x, WEIGHT), x, WEIGHT)
+    attention, = module.graph.find_nodes(
+        op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu.default)
+    assert {operand.meta["val"].stride()[-1] for operand in attention.all_input_nodes} == {1}
+
+
 def backward(g: graphs.Builder, grad: Node, x: Node, weight: Node) -> list[Node]:
     both = g.op("aten.convolution_backward.default", grad, x, weight, [0], *GEOMETRY, [True, True, False])
     return [g.op(operator.getitem, both, k) for k in (0, 1)]
