@@ -48,6 +48,9 @@ MEAN = 1  # of a loss's ``reduction``
 PROMOTED = (aten.hardtanh_backward.default, aten.threshold_backward.default)
 """Derivatives that have in eager the common dtype of gradient and input, and in the decomposition that of the gradient."""
 
+TRUNCATING = (aten.threshold.default, aten.threshold_backward.default)
+"""Ops whose numbers eager truncates where their tensors are of integers, and the decomposition does not."""
+
 
 @cache
 def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict[OpOverload, Callable[..., Any]]:
@@ -76,6 +79,8 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
         table[target] = _of_the_input(table[target])
     for target in PROMOTED:
         table[target] = _promoted(table[target])
+    for target in TRUNCATING:
+        table[target] = _truncating(table[target])
     table[aten.index_add.default] = _index_add(table[aten.index_add.default])
     table[aten.linalg_vector_norm.default] = _vector_norm(table[aten.linalg_vector_norm.default])
     return table
@@ -138,6 +143,16 @@ def _promoted(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch
         return decomposition(grad_output, self, *rest).to(torch.result_type(grad_output, self))
 
     return backward
+
+
+def _truncating(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return torch's decomposition, called with numbers of the tensors' kind."""
+    def threshold(*arguments: Any) -> torch.Tensor:
+        if not any(isinstance(argument, torch.Tensor) and argument.is_floating_point() for argument in arguments):
+            arguments = tuple(int(argument) if isinstance(argument, float) else argument for argument in arguments)
+        return decomposition(*arguments)
+
+    return threshold
 
 
 def _index_add(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -22,3 +22,16 @@ def test_norms_over_dimensions_of_one_element(ord: float, dim: list[int] | None,
         made = make_fx(norm, decomposition_table=decompositions(), tracing_mode="fake")(x)
         assert "linalg_vector_norm" not in made.code
         torch.testing.assert_close(made(x), norm(x))
+
+
+@pytest.mark.parametrize("limit", [-0.5, -3.7, 2.7, 1])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.float32], ids=str)
+def test_numbers_of_thresholds(dtype: torch.dtype, limit: float) -> None:
+    x = torch.arange(-5, 6).to(dtype)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.aten.threshold(x, limit, 2.9), torch.ops.aten.threshold_backward(x, x, limit)
+
+    made = make_fx(both, decomposition_table=decompositions(), tracing_mode="fake")(x)
+    assert "threshold" not in made.code
+    torch.testing.assert_close(made(x), both(x))
