@@ -12,64 +12,70 @@ Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[Non
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from dynafuse.passes import strides
+from dynafuse.passes.constants import Constants, are_handed_on, bodies, is_pure
 
 ATTENTION = (torch._C._nn.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
 LARGEST_MASK = 2**28  # elements; a larger one is left as it is
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-Memory: TypeAlias = frozenset[int | None]
-"""Numbers of storages of the tensors that a graph was traced with; None for those that are not known."""
-
-
 def recover_constant_masks(module: GraphModule) -> None:
-    """Replace constant attention masks by no mask, or by ``is_causal``, in place."""
+    """Replace constant attention masks by no mask, or by ``is_causal``, in place, in graphs inside the graph as well."""
     attentions = [n for n in module.graph.nodes if n.op == "call_function" and n.target in ATTENTION]
-    if not attentions:
+    inner = bodies(module)
+    readers = [*[node for node, _ in inner], module.graph.output_node()]
+    given = [n for reader in readers for n in reader.all_input_nodes if _is_like_mask(n)]
+    if not (attentions or inner or given or are_handed_on()):
         return
-    masks = Masks(module)
+    constants = Constants(module)
+    masks = Masks(constants)
     for node in attentions:
-        arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
-        mask = arguments.get("attn_mask")
-        if not isinstance(mask, Node) or arguments.get("is_causal"):
-            continue
-        meaning = masks.meaning(mask)
-        if meaning == "other":
-            continue
-        with_mask = node.args, node.kwargs
-        arguments |= {"attn_mask": None, "is_causal": meaning == "causal"}
-        query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
-        node.args, node.kwargs = (query, key, value), arguments
-        if _shows_strides(node):
-            node.args, node.kwargs = with_mask
+        _recover(node, masks)
+    for node in given:
+        constants.hand_on(node)
+    for _, body in inner:
+        recover_constant_masks(body)
     masks.remove_unused()
+
+
+def _recover(node: Node, masks: Masks) -> None:
+    """Replace the mask of one attention if it is constant."""
+    arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+    mask = arguments.get("attn_mask")
+    meaning = masks.meaning(mask) if isinstance(mask, Node) and not arguments.get("is_causal") else "other"
+    if meaning == "other":
+        return
+    with_mask = node.args, node.kwargs
+    arguments |= {"attn_mask": None, "is_causal": meaning == "causal"}
+    query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
+    node.args, node.kwargs = (query, key, value), arguments
+    if _shows_strides(node):
+        node.args, node.kwargs = with_mask
 
 
 class Masks:
     """The constant masks of one graph: what each does, and what computes it."""
 
-    def __init__(self, module: GraphModule) -> None:
-        self.module = module
-        self.written = _written_memory(module)
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
         self.meanings: dict[Node, str] = {}
         self.replaceable: set[Node] = set()  # what computes masks that attention does without
 
     def meaning(self, mask: Node) -> str:
         """Return what a mask does: ``full`` keeps everything, ``causal`` is the triangle, ``other`` is all else."""
         if mask not in self.meanings:
-            ancestors = self._ancestors(mask) if _is_small(mask) else None
-            meaning = "other" if ancestors is None else _told(self._value(mask, ancestors))
+            sources = self.constants.sources(mask) if _is_like_mask(mask) else None
+            meaning = "other" if sources is None else _told(self.constants.value(mask, sources))
             self.meanings[mask] = meaning
-            if ancestors is not None and meaning != "other":
-                self.replaceable |= ancestors
+            if sources is not None and meaning != "other":
+                self.replaceable |= sources
         return self.meanings[mask]
 
     def remove_unused(self) -> None:
@@ -80,46 +86,24 @@ class Masks:
         """
         if not self.replaceable:
             return
-        for node in reversed(list(self.module.graph.nodes)):
-            if node in self.replaceable and not node.users:
-                self.module.graph.erase_node(node)
-        self.module.recompile()
-
-    def _ancestors(self, node: Node) -> set[Node] | None:
-        """Return the nodes that a node is computed from, itself included; None if one is an input, random or written to."""
-        ancestors: set[Node] = set()
-        stack = [node]
-        while stack:
-            current = stack.pop()
-            if current in ancestors:
-                continue
-            if current.op not in ("call_function", "call_method") or not _pure(current):
-                return None
-            if isinstance(current.meta.get("example_value"), torch.Tensor) and _memory(current) in self.written:
-                return None
-            ancestors.add(current)
-            stack.extend(current.all_input_nodes)
-        return ancestors
-
-    def _value(self, node: Node, ancestors: set[Node]) -> Any:
-        """Compute a node that depends on no input."""
-        values: dict[Node, Any] = {}
-        with torch.no_grad(), unset_fake_temporarily():
-            for ancestor in (n for n in self.module.graph.nodes if n in ancestors):
-                args, kwargs = torch.fx.map_arg((ancestor.args, ancestor.kwargs), values.__getitem__)
-                values[ancestor] = _call(ancestor, args, kwargs)
-        return values[node]
+        module = self.constants.module
+        for node in reversed(list(module.graph.nodes)):
+            if node in self.replaceable and not node.users and node.op != "placeholder":
+                module.graph.erase_node(node)
+        module.recompile()
 
 
-def _is_small(mask: Node) -> bool:
-    """Return whether a mask's sizes are known, and few enough to look at each element."""
-    shape = getattr(mask.meta.get("example_value"), "shape", ())
-    return bool(shape) and all(isinstance(s, int) for s in shape) and math.prod(shape) <= LARGEST_MASK
+def _is_like_mask(node: Node) -> bool:
+    """Return whether a node has the dtype and dimensions of masks, and sizes that are known and not too many to look at."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.bool or value.dim() < 2:
+        return False
+    return all(isinstance(size, int) for size in value.shape) and math.prod(value.shape) <= LARGEST_MASK
 
 
 def _told(constant: Any) -> str:
     """Return what a mask of a value does."""
-    if not isinstance(constant, torch.Tensor) or constant.is_meta or constant.dtype is not torch.bool or constant.dim() < 2:
+    if not isinstance(constant, torch.Tensor) or constant.is_meta:
         return "other"
     if bool(constant.all()):
         return "full"
@@ -141,12 +125,12 @@ def _shows_strides(changed: Node) -> bool:
     with example.fake_mode:  # Dynamo's, which is not the one of whoever compiles
         while pending:
             node = pending.pop()
-            if node.op == "output" or (node is not changed and not _pure(node)):
+            if node.op == "output" or (node is not changed and not is_pure(node)):
                 return True
             try:
                 args, kwargs = torch.fx.map_arg(
                     (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["example_value"])
-                value = _call(node, args, kwargs)
+                value = _called(node, args, kwargs)
                 before = values[node] if node in values else node.meta["example_value"]
             except (KeyError, RuntimeError, ValueError):  # no value, or a view that the strides do not allow
                 return True
@@ -156,49 +140,7 @@ def _shows_strides(changed: Node) -> bool:
     return False
 
 
-def _call(node: Node, args: Any, kwargs: Any) -> Any:
+def _called(node: Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _written_memory(module: GraphModule) -> Memory:
-    """Return the memory that something in a graph writes to, directly or through a view, or may write to: the unknown, too.
-
-    Tracing has counted what torch's own ops write; what a kernel or a graph inside an op does with its operands it has not.
-    """
-    written: set[int | None] = {None}
-    for node in module.graph.nodes:
-        if node.op in ("call_function", "call_method", "call_module") and not _pure(node):
-            written.update(map(_memory, node.all_input_nodes))
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.Tensor) and (value.is_inference() or value._version):
-            written.add(_memory(node))
-    return frozenset(written)
-
-
-def _memory(node: Node) -> int | None:
-    """Return the number of the memory that a node's tensor lies in; None where it is no tensor, or none that tells."""
-    value = node.meta.get("example_value")
-    if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
-        return None
-    number: int = value.untyped_storage()._cdata
-    return number
-
-
-IN_PLACE_OPERATORS = frozenset({
-    "iadd", "isub", "imul", "itruediv", "ifloordiv", "iand", "ior", "ixor", "ipow", "imod", "ilshift", "irshift", "imatmul",
-    "setitem", "delitem",
-})
-IMPURE = ("rand", "dropout", "bernoulli", "multinomial", "empty", "vmap", "batch_dim", "copy_")
-
-
-def _pure(node: Node) -> bool:
-    """Return whether a call can be repeated without effects and with the same result, by its name; in doubt it cannot."""
-    if node.op == "call_module" or isinstance(node.target, HigherOrderOperator):
-        return False
-    if getattr(node.target, "__module__", None) == "_operator":
-        return node.target.__name__ not in IN_PLACE_OPERATORS  # type: ignore[union-attr]
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    in_place = name.endswith("_") and not name.endswith("__")
-    return not in_place and "out" not in node.kwargs and not any(word in name for word in IMPURE)

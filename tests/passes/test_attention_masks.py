@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.passes.split_module import split_module
+from torch.utils.checkpoint import checkpoint
 
 from dynafuse.passes import attention_masks
 from dynafuse.passes.attention_masks import ATTENTION
+from dynafuse.passes.constants import Constants, are_handed_on
 from dynafuse.passes.early import rewrite
 
 N = 5
@@ -219,8 +225,8 @@ def test_writes_beside_a_mask_stay() -> None:
 
 def test_a_mask_of_several_layers_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[Node] = []
-    value = attention_masks.Masks._value
-    monkeypatch.setattr(attention_masks.Masks, "_value", lambda self, node, found: evaluated.append(node) or value(self, node, found))
+    value = Constants.value
+    monkeypatch.setattr(Constants, "value", lambda self, node, sources: evaluated.append(node) or value(self, node, sources))
 
     def layers(q: Tensor) -> Tensor:
         mask = torch.ones(N, N, dtype=torch.bool).tril()
@@ -245,3 +251,108 @@ def test_masks_of_dynamic_sizes_stay() -> None:
 
     module = rewrite(traced(function, torch.randn(2, 3, 9, 4), dynamic=True))
     assert [meaning(node) for node in attentions(module)] == ["mask"]
+
+
+# Graphs in pieces -----------------------------------------------------------------------------------------------------
+
+
+def layered(q: Tensor, layer: Masked, spoil: Callable[[Tensor], object] = lambda mask: None) -> Tensor:
+    mask = torch.ones(1, 1, N, N, dtype=torch.bool).tril()
+    spoil(mask)
+    for _ in range(2):
+        q = layer(q, mask)
+    return q
+
+
+def checkpointed(q: Tensor, mask: Tensor) -> Tensor:
+    return checkpoint(lambda q, mask: attention(q, mask[:, :, :N]) + q, q, mask, use_reentrant=False)
+
+
+def inner_meanings(module: GraphModule) -> list[str]:
+    return [meaning(node) for part in module.modules() if isinstance(part, GraphModule) for node in attentions(part)]
+
+
+def test_masks_of_checkpointed_layers() -> None:
+    q = Q.clone().requires_grad_()
+    module = traced(lambda q: layered(q, checkpointed), q)
+    before = module(q)
+    assert inner_meanings(rewrite(module)) == ["causal", "causal"]
+    torch.testing.assert_close(module(q), before)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["before", "in a layer"])
+def test_masks_of_checkpointed_layers_that_are_written_to_stay(inside: bool) -> None:
+    def spoil(mask: Tensor) -> object:
+        return mask[0, 0, 0].fill_(True)
+
+    def layer(q: Tensor, mask: Tensor) -> Tensor:
+        spoil(mask)
+        return attention(q, mask) + q
+
+    def function(q: Tensor) -> Tensor:
+        if inside:
+            return layered(q, lambda q, mask: checkpoint(layer, q, mask, use_reentrant=False))
+        return layered(q, checkpointed, spoil)
+
+    module = traced(function, Q.clone().requires_grad_())
+    assert set(inner_meanings(rewrite(module))) == {"mask"}
+
+
+def split(module: GraphModule) -> list[GraphModule]:
+    """The graph in pieces that end with an attention, as DDP splits it behind each bucket of gradients."""
+    piece, number = {}, 0
+    for node in module.graph.nodes:
+        piece[node] = number
+        number += node in attentions(module)
+    whole = split_module(module, module, piece.__getitem__)
+    return [part for _, part in whole.named_children() if isinstance(part, GraphModule)]
+
+
+@pytest.mark.parametrize(("spoil", "expected"), [(lambda mask: None, "causal"), (lambda mask: mask[0, 0, 0].fill_(True), "mask")],
+                         ids=["as it was", "written to"])
+def test_masks_that_another_piece_has_made(spoil: Callable[[Tensor], object], expected: str) -> None:
+    pieces = split(traced(lambda q: layered(q, lambda q, mask: attention(q, mask[:, :, :N]) + q, spoil), Q))
+    for piece in pieces:
+        rewrite(piece)
+    assert [meaning(node) for piece in pieces for node in attentions(piece)] == [expected, expected]
+    assert are_handed_on() == (expected == "causal")
+    del pieces, piece
+    torch._dynamo.reset()
+    gc.collect()
+    assert not are_handed_on()
+
+
+def test_ddp_hands_masks_on_from_bucket_to_bucket(tmp_path: Path) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = torch.nn.Sequential(torch.nn.Linear(4, 2**16), torch.nn.Linear(2**16, 4))  # more than a bucket
+
+        def forward(self, q: Tensor, mask: Tensor) -> Tensor:
+            return attention(self.inside(q), mask) + q
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([Layer(), Layer(), Layer()])
+
+        def forward(self, q: Tensor) -> Tensor:
+            mask = torch.ones(N, N, dtype=torch.bool).tril()
+            for layer in self.layers:
+                q = layer(q, mask)
+            return q
+
+    found: list[GraphModule] = []
+
+    def backend(module: GraphModule, inputs: Any) -> Any:
+        found.append(rewrite(module))
+        return module.forward
+
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=1)
+        torch.compile(model, backend=backend)(Q)
+    finally:
+        dist.destroy_process_group()
+    assert len(found) > 1
+    assert [meaning(node) for module in found for node in attentions(module)] == ["causal"] * 3
