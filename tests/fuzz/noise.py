@@ -22,6 +22,7 @@ import re
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -163,6 +164,20 @@ class Noise(TorchDispatchMode):
         if not bool(same.all()):
             self._note(plain)
         return plain.copy_(torch.where(same, plain, noisy))
+
+
+class WithoutMasks(TorchFunctionMode):
+    """Attention without masks that keep all, and causal instead of under a triangle: rows that a mask leaves out are not read,
+    so that what is no number in them stays there (docs/differences.md)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        mask = kwargs.get("attn_mask")
+        if func is torch.nn.functional.scaled_dot_product_attention and mask is not None and mask.dtype is torch.bool:
+            is_causal = mask.shape[-2:] == mask.shape[-2:][::-1] and bool((mask == torch.ones_like(mask).tril()).all())
+            if is_causal or bool(mask.all()):
+                kwargs |= {"attn_mask": None, "is_causal": is_causal}
+        return func(*args, **kwargs)
 
 
 def _with_gaps(value: Any) -> Any:

@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 from dynafuse import backend
 from dynafuse.runtime.capture.calls import WARM_UPS
 from tests.fuzz import inputs
-from tests.fuzz.noise import Noise
+from tests.fuzz.noise import Noise, WithoutMasks
 from tests.fuzz.oracle import Different, References, judge, same_bits
 from tests.fuzz.program import Loaded, load
 from tests.support.differential import Outcome
@@ -127,6 +127,8 @@ def references_of(loaded: Loaded, call: Sequence[int], device: str, noises: int)
     """Eager, eager with noise, and float64 where the program can be run so."""
     eager = run(loaded, loaded.program, call, device)
     others = [run(loaded, loaded.program, call, device, Noise(k, device)) for k in range(noises)]
+    if "attn_mask" in loaded.text:
+        others.append(run(loaded, loaded.program, call, device, WithoutMasks()))
     if not loaded.random:
         with suppress(RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):  # for the casts in the text
             others.append(run(loaded, loaded.program, call, device, wide=True))
