@@ -54,6 +54,20 @@ def resized(subject: Subject, wrap: Wrap) -> Results:
     return _step(module, call, {name: _resized(tensor) for name, tensor in subject.inputs.items()})
 
 
+def checkpoint(subject: Subject, wrap: Wrap) -> Results:
+    """Return what a step of training leaves whose layers are computed again in the backward."""
+    module: Any = subject.module
+    if hasattr(module, "gradient_checkpointing_enable"):  # transformers'
+        if not module.supports_gradient_checkpointing:
+            raise Skipped("it does not checkpoint its layers")
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif hasattr(module, "set_grad_checkpointing"):  # timm's
+        module.set_grad_checkpointing()
+    else:
+        raise Skipped("it does not checkpoint its layers")
+    return train(subject, wrap)
+
+
 def generate(subject: Subject, wrap: Wrap) -> Results:
     """Return the tokens that transformers' ``generate`` takes, and their logits, with a cache that grows."""
     return _generated(subject, wrap)
@@ -80,7 +94,7 @@ class Mode:
 
 
 MODES: Mapping[str, Mode] = {
-    **{run.__name__: Mode(run, run) for run in (train, infer, resized, generate, static)}, "autocast": Mode(autocast, train, 5e-2)}
+    **{run.__name__: Mode(run, run) for run in (train, infer, resized, checkpoint, generate, static)}, "autocast": Mode(autocast, train, 5e-2)}
 
 
 def _step(module: nn.Module, call: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Results:
