@@ -55,7 +55,10 @@ def resized(subject: Subject, wrap: Wrap) -> Results:
 
 
 def checkpoint(subject: Subject, wrap: Wrap) -> Results:
-    """Return what a step of training leaves whose layers are computed again in the backward."""
+    """Return what a step of training leaves whose layers are computed again in the backward.
+
+    Buffers are left out: in eager the second computation updates the statistics of batch norms once more, traced by torch it does not.
+    """
     module: Any = subject.module
     if hasattr(module, "gradient_checkpointing_enable"):  # transformers'
         if not module.supports_gradient_checkpointing:
@@ -65,7 +68,7 @@ def checkpoint(subject: Subject, wrap: Wrap) -> Results:
         module.set_grad_checkpointing()
     else:
         raise Skipped("it does not checkpoint its layers")
-    return train(subject, wrap)
+    return {name: value for name, value in train(subject, wrap).items() if not name.startswith("buffer ")}
 
 
 def generate(subject: Subject, wrap: Wrap) -> Results:
