@@ -28,7 +28,8 @@ from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import Kind, is_library, lookup
 from dynafuse.ops.overloads import written_to
 from dynafuse.passes.cones import Cone, count
-from dynafuse.passes.strides import is_spread, may_look_at_strides
+from dynafuse.passes.stride_readers import may_look_at_strides
+from dynafuse.passes.strides import is_spread
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from torch.fx import GraphModule, Node
 from dynafuse.fx import fake_mode_of, is_view, looked_at, makes_memory
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
+from dynafuse.passes.stride_readers import may_look_at_strides, places_by_strides, wants_dense_rows, wants_eagers_strides
 
 aten = torch.ops.aten
 CHANNELS_LAST = [0, 2, 3, 1]
@@ -63,8 +64,9 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
               bases: Collection[Node] = ()) -> None:
     """Recompute the fake values of all that reads a tensor whose strides have changed.
 
-    Ops that address the memory of such a tensor get a copy with its strides of ``before``, and so do ops of others, and
-    attention where the elements of a row no longer lie side by side, which its kernels refuse.
+    Ops that address the memory of such a tensor get a copy with its strides of ``before``, and so do ops of others, ops that
+    eager has wrong in channels-last, and attention where the elements of a row no longer lie side by side, which its kernels
+    refuse.
 
     Args:
         module: The graph, which is changed in place.
@@ -91,41 +93,16 @@ def propagate(module: GraphModule, changed: set[Node], before: Mapping[Node, Str
 
 def _restore_operands(node: Node, restored: Restored) -> None:
     """Have a call read tensors with their strides of before, if it depends on them."""
-    if _places_by_strides(node):
+    if places_by_strides(node):
         node.update_arg(0, restored.at(node.args[0], node.prev))  # type: ignore[arg-type]
-    elif _may_look_at_strides(node.target):
+    elif wants_eagers_strides(node):
         args, kwargs = torch.fx.map_arg(
             (node.args, node.kwargs), lambda n: restored.at(n, node.prev) if _has_strides(n) else n)
         node.args, node.kwargs = args, kwargs
-    elif _reads_rows(node.target):
+    elif wants_dense_rows(node):
         for operand in node.all_input_nodes:
             if restored.has_torn_rows(operand):
                 node.replace_input_with(operand, restored.at(operand, node.prev))
-
-
-def may_look_at_strides(node: Node) -> bool:
-    """Return whether a call depends on the strides that eager's tensors have."""
-    return _places_by_strides(node) or _may_look_at_strides(node.target)
-
-
-def _places_by_strides(node: Node) -> bool:
-    row = lookup(node.target)
-    return row is not None and row.by_strides
-
-
-def _reads_rows(target: Any) -> bool:
-    """Return whether a call wants the innermost dimension of each tensor to be dense: the kernels of attention do."""
-    row = lookup(target)
-    return row is not None and row.library == "attention"
-
-
-def _may_look_at_strides(target: Any) -> bool:
-    """Return whether a call was written or traced for eager's strides: calls of graphs and kernels, others' ops."""
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return True
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims"):
-        return False
-    return torch.Tag.flexible_layout not in target.tags
 
 
 def _evaluate(node: Node, changed: set[Node]) -> Any:

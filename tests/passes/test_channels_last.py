@@ -65,6 +65,19 @@ def test_attention_reads_dense_rows(size: int) -> None:
     assert {operand.meta["val"].stride()[-1] for operand in attention.all_input_nodes} == {1}
 
 
+@pytest.mark.parametrize(("padding", "innermost"), [(0, 8), (1, 1)])
+def test_eager_takes_no_gradients_of_padded_averages_in_channels_last(padding: int, innermost: int) -> None:
+    def write(g: graphs.Builder, x: Node, weight: Node) -> Node:
+        image = conv(g, x, weight)
+        window = [[3, 3], [1, 1], [padding, padding], False, True]
+        averages = g.op("aten.avg_pool2d.default", image, *window)
+        return g.op("aten.avg_pool2d_backward.default", averages, image, *window, None)
+
+    module = moved(graphs.built(write, X, WEIGHT), X, WEIGHT)
+    node, = module.graph.find_nodes(op="call_function", target=aten.avg_pool2d_backward.default)
+    assert {operand.meta["val"].stride()[-1] for operand in node.all_input_nodes} == {innermost}
+
+
 def backward(g: graphs.Builder, grad: Node, x: Node, weight: Node) -> list[Node]:
     both = g.op("aten.convolution_backward.default", grad, x, weight, [0], *GEOMETRY, [True, True, False])
     return [g.op(operator.getitem, both, k) for k in (0, 1)]
