@@ -126,8 +126,9 @@ def convolved(state: State, name: str) -> bool:
     made = chain(state, f"F.conv2d({image}, {weight}, padding={side // 2}, stride={rng.choice((1, 1, 2))})", _norm(state, outputs, like),
                  rng.choice(("F.relu({1})", "F.silu({1})", "F.hardswish({1})", "F.relu({1}, inplace=True)", "{1} + {0}", "F.gelu({1})")))
     if made is not None and rng.random() < 0.7:
+        dense = f"{made}.contiguous()"  # in channels-last eager's gradient of padded averages is wrong on a GPU (pytorch#188344)
         state.add(rng.choice((
-            f"F.max_pool2d({made}, 3, {rng.randint(1, 2)}, 1)", f"F.avg_pool2d({made}, 3, 1, 1, count_include_pad={rng.random() < 0.5})",
+            f"F.max_pool2d({made}, 3, {rng.randint(1, 2)}, 1)", f"F.avg_pool2d({dense}, 3, 1, 1, count_include_pad={rng.random() < 0.5})",
             f"F.adaptive_avg_pool2d({made}, {rng.randint(1, 3)})", f"F.adaptive_max_pool2d({made}, 1)", f"{made}.mean((2, 3))",
             f"F.max_pool2d({made}, 2, ceil_mode=True)", f"F.pad({made}, (1, 0, 2, 1), mode='reflect')", f"F.pixel_shuffle({made}[:, :1].repeat(1, 4, 1, 1), 2)",
             f"F.interpolate({made}, scale_factor=2, mode='nearest')", f"F.max_pool2d({made}, 2, return_indices=True)[1]",
