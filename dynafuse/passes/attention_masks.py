@@ -30,7 +30,7 @@ def recover_constant_masks(module: GraphModule) -> None:
     """Replace constant attention masks by no mask, or by ``is_causal``, in place, in graphs inside the graph as well."""
     attentions = [n for n in module.graph.nodes if n.op == "call_function" and n.target in ATTENTION]
     inner = bodies(module)
-    readers = [*[node for node, _ in inner], module.graph.output_node()]
+    readers = [*inner, module.graph.output_node()]
     given = [n for reader in readers for n in reader.all_input_nodes if _is_like_mask(n)]
     if not (attentions or inner or given or are_handed_on()):
         return
@@ -40,7 +40,7 @@ def recover_constant_masks(module: GraphModule) -> None:
         _recover(node, masks)
     for node in given:
         constants.hand_on(node)
-    for _, body in inner:
+    for body in inner.values():
         recover_constant_masks(body)
     masks.remove_unused()
 
@@ -132,7 +132,7 @@ def _shows_strides(changed: Node) -> bool:
                     (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["example_value"])
                 value = _called(node, args, kwargs)
                 before = values[node] if node in values else node.meta["example_value"]
-            except (KeyError, RuntimeError, ValueError):  # no value, or a view that the strides do not allow
+            except Exception:  # no value, or a view that the strides do not allow
                 return True
             if strides.layout(value) != strides.layout(before):
                 values[node] = value

@@ -10,6 +10,7 @@ Worked example: in ``mask = arange(4)[None] <= arange(4)[:, None]; y = layer(x, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Any, TypeAlias
 
@@ -104,16 +105,19 @@ def are_handed_on() -> bool:
     return bool(_handed_on)
 
 
-def bodies(module: GraphModule) -> list[tuple[Node, GraphModule]]:
-    """Return the calls that run a graph on their operands, each with the graph.
+def bodies(module: GraphModule) -> dict[Node, GraphModule]:
+    """Return the calls that run a graph on their operands, each with the graph, which no other call runs.
 
     Args:
         module: The graph that has the calls.
     """
-    return [(node, body) for node in module.graph.nodes if (body := _body(module, node)) is not None]
+    calls = Counter(str(held.target) for held in module.graph.find_nodes(op="get_attr") for _ in held.users)
+    inside = {node: body for node in module.graph.nodes if (body := _body(module, node)) is not None}
+    return {node: body for node, body in inside.items() if calls[str(node.args[0].target)] == 1}
 
 
 def _body(module: GraphModule, node: Node) -> GraphModule | None:
+    """Return the graph that a call runs, if it runs it on the very tensors that the graph was traced with."""
     if not isinstance(node.target, HigherOrderOperator) or node.target.name() not in RUNS_BODY or not node.args:
         return None
     held, *operands = node.args
@@ -140,9 +144,10 @@ def _written_memory(module: GraphModule) -> Memory:
     Tracing has counted what torch's own ops write; what a kernel or a graph inside an op does with its operands it has not.
     """
     written: set[int | None] = {None}
+    inner = bodies(module)
     for node in module.graph.nodes:
-        if (body := _body(module, node)) is not None:
-            written |= _written_memory(body)
+        if node in inner:
+            written |= _written_memory(inner[node])
         elif node.op in ("call_function", "call_method", "call_module") and not is_pure(node):
             written.update(map(_memory, node.all_input_nodes))
         value = _example(node)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dynafuse.passes import attention_masks
 from dynafuse.passes.attention_masks import ATTENTION
-from dynafuse.passes.constants import Constants, are_handed_on
+from dynafuse.passes.constants import Constants, are_handed_on, bodies
 from dynafuse.passes.early import rewrite
 
 N = 5
@@ -296,6 +296,14 @@ def test_masks_of_checkpointed_layers_that_are_written_to_stay(inside: bool) -> 
 
     module = traced(function, Q.clone().requires_grad_())
     assert set(inner_meanings(rewrite(module))) == {"mask"}
+
+
+def test_what_two_calls_run_stays() -> None:
+    module = traced(lambda q: layered(q, checkpointed), Q.clone().requires_grad_())
+    first, second = (node.args[0] for node in bodies(module))
+    second.replace_all_uses_with(first)
+    assert not bodies(module)
+    assert inner_meanings(rewrite(module)) == ["mask", "mask"]
 
 
 def split(module: GraphModule) -> list[GraphModule]:
