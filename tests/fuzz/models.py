@@ -71,6 +71,9 @@ def attention(state: State, name: str) -> bool:
         is_bool = state.dtype(made) is torch.bool
         scores = f"{name}.masked_fill(~{made}, {lowest})" if is_bool else f"{name} + {made}"
         return state.add(f"F.softmax({scores}, -1{rng.choice(('', ', dtype=torch.float32'))})") is not None
+    if rng.random() < 0.3:
+        layer = "lambda x, mask: F.scaled_dot_product_attention(x, x * 0.5, x, attn_mask=mask) + x"
+        return state.add(f"torch.utils.checkpoint.checkpoint({layer}, {name}, {made}, use_reentrant=False)") is not None
     how = rng.choice((f"attn_mask={made}", f"attn_mask={made}, scale=0.5", "is_causal=True"))
     return state.add(f"F.scaled_dot_product_attention({name}, {name} * 0.5, {name}, {how})") is not None
 
