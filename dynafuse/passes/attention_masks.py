@@ -15,9 +15,9 @@ import math
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
+from dynafuse.fallback import answered
 from dynafuse.passes import strides
 from dynafuse.passes.constants import Constants, are_handed_on, bodies, is_pure
 
@@ -113,27 +113,23 @@ def _told(constant: Any) -> str:
 
 
 def _shows_strides(changed: Node) -> bool:
-    """Return whether a result of the graph has other strides since a call's arguments have changed; in doubt it has.
+    """Return whether a result of the graph has other strides since a call's arguments have changed; in doubt it has."""
+    return answered(lambda: _strides_reach_results(changed)) is not False
 
-    All that reads the call is evaluated on fake tensors, as far as its own strides are others than before.
-    """
-    example = changed.meta.get("example_value")
-    if not isinstance(example, FakeTensor):
-        return True
+
+def _strides_reach_results(changed: Node) -> bool:
+    """Return whether a result has other strides; what reads the call is evaluated as far as its own strides have changed."""
     values: dict[Node, Any] = {}
     pending = [changed]
-    with example.fake_mode:  # Dynamo's, which is not the one of whoever compiles
+    with changed.meta["example_value"].fake_mode:  # Dynamo's, which is not the one of whoever compiles
         while pending:
             node = pending.pop()
             if node.op == "output" or (node is not changed and not is_pure(node)):
                 return True
-            try:
-                args, kwargs = torch.fx.map_arg(
-                    (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["example_value"])
-                value = _called(node, args, kwargs)
-                before = values[node] if node in values else node.meta["example_value"]
-            except Exception:  # no value, or a view that the strides do not allow
-                return True
+            args, kwargs = torch.fx.map_arg(
+                (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["example_value"])
+            value = _called(node, args, kwargs)
+            before = values[node] if node in values else node.meta["example_value"]
             if strides.layout(value) != strides.layout(before):
                 values[node] = value
                 pending.extend(node.users)
