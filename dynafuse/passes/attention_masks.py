@@ -34,7 +34,7 @@ def recover_constant_masks(module: GraphModule) -> None:
     given = [n for reader in readers for n in reader.all_input_nodes if _is_like_mask(n)]
     if not (attentions or inner or given or are_handed_on()):
         return
-    constants = Constants(module)
+    constants = Constants(module, inner)
     masks = Masks(constants)
     for node in attentions:
         _recover(node, masks)

@@ -11,7 +11,7 @@ Worked example: in ``mask = arange(4)[None] <= arange(4)[:, None]; y = layer(x, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -33,14 +33,15 @@ _handed_on: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 class Constants:
     """The constants of one graph."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, inner: Mapping[Node, GraphModule]) -> None:
         """Look through a graph for what it writes to.
 
         Args:
             module: The graph, which may be a piece of one.
+            inner: Its :func:`bodies`.
         """
         self.module = module
-        self.written = _written_memory(module)
+        self.written = _written_memory(module, inner)
         for node in module.graph.find_nodes(op="placeholder"):
             if _is_known(node) and _memory(node) in self.written:
                 del _handed_on[_example(node)]
@@ -138,16 +139,15 @@ def _is_known(node: Node) -> bool:
     return node.op == "placeholder" and isinstance(_example(node), FakeTensor) and _example(node) in _handed_on
 
 
-def _written_memory(module: GraphModule) -> Memory:
+def _written_memory(module: GraphModule, inner: Mapping[Node, GraphModule]) -> Memory:
     """Return the memory that something in a graph writes to, directly or through a view, or may write to: the unknown, too.
 
     Tracing has counted what torch's own ops write; what a kernel or a graph inside an op does with its operands it has not.
     """
     written: set[int | None] = {None}
-    inner = bodies(module)
     for node in module.graph.nodes:
         if node in inner:
-            written |= _written_memory(inner[node])
+            written |= _written_memory(inner[node], bodies(inner[node]))
         elif node.op in ("call_function", "call_method", "call_module") and not is_pure(node):
             written.update(map(_memory, node.all_input_nodes))
         value = _example(node)
