@@ -103,12 +103,12 @@ def jobs_of(region: Region, described_device: str, most: int) -> list[Job]:
 def compiled_job(job: Job, capability: int) -> Answer:
     """Return the kernel of a job, or why there is none."""
     from dynafuse.fallback import attempted
-    from dynafuse.lowering.triton.binary import compile_all
+    from dynafuse.lowering.triton.binary import compiled_bytes
     from dynafuse.lowering.triton.lower import lower
 
     def compiled() -> Answer:
         lowered = lower(job.code, job.schedule)
-        return Answer(lowered, compile_all(lowered.source, lowered.launches, capability))
+        return Answer(lowered, [compiled_bytes(lowered.source, launch, capability) for launch in lowered.launches])
 
     return attempted(compiled, lambda error: Answer(error=f"{type(error).__name__}: {error}"[:200]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -45,6 +45,22 @@ def then(future: Future[T], function: Callable[[T], U]) -> Future[U]:
     following: Future[U] = Future()
     future.add_done_callback(lambda done: settle(following, lambda: function(done.result())))
     return following
+
+
+def together(futures: Sequence[Future[T]]) -> Future[tuple[T, ...]]:
+    """Return a future of the results of all futures, in order; once all are done it fails if one of them has failed."""
+    whole: Future[tuple[T, ...]] = Future()
+    but_last = iter(range(len(futures) - 1))  # whoever completes a future takes one; that takes no lock
+
+    def count(done: Future[T]) -> None:
+        if next(but_last, None) is None:
+            settle(whole, lambda: tuple(future.result() for future in futures))
+
+    for future in futures:
+        future.add_done_callback(count)
+    if not futures:
+        whole.set_result(())
+    return whole
 
 
 def follow(source: Future[T], target: Future[T]) -> None:

@@ -18,13 +18,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dynafuse.ir import Launch
 from dynafuse.lowering.triton.compiler import compile_launch, constants_of, gpu_target
 
 BINARY = "cubin"
 ELF = b"\x7fELF"
+
+Taken: TypeAlias = tuple[Mapping[str, Any], bytes]
+"""What is kept of a compiled kernel: what Triton says of it, and the content of a cubin."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,16 @@ class Signature:
         return cls(launch.entry, signature, dict(zip(positions, constants.values(), strict=True)), {})
 
 
-def compile_all(source: str, launches: Sequence[Launch], capability: int) -> list[tuple[dict[str, Any], bytes]]:
-    """Compile every kernel of a source to what :func:`taken` returns: what worker processes do.
+def compiled_bytes(source: str, launch: Launch, capability: int) -> Taken:
+    """Compile a kernel to what :func:`taken` returns: what worker processes do.
 
     Args:
-        source: The text of the kernels.
-        launches: Their launches, in order.
-        capability: The device's compute capability, as 90.
+        source, launch, capability: As for :func:`compile_launch`.
     """
-    return [taken(compile_launch(source, launch, capability)) for launch in launches]
+    return taken(compile_launch(source, launch, capability))
 
 
-def taken(compiled: Any) -> tuple[dict[str, Any], bytes]:
+def taken(compiled: Any) -> Taken:
     """Return metadata and binary of a compiled kernel.
 
     Raises:
@@ -97,8 +98,7 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
         return CompiledKernel(Signature.of(launch, capability), files, metadata["hash"])
 
 
-def restored_all(launches: Sequence[Launch], binaries: Iterable[tuple[Mapping[str, Any], bytes]],
-                 capability: int) -> tuple[Any, ...]:
+def restored_all(launches: Sequence[Launch], binaries: Iterable[Taken], capability: int) -> tuple[Any, ...]:
     """Return the compiled kernels of launches, each of what :func:`taken` returned. Raises what :func:`restored` does.
 
     Args:

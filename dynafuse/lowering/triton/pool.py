@@ -18,10 +18,10 @@ from typing import Any
 
 from dynafuse.fallback import attempted
 from dynafuse.forks import in_child
-from dynafuse.futures import finished, settle
-from dynafuse.ir import Lowered
-from dynafuse.lowering.triton.binary import compile_all, restored_all
-from dynafuse.lowering.triton.compiler import load
+from dynafuse.futures import finished, settle, together
+from dynafuse.ir import Launch, Lowered
+from dynafuse.lowering.triton.binary import Taken, compiled_bytes, restored
+from dynafuse.lowering.triton.compiler import compile_launch, load
 from dynafuse.lowering.triton.parsing import take_turns
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ in_child(_threads.cache_clear)
 
 
 def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Future[tuple[Any, ...]]:
-    """Compile a lowered spec; the future holds what :func:`dynafuse.lowering.triton.compiler.load` returns.
+    """Compile a lowered spec, its kernels side by side; the future holds them, in the order of their launches.
 
     Args:
         lowered: Source and launches.
@@ -66,33 +66,37 @@ def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Fut
     take_turns()
     if capability is None or workers == 0:
         return finished(lambda: load(lowered, capability))
-    compiled: Future[tuple[Any, ...]] = Future()
-    _threads().submit(_compile, compiled, lowered, capability)
+    return together([_submitted(lowered.source, launch, capability) for launch in lowered.launches])
+
+
+def _submitted(source: str, launch: Launch, capability: int) -> Future[Any]:
+    compiled: Future[Any] = Future()
+    _threads().submit(_compile, compiled, source, launch, capability)
     return compiled
 
 
-def _compile(compiled: Future[tuple[Any, ...]], lowered: Lowered, capability: int) -> None:
+def _compile(compiled: Future[Any], source: str, launch: Launch, capability: int) -> None:
     """Compile in a worker if they are ready by now, else in this thread."""
-    answer_to_come = _sent(lowered, capability)
+    answer_to_come = _sent(source, launch, capability)
     if answer_to_come is None:
-        settle(compiled, lambda: load(lowered, capability))
+        settle(compiled, lambda: compile_launch(source, launch, capability))
         return
 
-    def fetch(answer: Future[Any]) -> None:  # called by the thread that all workers answer to: it must not be kept
+    def fetch(answer: Future[Taken]) -> None:  # called by the thread that all workers answer to: it must not be kept
         with contextlib.suppress(RuntimeError):  # this process is ending
-            _threads().submit(settle, compiled, lambda: restored_all(lowered.launches, answer.result(), capability))
+            _threads().submit(settle, compiled, lambda: restored(launch, *answer.result(), capability))
 
     answer_to_come.add_done_callback(fetch)
 
 
-def _sent(lowered: Lowered, capability: int) -> Future[Any] | None:
+def _sent(source: str, launch: Launch, capability: int) -> Future[Taken] | None:
     """Return what a worker will answer; None if they are not ready, or no more."""
     from torch._inductor.async_compile import AsyncCompile
 
-    def send() -> Future[Any] | None:
+    def send() -> Future[Taken] | None:
         if not AsyncCompile.use_process_pool():
             return None
-        sent: Future[Any] = AsyncCompile.process_pool().submit(compile_all, lowered.source, lowered.launches, capability)
+        sent: Future[Taken] = AsyncCompile.process_pool().submit(compiled_bytes, source, launch, capability)
         return sent
 
     # Somebody may have shut them down.

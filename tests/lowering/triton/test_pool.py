@@ -25,8 +25,8 @@ from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.compiler import gpu_target, load
 from tests.support.processes import ROOT
 
-NOTHING = Lowered("", (), ())
-HERE = ("compiled here",)
+KERNEL, FINISH = (Launch(name, (), (sympy.Integer(1),) * 3, (), 2, 1) for name in ("kernel", "finish"))
+ONE, TWO = Lowered("source", (KERNEL,)), Lowered("source", (KERNEL, FINISH))
 SCALE = """
 import triton
 import triton.language as tl
@@ -50,7 +50,7 @@ class Workers:
         self.given.append(call)
         done: Future[Any] = Future()
         if self.error is None:
-            done.set_result([])
+            done.set_result((call[2].entry, b"binary"))
         else:
             done.set_exception(self.error)
         return done
@@ -60,7 +60,9 @@ class Workers:
 def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     """A pool that is not ready."""
     found = Workers()
-    monkeypatch.setattr(pool, "load", lambda lowered, capability: (*HERE, threading.current_thread().name))
+    monkeypatch.setattr(pool, "load", lambda lowered, capability: (threading.current_thread().name,))
+    monkeypatch.setattr(pool, "compile_launch", lambda source, launch, capability: threading.current_thread().name)
+    monkeypatch.setattr(pool, "restored", lambda launch, metadata, binary, capability: f"{metadata} of workers")
     monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
     monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: False)
     return found
@@ -71,12 +73,12 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def submitted(number: int, capability: int | None = 90, count: int | None = None) -> list[Future[tuple[Any, ...]]]:
-    return [pool.submit(NOTHING, capability, count) for _ in range(number)]
+    return [pool.submit(ONE, capability, count) for _ in range(number)]
 
 
 def made(kernels: list[Future[tuple[Any, ...]]]) -> set[str]:
     """The threads that have compiled them."""
-    return {kernel.result(timeout=20)[1].split("_")[0] for kernel in kernels}
+    return {name.split("_")[0] for kernel in kernels for name in kernel.result(timeout=20)}
 
 
 def test_while_workers_start_threads_compile(workers: Workers) -> None:
@@ -86,25 +88,39 @@ def test_while_workers_start_threads_compile(workers: Workers) -> None:
 
 def test_workers_that_are_ready_compile_all(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     ready(monkeypatch)
-    assert [kernel.result(timeout=20) for kernel in submitted(3)] == [()] * 3
+    assert [kernel.result(timeout=20) for kernel in submitted(3)] == [("kernel of workers",)] * 3
     assert len(workers.given) == 3
+
+
+def test_kernels_of_one_source_are_compiled_side_by_side(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def meets(source: str, launch: Launch, capability: int) -> str:
+        both.wait()
+        return launch.entry
+
+    monkeypatch.setattr(pool, "compile_launch", meets)
+    assert pool.submit(TWO, 90, None).result(timeout=40) == ("kernel", "finish")
+    ready(monkeypatch)
+    assert pool.submit(TWO, 90, None).result(timeout=20) == ("kernel of workers", "finish of workers")
+    assert [given[1:3] for given in workers.given] == [("source", KERNEL), ("source", FINISH)]
 
 
 def test_workers_take_what_no_thread_has_begun(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
 
-    def slow(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
+    def slow(source: str, launch: Launch, capability: int) -> str:
         begun.release()
         assert go_on.wait(20)
-        return (*HERE, "slow")
+        return "slow"
 
-    monkeypatch.setattr(pool, "load", slow)
+    monkeypatch.setattr(pool, "compile_launch", slow)
     kernels = submitted(pool.THREADS + 3)
     for _ in range(pool.THREADS):
         assert begun.acquire(timeout=20)
     ready(monkeypatch)
     go_on.set()
-    assert [kernel.result(timeout=20) for kernel in kernels] == [(*HERE, "slow")] * pool.THREADS + [()] * 3
+    assert [kernel.result(timeout=20) for kernel in kernels] == [("slow",)] * pool.THREADS + [("kernel of workers",)] * 3
     assert len(workers.given) == 3
 
 
@@ -115,18 +131,19 @@ def test_workers_that_are_gone_are_not_waited_for(workers: Workers, monkeypatch:
 
 
 def test_who_waits_for_a_kernel_gets_its_failure(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
+    def fails(*args: Any) -> Any:
         raise ValueError("here")
 
     monkeypatch.setattr(pool, "load", fails)
+    monkeypatch.setattr(pool, "compile_launch", fails)
     with pytest.raises(ValueError, match="here"):
-        pool.submit(NOTHING, 90, None).result(timeout=20)
+        pool.submit(ONE, 90, None).result(timeout=20)
     with pytest.raises(ValueError, match="here"):
-        pool.submit(NOTHING, 90, 0).result(timeout=20)
+        pool.submit(ONE, 90, 0).result(timeout=20)
     ready(monkeypatch)
     workers.error = RuntimeError("there")
     with pytest.raises(RuntimeError, match="there"):
-        pool.submit(NOTHING, 90, None).result(timeout=20)
+        pool.submit(ONE, 90, None).result(timeout=20)
 
 
 @pytest.mark.parametrize(("capability", "count"), [(90, 0), (None, None)])
