@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory.
+``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -157,7 +157,7 @@ def positions() -> Iterator[CanonicalRegion]:
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """What ptxas says of a compiled kernel's PTX."""
+    """What ptxas says of a compiled kernel's PTX, and whether that came from libdevice in part."""
     arch = f"sm_{CAPABILITY}a"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
@@ -166,7 +166,8 @@ def resources(kernel: Any) -> dict[str, int]:
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     used, spilled = USED.search(said), SPILLED.search(said)
     assert used and spilled, said
-    return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared}
+    return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared,
+            "libdevice": "__nv_" in kernel.asm["ttgir"]}
 
 
 def waits_first(ptx: str) -> bool:

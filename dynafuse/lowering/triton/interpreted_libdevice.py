@@ -116,7 +116,7 @@ def _cbrt(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.cbrt(x.numpy()))
 
 
-exp = fast_expf = _elementwise(torch.exp)
+exp = _elementwise(torch.exp)
 exp2 = _elementwise(torch.exp2)
 expm1 = _elementwise(torch.expm1)
 log = _elementwise(torch.log)
@@ -150,7 +150,7 @@ signbit = _elementwise(torch.signbit)
 erfcx = _elementwise(torch.special.erfcx)
 rint = _elementwise(torch.round)
 sqrt_rn = _elementwise(torch.sqrt)
-div_rn = fast_dividef = _elementwise(torch.true_divide)
+div_rn = _elementwise(torch.true_divide)
 rcp_rn = _elementwise(torch.reciprocal)
 fma = _elementwise(_fma)
 rsqrt = _elementwise(_rsqrt)

@@ -29,6 +29,7 @@ from triton import knobs
 from triton.language.core import builtin
 
 from dynafuse.ir import PLACE_WIDTH
+from dynafuse.lowering.triton import ptx
 
 if knobs.runtime.interpret:
     from dynafuse.lowering.triton import interpreted_libdevice as libdevice
@@ -176,7 +177,7 @@ def lgamma(x):
 
 @jit
 def rsqrt(x):
-    return libdevice.rsqrt(x)
+    return ptx.rsqrt(x)
 
 
 @jit
@@ -191,7 +192,7 @@ def trunc(x):
 
 @jit
 def sqrt(x):
-    return libdevice.sqrt_rn(x)
+    return ptx.sqrt(x)
 
 
 @jit
@@ -201,7 +202,7 @@ def round(x):
 
 @jit
 def div(x, y):
-    return libdevice.div_rn(x, y)
+    return ptx.div(x, y)
 
 
 @jit
@@ -216,7 +217,7 @@ def div_by(x, high, low):
         high, low: The reciprocal, and what float32 leaves of it.
     """
     product = x * high
-    return tl.where(product == x, x, libdevice.fma(x, tl.full([], high, tl.float32), x * low))
+    return tl.where(product == x, x, ptx.fma(x, tl.full([], high, tl.float32), x * low))
 
 
 @jit
@@ -279,7 +280,7 @@ def minus_zero(dtype: tl.constexpr):
 
 @jit
 def reciprocal(x):
-    return libdevice.rcp_rn(x)
+    return ptx.reciprocal(x)
 
 
 @jit
@@ -377,7 +378,7 @@ def right_shift(x, y):
 
 @jit
 def sigmoid(x):
-    return libdevice.rcp_rn(1 + libdevice.exp(-x))
+    return ptx.reciprocal(1 + libdevice.exp(-x))
 
 
 @jit

@@ -13,20 +13,13 @@ Worked example: a SiLU in bfloat16 is ``v2 = v1 * lq.sigmoid(v1)``, of 14 instru
 
 from __future__ import annotations
 
-import triton.language as tl
-from triton import knobs
-
+from dynafuse.lowering.triton import ptx
 from dynafuse.lowering.triton.libm import jit
-
-if knobs.runtime.interpret:
-    from dynafuse.lowering.triton import interpreted_libdevice as libdevice
-else:
-    from triton.language.extra import libdevice  # type: ignore[no-redef]
 
 
 @jit
 def exp(x):
-    return libdevice.fast_expf(x)
+    return ptx.exp(x)
 
 
 @jit
@@ -41,12 +34,12 @@ def reciprocal(x):
 
 @jit
 def sqrt(x):
-    return tl.sqrt(x)
+    return ptx.quick_sqrt(x)
 
 
 @jit
 def sigmoid(x):
-    return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
+    return ptx.quick_div(1.0, 1.0 + ptx.exp(-x))
 
 
 @jit

@@ -1,0 +1,79 @@
+"""Functions that are an instruction or two of PTX for float32; ``libm.py`` and ``libm_quick.py`` take them.
+
+libdevice has them too, and they become the same instructions. But a kernel that calls anything of libdevice waits until all
+of it is read and linked: a third of the time that a small kernel compiles. Subnormal numbers are kept, as eager keeps them.
+
+Source: PTX ISA, "Floating Point Instructions".
+
+Worked example: ``ptx.rsqrt(x)`` is ``rsqrt.approx.f32``, once for each element of a lane.
+"""
+
+# Device functions have no types that mypy could know.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton import knobs
+
+if knobs.runtime.interpret:
+    from dynafuse.lowering.triton import interpreted_libdevice as libdevice
+
+    exp, fma, rsqrt, reciprocal = libdevice.exp, libdevice.fma, libdevice.rsqrt, libdevice.rcp_rn
+    sqrt = quick_sqrt = libdevice.sqrt_rn
+    div = quick_div = libdevice.div_rn
+else:
+    from triton import jit
+    from triton.language.extra import libdevice  # type: ignore[no-redef]
+
+    @jit
+    def exp(x):
+        """Return e to the power of ``x``, off by as many units in the last place as it is large, and two."""
+        return tl.exp(x)
+
+    @jit
+    def fma(x, y, z):
+        """Return ``x * y + z``, rounded once."""
+        return tl.fma(x, y, z)
+
+    @jit
+    def rsqrt(x):
+        """Return 1 over the square root, off by two units in the last place at most; takes float64, too."""
+        if x.dtype == tl.float32:
+            return tl.inline_asm_elementwise("rsqrt.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+        else:
+            return libdevice.rsqrt(x)
+
+    @jit
+    def sqrt(x):
+        """Return the square root, rounded to nearest; takes float64, too."""
+        if x.dtype == tl.float32:
+            return tl.sqrt_rn(x)
+        else:
+            return libdevice.sqrt_rn(x)
+
+    @jit
+    def quick_sqrt(x):
+        """Return the square root, off by a unit in the last place at most."""
+        return tl.inline_asm_elementwise("sqrt.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+    @jit
+    def reciprocal(x):
+        """Return 1 over ``x``, rounded to nearest; takes float64, too."""
+        if x.dtype == tl.float32:
+            return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+        else:
+            return libdevice.rcp_rn(x)
+
+    @jit
+    def div(x, y):
+        """Return ``x / y`` of two tensors, rounded to nearest; takes float64, too."""
+        if x.dtype == tl.float32 and y.dtype == tl.float32:
+            return tl.div_rn(x, y)
+        else:
+            return libdevice.div_rn(x, y)
+
+    @jit
+    def quick_div(x, y):
+        """Return ``x / y``, off by two units in the last place at most; 0 where ``y`` is beyond 2^126."""
+        return tl.inline_asm_elementwise("div.approx.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, is_pure=True, pack=1)
