@@ -103,8 +103,8 @@ def jobs_of(region: Region, described_device: str, most: int) -> list[Job]:
 def compiled_job(job: Job, capability: int) -> Answer:
     """Return the kernel of a job, or why there is none."""
     from dynafuse.fallback import attempted
-    from dynafuse.lowering.triton.binary import compiled_bytes
     from dynafuse.lowering.triton.lower import lower
+    from dynafuse.lowering.triton.worker import compiled_bytes
 
     def compiled() -> Answer:
         lowered = lower(job.code, job.schedule)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dynafuse.ir import Launch
-from dynafuse.lowering.triton.compiler import compile_launch, constants_of, gpu_target
+from dynafuse.lowering.triton.compiler import constants_of, gpu_target
+from dynafuse.lowering.triton.scratch import scratch_folder
 
 BINARY = "cubin"
 ELF = b"\x7fELF"
@@ -47,15 +47,6 @@ class Signature:
         signature = dict(launch.signature) | dict.fromkeys(constants, "constexpr")
         positions = ((len(launch.signature) + k,) for k in range(len(constants)))
         return cls(launch.entry, signature, dict(zip(positions, constants.values(), strict=True)), {})
-
-
-def compiled_bytes(source: str, launch: Launch, capability: int) -> Taken:
-    """Compile a kernel to what :func:`taken` returns: what worker processes do.
-
-    Args:
-        source, launch, capability: As for :func:`compile_launch`.
-    """
-    return taken(compile_launch(source, launch, capability))
 
 
 def taken(compiled: Any) -> Taken:
@@ -90,7 +81,7 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
     wanted = launch.entry, launch.warps, capability
     if (metadata["name"], metadata["num_warps"], metadata["target"]["arch"]) != wanted or not binary.startswith(ELF):
         raise ValueError(f"it holds no kernel {launch.entry} of {launch.warps} warps for capability {capability}")
-    with tempfile.TemporaryDirectory(prefix="dynafuse-") as folder:  # read while it is made, not needed afterwards
+    with scratch_folder() as folder:  # read while it is made, not needed afterwards
         group = {name: Path(folder) / name for name in (f"kernel.{BINARY}", "kernel.json")}
         group[f"kernel.{BINARY}"].write_bytes(binary)
         group["kernel.json"].write_text(json.dumps(dict(metadata)), encoding="utf-8")

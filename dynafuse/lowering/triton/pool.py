@@ -1,8 +1,8 @@
 """Compilation beside whoever traces: in worker processes, and in threads of this process until those are ready.
 
-The workers are torch's own (the pool that Inductor compiles in): they start in the background, have torch and Triton
-imported, and answer with binaries. Kernels that no thread has begun when they are ready go to them. With ``workers=0`` a
-kernel compiles where it is asked for.
+The workers are a pool of torch's (such as Inductor compiles in): they start in the background, are born with all that
+compiles kernels (`worker.py`), and answer with binaries. Kernels that no thread has begun when they are ready go to them.
+With ``workers=0`` a kernel compiles where it is asked for.
 
 Worked example: ``submit(lowered, 90, None).result()`` is the tuple of compiled kernels.
 """
@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynafuse.fallback import attempted
 from dynafuse.forks import in_child
 from dynafuse.futures import finished, settle, together
 from dynafuse.ir import Launch, Lowered
-from dynafuse.lowering.triton.binary import Taken, compiled_bytes, restored
+from dynafuse.lowering.triton.binary import Taken, restored
 from dynafuse.lowering.triton.compiler import compile_launch, load
 from dynafuse.lowering.triton.parsing import take_turns
+
+if TYPE_CHECKING:
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +35,35 @@ THREADS = 4
 
 
 def warm(workers: int | None) -> None:
-    """Start the workers without waiting for them, and have Triton look at itself; once."""
-    if workers != 0:
-        from torch._inductor.async_compile import AsyncCompile
-
-        AsyncCompile.wakeup() if hasattr(AsyncCompile, "wakeup") else AsyncCompile.process_pool()
+    """Start the workers without waiting for them, again if they have rested, and have Triton look at itself, once."""
+    if workers != 0 and _are_ready():
+        attempted(_workers().wakeup, lambda error: log.info("no workers: %s", error))
     _read_triton()
+
+
+def _are_ready() -> bool:
+    """Return whether workers answer by now; start them if they are to be started."""
+    from torch._inductor.async_compile import get_compile_threads
+
+    return get_compile_threads() > 1 and _first_answer().done()
+
+
+@cache
+def _first_answer() -> Future[Any]:
+    return _workers().submit(os.getpid)
+
+
+@cache
+def _workers() -> SubprocPool:
+    from torch._inductor import async_compile, config
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    from dynafuse.lowering.triton.worker import Pickler
+
+    count, pickler = async_compile.get_compile_threads(), Pickler(is_parent=False)
+    workers = SubprocPool(count, pickler, quiesce=config.quiesce_async_compile_pool)
+    async_compile._pool_set.add(workers)  # torch shuts down all of these when the process ends
+    return workers
 
 
 @cache
@@ -52,7 +79,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "dynafuse-compile")
 
 
-in_child(_threads.cache_clear)
+for _kept in (_first_answer, _workers, _threads):
+    in_child(_kept.cache_clear)
 
 
 def submit(lowered: Lowered, capability: int | None, workers: int | None) -> Future[tuple[Any, ...]]:
@@ -91,13 +119,10 @@ def _compile(compiled: Future[Any], source: str, launch: Launch, capability: int
 
 def _sent(source: str, launch: Launch, capability: int) -> Future[Taken] | None:
     """Return what a worker will answer; None if they are not ready, or no more."""
-    from torch._inductor.async_compile import AsyncCompile
+    from dynafuse.lowering.triton.worker import compiled_bytes
 
     def send() -> Future[Taken] | None:
-        if not AsyncCompile.use_process_pool():
-            return None
-        sent: Future[Taken] = AsyncCompile.process_pool().submit(compiled_bytes, source, launch, capability)
-        return sent
+        return _workers().submit(compiled_bytes, source, launch, capability) if _are_ready() else None
 
     # Somebody may have shut them down.
     return attempted(send, lambda error: log.info("compiled in a thread, for lack of workers: %s", error))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import Future
@@ -16,14 +18,14 @@ import pytest
 import sympy
 import torch
 import triton
-from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.runtime import compile_tasks
 
 from dynafuse import backend
 from dynafuse.ir import Launch, Lowered
-from dynafuse.lowering.triton import pool
+from dynafuse.lowering.triton import pool, scratch
 from dynafuse.lowering.triton.compiler import gpu_target, load
-from tests.support.processes import ROOT
+from dynafuse.lowering.triton.scratch import MEMORY
+from tests.support.processes import ROOT, environment, python
 
 KERNEL, FINISH = (Launch(name, (), (sympy.Integer(1),) * 3, (), 2, 1) for name in ("kernel", "finish"))
 ONE, TWO = Lowered("source", (KERNEL,)), Lowered("source", (KERNEL, FINISH))
@@ -37,6 +39,7 @@ def scale(x, n, BLOCK: tl.constexpr, WAITS: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(x + i, tl.load(x + i, i < n) * 3, i < n)
 """
+SCALE_LAUNCH = Launch("scale", (("x", "*fp32"), ("n", "i32")), (sympy.Integer(1),) * 3, (("BLOCK", 64),), 2, 1)
 
 
 class Workers:
@@ -63,13 +66,13 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setattr(pool, "load", lambda lowered, capability: (threading.current_thread().name,))
     monkeypatch.setattr(pool, "compile_launch", lambda source, launch, capability: threading.current_thread().name)
     monkeypatch.setattr(pool, "restored", lambda launch, metadata, binary, capability: f"{metadata} of workers")
-    monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
-    monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: False)
+    monkeypatch.setattr(pool, "_workers", lambda: found)
+    monkeypatch.setattr(pool, "_are_ready", lambda: False)
     return found
 
 
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: True)
+    monkeypatch.setattr(pool, "_are_ready", lambda: True)
 
 
 def submitted(number: int, capability: int | None = 90, count: int | None = None) -> list[Future[tuple[Any, ...]]]:
@@ -154,16 +157,57 @@ def test_without_workers_and_in_the_interpreter_nobody_else_compiles(
     assert not workers.given
 
 
+WORKERS = """
+import json, os, sys
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
+from tests.lowering.triton.test_pool import SCALE, SCALE_LAUNCH, loaded
+from dynafuse.lowering.triton.worker import Pickler, compiled_bytes
+
+workers = SubprocPool(1, Pickler(is_parent=False))
+before = workers.submit(loaded).result()
+metadata, cubin = workers.submit(compiled_bytes, SCALE, SCALE_LAUNCH, 90).result()
+print(json.dumps({"before": before, "after": workers.submit(loaded).result(), "name": metadata["name"], "size": len(cubin)}))
+workers.shutdown()
+"""
+
+
+def loaded() -> list[str]:
+    """What this process has imported of what compiles kernels."""
+    return sorted(name for name in sys.modules if name.startswith(("triton.", "dynafuse.lowering.", "torch._inductor.runtime.")))
+
+
+def test_workers_are_born_with_what_compiles_kernels_and_leave_no_files(tmp_path: Path) -> None:
+    variables = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    others = set(MEMORY.glob("dynafuse-*"))
+    found = json.loads(python("-c", WORKERS, env=environment(interpreted=False, **variables)).splitlines()[-1])
+    assert found["name"] == "scale" and found["size"] > 1000
+    assert "triton.compiler.code_generator" in found["before"]
+    assert found["after"] == found["before"]
+    assert not list((tmp_path / "triton").rglob("*.cubin"))
+    assert set(MEMORY.glob("dynafuse-*")) <= others
+
+
+def test_where_memory_is_full_files_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scratch, "MEMORY", tmp_path)
+    with scratch.scratch_folder() as folder:
+        assert Path(folder).parent == tmp_path
+    monkeypatch.setattr(scratch, "LEAST_FREE", 1 << 62)
+    with scratch.scratch_folder() as folder:
+        assert Path(folder).parent == Path(tempfile.gettempdir())
+    monkeypatch.setattr(scratch, "MEMORY", tmp_path / "none")
+    with scratch.scratch_folder() as folder:
+        assert Path(folder).parent == Path(tempfile.gettempdir())
+
+
 @pytest.mark.gpu
 def test_what_workers_have_compiled_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = Launch("scale", (("x", "*fp32"), ("n", "i32")), (sympy.Integer(1),) * 3, (("BLOCK", 64),), 2, 1)
     pool.warm(None)
-    while not AsyncCompile.use_process_pool():
+    while not pool._are_ready():
         time.sleep(0.1)
     with monkeypatch.context() as patched:
         patched.setattr(triton, "compile", None)
-        (theirs,) = pool.submit(Lowered(SCALE, (launch,), ()), 90, None).result(timeout=60)
-    (mine,) = load(Lowered(SCALE, (launch,), ()), 90)
+        (theirs,) = pool.submit(Lowered(SCALE, (SCALE_LAUNCH,), ()), 90, None).result(timeout=60)
+    (mine,) = load(Lowered(SCALE, (SCALE_LAUNCH,), ()), 90)
     assert theirs.asm["cubin"] == mine.asm["cubin"]
     assert theirs.metadata.shared == mine.metadata.shared
 
