@@ -18,6 +18,7 @@ from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.dependent import prologue
 from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.eviction import innermost
 from dynafuse.lowering.triton.overwrites import overwrites
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_STEP
@@ -137,6 +138,7 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
     schedule = builder.schedule
     emitter = Emitter(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
     emitter.hoist_invariants = schedule.hoist_invariants
+    emitter.eviction.beside = innermost(emitter.axes, (order for tile, order in schedule.order.items() if tile != "y"))
     emitter.tile_dims = {"y": 0, "x": 1} if "y" in schedule.order else {tile: builder.tile_dim(tile) for tile in "xr"}
     if tile_of is None:
         exact_tiles = (tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))

@@ -20,6 +20,7 @@ from dynafuse.errors import LoweringError
 from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton.control_flow import ControlFlow
+from dynafuse.lowering.triton.eviction import Eviction
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
@@ -79,7 +80,7 @@ class Emitter(ControlFlow):
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
         self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
         self._rounded_texts: dict[tuple[str, torch.dtype], str] = {}  # rounded values before they were widened again
-        self.eviction = ""  # how long the cache is to hold what is loaded along rows now
+        self.eviction = Eviction(self.axes, self.tile_of, self.unit_tiles)
         self._current_op: int | None = None  # the op that is being lowered
 
     # ------------------------------------------------------------------ indices
@@ -374,22 +375,13 @@ class Emitter(ControlFlow):
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset))
         if not any(access.tensor == tensor and access.offset == offset for access in self.accesses):
             self.accesses.append(Access(tensor, layout, offset, False, tuple(mask.name for mask in self.masks)))
-        hint = self._eviction_hint(tiles)
-        text = f"tl.load({pointer}{mask}{hint})"
+        text = f"tl.load({pointer}{mask}{self.eviction.hint(layout, offset, tiles)})"
         if layout.dtype is torch.bool:
             text += ".to(tl.int1)"
         elif opmath(layout.dtype) is not layout.dtype:
             text += ".to(tl.float32)"
         loaded, self.masks = self.define(text, layout.dtype, tiles, offset), outer
         return loaded
-
-    def _eviction_hint(self, tiles: frozenset[str]) -> str:
-        """Return the text of the argument that says how long the cache is to hold what is loaded along ``tiles``."""
-        if "r" not in tiles:
-            return ""
-        is_of_every_row = "x" not in tiles | self.unit_tiles
-        policy = "evict_last" if is_of_every_row else self.eviction
-        return f', eviction_policy="{policy}"' if policy else ""
 
     def _pointer_and_mask(
         self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset()

@@ -115,7 +115,7 @@ def looped(builder: KernelBuilder) -> None:
         stores = [(number, store) for number, store in along_row
                   if current == (needed_passes[store.op] if store.into is None else count - 1)]
         if reductions or stores:
-            emitter.eviction = ("evict_last" if current < count - 1 else "evict_first") if count > 1 else ""
+            emitter.eviction.of_row = ("evict_last" if current < count - 1 else "evict_first") if count > 1 else ""
             # Lanes of a Welford recurrence that end early have to begin with the others.
             needs_order = any(recurrence_of(spec, op).needs_share for op in reductions)
             emit_pass(builder, emitter, reductions, stores, online_sums=online_sums,
