@@ -18,7 +18,7 @@ from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.dependent import prologue
 from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
-from dynafuse.lowering.triton.eviction import innermost
+from dynafuse.lowering.triton.eviction import innermost, keep_what_is_loaded_again
 from dynafuse.lowering.triton.overwrites import overwrites
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_STEP
@@ -238,6 +238,8 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     constants = {f"{tile.upper()}BLOCK": size for tile, size in (block or builder.schedule.block).items()}
     if emitter.first_wait is not None:
         load_early(emitter.top, emitter.first_wait, along_rows=builder.schedule.loads_early or bool(suffix))
+    loads = ((access.tensor, access.layout, access.offset) for access in emitter.accesses if not access.is_store)
+    keep_what_is_loaded_again(emitter.top, loads)
     parameters = [parameter for parameter, _ in signature]
     block, warps = block or builder.schedule.block, warps or builder.schedule.warps
     first = list(prologue(*_programs_and_points(builder, tiles, block, grid)))

@@ -1,8 +1,9 @@
 """How long the cache is to hold what a kernel loads: what is read again longer than what streams through.
 
-Other points read the same element where a tensor is spread along an axis, as a bias is along the rows. Other lanes, or the
-same ones later, read the rest of a line where a tensor does not lie along the tile, as one that is transposed. A row that a
-loop passes over several times is to stay until its last pass.
+Other points read the same element where a tensor is spread along an axis, as a bias is along the rows. Other lanes, or
+the same ones later, read the rest of a line where a tensor does not lie along the tile, as one that is transposed; and
+neighbours read it again where a kernel loads it at several places, as a stencil does. A row that a loop passes over several
+times is to stay until its last pass.
 
 Source: PTX ISA, "Cache Eviction Priority Hints".
 
@@ -12,13 +13,15 @@ Worked example: of ``x + bias`` over ``[4096, 1024]`` the bias is loaded with ``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from dynafuse.ir import Layout
-from dynafuse.lowering.triton.scopes import PER_STEP
+from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope
 from dynafuse.partition.kernel_class import estimate
 
 ROW = PER_STEP | {"r"}
@@ -26,6 +29,12 @@ ROW = PER_STEP | {"r"}
 
 LARGEST_KEPT = 24 << 20
 """Bytes of a tensor up to which it may stay: half of the second-level cache of an H100 or H200."""
+
+
+LAST = ', eviction_policy="evict_last"'
+PLAIN_LOAD = re.compile(
+    r"(?P<load>\w+ = tl\.load\((?P<tensor>in\d+) \+ (?!.*eviction_policy).*?)(?P<end>\)(\.to\(tl\.\w+\))?)$")
+"""A load without a hint: what comes before the place for one, and behind it."""
 
 
 @dataclass
@@ -55,7 +64,7 @@ class Eviction:
 
     def _is_read_again(self, layout: Layout, offset: sympy.Expr, tiles: frozenset[str]) -> bool:
         """Return whether several points read an element, or lanes the parts of a line, of a tensor that the cache holds."""
-        if math.prod(map(estimate, layout.shape)) * layout.dtype.itemsize > LARGEST_KEPT:
+        if not _fits(layout):
             return False
         symbols = offset.free_symbols
         if any(self.tiles_of.get(symbol) for symbol in symbols.difference(self.axes)):
@@ -63,6 +72,35 @@ class Eviction:
         is_row = bool(tiles & ROW)
         walked = {axis for axis in self.axes if axis.size != 1 and (is_row or not self.tiles_of[axis] <= ROW)}
         return not walked <= symbols or not any(offset.coeff(axis) == 1 for axis in self.beside)
+
+
+def _fits(layout: Layout) -> bool:
+    return math.prod(map(estimate, layout.shape)) * layout.dtype.itemsize <= LARGEST_KEPT
+
+
+def keep_what_is_loaded_again(scope: Scope, loads: Iterable[tuple[str, Layout, sympy.Expr]]) -> None:
+    """Give a hint to all loads of tensors that a kernel loads at several places.
+
+    Args:
+        scope: The kernel's top level.
+        loads: The tensor, its layout and the place of each load of the kernel.
+    """
+    places: dict[str, set[sympy.Expr]] = defaultdict(set)
+    for tensor, layout, place in loads:
+        if _fits(layout):
+            places[tensor].add(place)
+    for line in _lines(scope):
+        match = PLAIN_LOAD.match(line.text)
+        if match and len(places.get(match["tensor"], ())) > 1:
+            line.text = f"{match['load']}{LAST}{match['end']}"
+
+
+def _lines(scope: Scope) -> Iterator[Line]:
+    for item in scope.lines:
+        if isinstance(item, Scope):
+            yield from _lines(item)
+        else:
+            yield item
 
 
 def innermost(axes: Sequence[sympy.Symbol], orders: Iterable[Sequence[int]]) -> frozenset[sympy.Symbol]:

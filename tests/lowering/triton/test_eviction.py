@@ -55,6 +55,14 @@ def test_what_lies_across_the_tile_stays_if_the_cache_holds_it(rows: int, policy
     assert policies(transposed, torch.empty(rows, 1024)) == [[policy]]
 
 
+def test_what_is_loaded_at_several_places_stays() -> None:
+    def neighbours(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.add.Tensor", g.op("aten.slice.Tensor", x, 1, 0, 1000), g.op("aten.slice.Tensor", x, 1, 24, 1024))
+
+    assert policies(neighbours, torch.empty(1024, 1024)) == [[LAST, LAST]]
+    assert policies(neighbours, torch.empty(2 * LARGEST_KEPT // 4096, 1024)) == [[NONE, NONE]]
+
+
 def test_where_loaded_indices_lead_is_not_known() -> None:
     def looked_up(g: graphs.Builder, table: Node, at: Node) -> Node:
         return g.op("aten.embedding.default", table, at)
