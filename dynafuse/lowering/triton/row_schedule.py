@@ -23,6 +23,7 @@ from dynafuse.lowering.triton.reduced_rows import (
     stages_within,
 )
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before
+from dynafuse.lowering.triton.tile_cost import BYTES, STARTED
 from dynafuse.lowering.triton.tiles import LANES, Schedule, clamp, power_of_two
 from dynafuse.partition.kernel_class import PROCESSORS
 
@@ -30,6 +31,7 @@ LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's register
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
+LEAST_MOVED = BYTES / STARTED  # bytes that a program of many moves at least: memory is faster than they are started
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
@@ -79,7 +81,8 @@ def _rows_held(facts: Rows, r: int) -> int:
     x = min(max((1024 if r > LONGEST_IN_LANE else 512) // r, 1), clamp(share // 4, 1, 128))
     if facts.is_mixed:  # what lies across the rows fills sectors too
         x = clamp(share // 2, x, 2 * SECTOR // min(facts.itemsize, SECTOR))
-    return x
+    moved = facts.length * (facts.bytes_read + facts.itemsize * facts.stores_along)  # of a row
+    return 2 * x if facts.rows >= MANY_ROWS * x and x * moved < LEAST_MOVED else x
 
 
 def _warps_of_held(facts: Rows, x: int, r: int) -> int:

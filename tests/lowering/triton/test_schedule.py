@@ -232,6 +232,11 @@ def test_short_rows_go_several_to_a_program_and_long_ones_alone() -> None:
     assert rows == sorted(rows, reverse=True) and rows[0] > 8 and rows[-1] == 1
 
 
+@pytest.mark.parametrize(("write", "rows", "held"), [(total(1), 1 << 20, 4), (total(1), 1 << 14, 2), (normalized, 1 << 20, 2)])
+def test_programs_of_very_many_rows_move_as_much_as_is_started_in_that_time(write: Any, rows: int, held: int) -> None:
+    assert scheduled(write, torch.empty(rows, 512, dtype=BF16)).block["x"] == held
+
+
 @pytest.mark.parametrize(("length", "hoisted"), [(1024, True), (8192, True), (8193, False)])
 def test_what_all_rows_share_is_held_where_there_are_registers(length: int, hoisted: bool) -> None:
     """Of rows and columns in one kernel: as many programs as the device has room for, each over several rows."""
