@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -55,6 +56,8 @@ def _first_answer() -> Future[Any]:
 
 @cache
 def _workers() -> SubprocPool:
+    from multiprocessing.util import Finalize
+
     from torch._inductor import async_compile, config
     from torch._inductor.compile_worker.subproc_pool import SubprocPool
 
@@ -62,7 +65,9 @@ def _workers() -> SubprocPool:
 
     count, pickler = async_compile.get_compile_threads(), Pickler(is_parent=False)
     workers = SubprocPool(count, pickler, quiesce=config.quiesce_async_compile_pool)
-    async_compile._pool_set.add(workers)  # torch shuts down all of these when the process ends
+    # As torch does with its own: they are shut down when this process ends, also if `multiprocessing` has started it.
+    async_compile._pool_set.add(workers)
+    Finalize(None, workers.shutdown, exitpriority=sys.maxsize)
     return workers
 
 
