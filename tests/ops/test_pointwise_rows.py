@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dynafuse.ops as ops
-from dynafuse.ops import Kind, Row
-from tests.support.pointwise_harness import DEVICE, evaluate
+from dynafuse.ops import Context, Kind, Row
+from tests.support.pointwise_harness import DEVICE, evaluate, expression
 
 SIZE = 64
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int8, torch.uint8, torch.bool)
@@ -216,3 +216,12 @@ def test_integers_against_numbers(name: str, number: float, tmp_path: Path) -> N
     args = [torch.arange(-4, 4, dtype=torch.int32, device=DEVICE), number]
     expected = row.target(*args)
     assert torch.equal(evaluate(row, args, expected, tmp_path), expected)
+
+
+def test_a_product_less_itself_is_no_fused_multiply_add() -> None:
+    """``fma(a, b, -v)`` of ``v = a * b`` is what rounding took from ``v``; eager's difference is 0, or NaN."""
+    (row,) = (row for row in ROWS if row.target is torch.ops.aten.sub.Tensor)
+    context = Context(torch.float32, torch.bfloat16)
+    assert expression(row, context, ["v1", "v1"]) == "tl.abs(v1) * 0.0"
+    assert expression(row, context, ["v1", "v2"]) == expression(row, context, ["v1", "v2", 1]) == "v1 - v2"
+    assert expression(row, context, ["v1", "v1", 2]) == "v1 - 2.0 * v1"
