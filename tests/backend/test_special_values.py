@@ -76,7 +76,12 @@ def test_bits_are_eagers(executor: str, table: dict[str, Callable[..., torch.Ten
     x, y = torch.tensor(SPECIALS, dtype=dtype), torch.tensor(OTHERS, dtype=dtype)
     expected, actual = every(x, y), compiled(every, executors=executor)(x, y)
     wrong = {name: (ours, eager) for name, ours, eager in zip(table, actual, expected, strict=True) if not same(ours, eager)}
-    assert not wrong
+    assert not {name for name, (ours, _) in wrong.items() if not same(ours, one_by_one(table[name], x, y))}, wrong
+
+
+def one_by_one(function: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Eager's results, each element computed alone: on some CPUs its vector code loses NaNs."""
+    return torch.cat([function(x[k:k + 1], y[k:k + 1]) for k in range(len(x))])
 
 
 @pytest.mark.gpu
