@@ -30,7 +30,6 @@ ROW = PER_STEP | {"r"}
 LARGEST_KEPT = 24 << 20
 """Bytes of a tensor up to which it may stay: half of the second-level cache of an H100 or H200."""
 
-
 LAST = ', eviction_policy="evict_last"'
 PLAIN_LOAD = re.compile(
     r"(?P<load>\w+ = tl\.load\((?P<tensor>in\d+) \+ (?!.*eviction_policy).*?)(?P<end>\)(\.to\(tl\.\w+\))?)$")

@@ -1,7 +1,6 @@
 """Folders of files that live for a moment: in memory where there is room, else on disk.
 
-Compiling a kernel writes and reads some thirty files, and moves and removes them. Where files are slow, as in containers
-whose files lie elsewhere, that took longer than the compiler.
+Compiling a kernel writes, moves, reads and removes some thirty files, none of which anybody needs afterwards.
 
 Worked example::
 
