@@ -30,7 +30,6 @@ ROW = PER_STEP | {"r"}
 LARGEST_KEPT = 24 << 20
 """Bytes of a tensor up to which it may stay: half of the second-level cache of an H100 or H200."""
 
-LAST = ', eviction_policy="evict_last"'
 PLAIN_LOAD = re.compile(
     r"(?P<load>\w+ = tl\.load\((?P<tensor>in\d+) \+ (?!.*eviction_policy).*?)(?P<end>\)(\.to\(tl\.\w+\))?)$")
 """A load without a hint: what comes before the place for one, and behind it."""
@@ -59,7 +58,7 @@ class Eviction:
             policy = self.of_row if "x" in tiles | self.unit_tiles else "evict_last"
         if not policy and tiles and self._is_read_again(layout, offset, tiles):
             policy = "evict_last"
-        return f', eviction_policy="{policy}"' if policy else ""
+        return _argument(policy) if policy else ""
 
     def _is_read_again(self, layout: Layout, offset: sympy.Expr, tiles: frozenset[str]) -> bool:
         """Return whether several points read an element, or lanes the parts of a line, of a tensor that the cache holds."""
@@ -71,6 +70,10 @@ class Eviction:
         is_row = bool(tiles & ROW)
         walked = {axis for axis in self.axes if axis.size != 1 and (is_row or not self.tiles_of[axis] <= ROW)}
         return not walked <= symbols or not any(offset.coeff(axis) == 1 for axis in self.beside)
+
+
+def _argument(policy: str) -> str:
+    return f', eviction_policy="{policy}"'
 
 
 def _fits(layout: Layout) -> bool:
@@ -91,7 +94,7 @@ def keep_what_is_loaded_again(scope: Scope, loads: Iterable[tuple[str, Layout, s
     for line in _lines(scope):
         match = PLAIN_LOAD.match(line.text)
         if match and len(places.get(match["tensor"], ())) > 1:
-            line.text = f"{match['load']}{LAST}{match['end']}"
+            line.text = f"{match['load']}{_argument('evict_last')}{match['end']}"
 
 
 def _lines(scope: Scope) -> Iterator[Line]:
