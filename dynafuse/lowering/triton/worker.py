@@ -23,17 +23,11 @@ from dynafuse.ir import Launch
 from dynafuse.lowering.triton.binary import Taken, taken
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.scratch import scratch_folder
+from dynafuse.lowering.triton.source import HEADER, QUICK
 
 log = logging.getLogger(__name__)
 
-FIRST = """
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from dynafuse.lowering.triton import libm as lm
-from dynafuse.lowering.triton import libm_quick as lq
-
+FIRST = HEADER + QUICK + """
 
 @triton.jit
 def first(x, y, XBLOCK: tl.constexpr, WAITS: tl.constexpr = False):
