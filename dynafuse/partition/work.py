@@ -16,14 +16,13 @@ from dynafuse.cost.model import Work
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.kernel_class import reduction_class
+from dynafuse.partition.kernel_class import columns_of_program, reduction_class
 from dynafuse.partition.legality import Member, Shape, product
 
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
 LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
 SPLIT_POINTS = 4096  # points of a program of a split reduction
 MANY = 1 << 30  # programs of a kernel that fills any device
-TILE_COLUMNS = 64  # columns of a program that reduces columns
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
     kernel_class = reduction_class(shape.rows, shape.length, contiguous=_is_contiguous(spaces, asked),
                             splittable=_splits(spaces, asked))
-    programs = _programs(kernel_class, rows, points)
+    programs = _programs(kernel_class, rows, points, width)
     return Work(moved, flops, programs, kernel_class, 2 if kernel_class == "split" else 1, width, length, count)
 
 
@@ -102,7 +101,8 @@ def torch_work(spaces: Spaces, node: Node) -> Work:
     dims = zip(spaces.dims[node], spaces.tensor(node.all_input_nodes[0]).stride, strict=True)
     contiguous = any(stride == 1 and dim and leaves(dim)[-1] in reduced for dim, stride in dims)
     kernel_class = reduction_class(rows, length, contiguous=contiguous, splittable=True)
-    programs, launches = _programs(kernel_class, rows, rows * length), 2 if kernel_class == "split" else 1
+    itemsize = max(tensors, key=lambda t: t.bytes).dtype.itemsize
+    programs, launches = _programs(kernel_class, rows, rows * length, itemsize), 2 if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, length=length)
 
 
@@ -134,9 +134,11 @@ def _is_static(axes: Sequence[Axis]) -> bool:
     return all(isinstance(axis.size, int) for axis in axes)
 
 
-def _programs(kernel_class: str, rows: int, points: int) -> int:
+def _programs(kernel_class: str, rows: int, points: int, itemsize: int) -> int:
     """Count the programs of a kernel that reduces rows."""
-    return max({"row": rows, "column": rows // TILE_COLUMNS, "split": points // SPLIT_POINTS}[kernel_class], 1)
+    if kernel_class == "column":
+        return -(-rows // columns_of_program(rows, itemsize))
+    return max({"row": rows, "split": points // SPLIT_POINTS}[kernel_class], 1)
 
 
 # What is moved and computed -------------------------------------------------------------------------------------------

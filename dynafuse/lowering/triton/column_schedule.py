@@ -15,13 +15,12 @@ from dynafuse.lowering.triton.reduced_rows import (
     LONGEST_IN_LANE,
     RESIDENT,
     RESIDENT_WARPS,
-    SECTOR,
     Rows,
     split_over,
     stages_within,
 )
 from dynafuse.lowering.triton.tiles import LANES, Schedule, clamp, power_of_two
-from dynafuse.partition.kernel_class import PROCESSORS
+from dynafuse.partition.kernel_class import PROCESSORS, SECTOR, columns_of_program
 
 LONG_COLUMN = 256  # elements from which on larger tiles are faster
 UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
@@ -102,8 +101,7 @@ def _is_little_under_way(facts: Rows, x: int, r: int, warps: int) -> bool:
 
 def _narrow_columns(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules for few columns: as many programs as the sectors of memory allow, each with many loads under way."""
-    sector = SECTOR // min(facts.itemsize, SECTOR)
-    width = clamp(power_of_two(facts.rows // PROCESSORS + 1) // 2, sector, 64)
+    width = columns_of_program(facts.rows, facts.itemsize)
     for x, tile in ((width, 4096), (width, 8192), (2 * width, 8192), (width, 2048), (max(width // 2, 1), 4096)):
         x = min(x, power_of_two(facts.rows))
         r = min(tile // x, power_of_two(facts.length))

@@ -16,7 +16,7 @@ from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.tiles import LANES, Schedule, by_stride, clamp, point_count, strides_of, traffic, vector_length
-from dynafuse.partition.kernel_class import PROCESSORS, estimate
+from dynafuse.partition.kernel_class import PROCESSORS, SECTOR, estimate
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
@@ -26,7 +26,6 @@ RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
-SECTOR = 32  # bytes that memory moves at least
 REGISTER = 4  # bytes of a register
 
 

@@ -17,7 +17,6 @@ from dynafuse.lowering.triton.reduced_rows import (
     MOST_SPLITS,
     RESIDENT,
     RESIDENT_WARPS,
-    SECTOR,
     Rows,
     split_over,
     stages_within,
@@ -25,7 +24,7 @@ from dynafuse.lowering.triton.reduced_rows import (
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before
 from dynafuse.lowering.triton.tile_cost import BYTES, STARTED
 from dynafuse.lowering.triton.tiles import LANES, Schedule, clamp, power_of_two
-from dynafuse.partition.kernel_class import PROCESSORS
+from dynafuse.partition.kernel_class import PROCESSORS, SECTOR
 
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
