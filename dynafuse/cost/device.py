@@ -63,6 +63,8 @@ def _documented() -> dict[str, str]:
         "processors": "streaming multiprocessors, or cores",
         "programs_per_processor": "programs in flight that keep a processor's memory pipes full",
         "replay_us": "device time of a node of a captured CUDA graph besides its work, microseconds",
+        "combine_us": "device time of a reduction split over programs besides its work and launches, microseconds: what "
+                      "combines their results waits for the last of them",
         "allocation_us": "host time of one allocation of device memory, microseconds",
         "expected_calls": "calls over which a kernel's compile time is spread",
         "expected_runs": "calls of a graph over which the compile time of a kernel that it calls once is spread",

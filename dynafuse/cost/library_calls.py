@@ -156,21 +156,21 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
         The prediction; a ``partial`` one, of the bytes alone, where it is not known how much is computed.
     """
     passes, further = _ordering(target, args, kwargs, device)
-    memory = predict(Work(passes * moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
+    moving = Work(passes * moved, 0.0, 1 << 30, "pointwise")
+    memory = predict(moving, device, EAGER)
     if further:
         return replace(memory, device_us=memory.device_us + further, captured_us=memory.captured_us + further)
     flops = call_flops(target, args, kwargs, result)
     if not flops:
         return replace(memory, partial=flops is None)
     host_us = library_host_us(target, args, kwargs, device)
-    return _computing(flops, _tflops(target, args, kwargs, device), replace(memory, host_us=host_us), device)
+    return _computing(flops, _tflops(target, args, kwargs, device), moving, host_us, device)
 
 
 def product_prediction(product: Product, device: Device) -> Prediction:
     """Predict what a matrix product costs, of a dtype whose rate depends on its sizes."""
-    memory = predict(Work(product.bytes, 0.0, 1 << 30, "pointwise"), device, EAGER)
-    called = replace(memory, host_us=device.host_us_contraction)
-    return _computing(product.flops, product_tflops(product, device), called, device)
+    moving = Work(product.bytes, 0.0, 1 << 30, "pointwise")
+    return _computing(product.flops, product_tflops(product, device), moving, device.host_us_contraction, device)
 
 
 def library_host_us(target: Any, args: Any, kwargs: Any, device: Device) -> float:
@@ -188,10 +188,10 @@ def library_host_us(target: Any, args: Any, kwargs: Any, device: Device) -> floa
     return each * max(sum(map(bool, wanted[:2])), 1)
 
 
-def _computing(flops: float, tflops: float, memory: Prediction, device: Device) -> Prediction:
-    """Predict what a library's kernel costs that computes, and moves what ``memory`` is the price of."""
-    busy = max(flops / max(tflops * 1e6, LEAST), memory.device_us - device.launch_us_eager)
-    return Prediction(busy + device.launch_us_eager, memory.host_us, 0.0, busy + device.replay_us)
+def _computing(flops: float, tflops: float, moving: Work, host_us: float, device: Device) -> Prediction:
+    """Predict what a library's kernel costs that computes, and moves."""
+    busy = max(flops / max(tflops * 1e6, LEAST), work_us(moving, device, EAGER))
+    return Prediction(busy + device.launch_us_eager, host_us, 0.0, busy + device.replay_us)
 
 
 def _tflops(target: Any, args: Any, kwargs: Any, device: Device) -> float:
@@ -250,10 +250,10 @@ def _gradient_of_rows(given: Mapping[str, Any], device: Device) -> float:
 
 
 def torch_prediction(work: Work, device: Device) -> Prediction:
-    """Predict what torch's kernel costs for an op that could be fused. Its sums move bytes no faster than fused ones."""
+    """Predict what torch's kernel costs for an op that could be fused. Its sums are no faster than fused ones."""
     moving = replace(work, kernel_class="pointwise")
     unfused, fused = predict(moving, device, EAGER), 0.0 if work.kernel_class == "pointwise" else work_us(work, device)
-    slower = max(fused - work_us(moving, device, EAGER), 0.0)
+    slower = max(fused - work_us(moving, device, EAGER), 0.0) + (device.combine_us if work.launches > 1 else 0.0)
     further = predict(Work(0, 0.0, work.programs, "pointwise"), device, EAGER)
     return sum([further] * (work.launches - 1), unfused + Prediction(slower, 0.0, 0.0, slower))
 

@@ -3,9 +3,12 @@
 Device time of a kernel (the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009, with measured shares)::
 
     memory = bytes / (bandwidth_tbs × efficiency[executor, class, row length, width] × share of the device in use)
-    device = max(memory, flops / (flops_tflops × share), atomics / atomics_gops) + launches × launch_us[executor]
+    work   = max(memory, flops / (flops_tflops × share), atomics / atomics_gops)
+    device = work + launches × launch_us[executor] × filling(work) + combine_us, where several programs share a row
 
-The share in use is how many of the device's processors the kernel's programs keep busy, at most all. Host time::
+The share in use is how many of the device's processors the kernel's programs keep busy, at most all. A kernel of next to no
+work takes about half of a launch's time; what it takes to fill the device, and until the last program ends, comes with the
+work: ``filling(work) = 0.55 + 0.45 × work / (work + 0.1 µs)``, measured over 47 regions of one kernel. Host time::
 
     host = calls × host_us[executor] + allocations × allocation_us
 
@@ -37,6 +40,7 @@ that run eager.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -44,6 +48,8 @@ from dynafuse.cost.device import EXECUTORS, LENGTHS, REFERENCE_WIDTH, Device
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.lowering.registry import executor as executor_of
 
+IDLE_SHARE = 0.55  # of a launch's time, which a kernel of no work takes
+FILLING_US = 0.1  # of work with which a kernel takes half of the rest
 FLOPS_OF_TERM = 8.0  # of a fold: instructions for a load that is off, the op, a selection; loads are issued at a lower rate
 LEAST = 1e-9  # constants may be overridden with 0: whatever needs that rate then takes practically forever
 
@@ -151,6 +157,30 @@ def _launches(work: Work, executor: str) -> int:
     return work.launches if executor_of(executor).splits else 1
 
 
+def launched_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
+    """Predict the device time of a kernel besides its work: of its launches, and of waiting for programs that share rows.
+
+    Args:
+        work: What the kernel does.
+        device: The device that is priced.
+        executor: Whose kernel it is.
+    """
+    each = device.constants[f"launch_us_{_priced_as(executor)}"]
+    return _launched_us(work, device, executor, work_us(work, device, executor), each)
+
+
+def _launched_us(work: Work, device: Device, executor: str, busy: float, each: float) -> float:
+    """Return the same for launches of ``each`` microseconds, of a kernel whose work takes ``busy`` microseconds."""
+    launches = _launches(work, executor)
+    filling = IDLE_SHARE + (1 - IDLE_SHARE) * busy / (busy + launches * FILLING_US)
+    return launches * each * filling + _combining_us(work, device, executor)
+
+
+def _combining_us(work: Work, device: Device, executor: str) -> float:
+    """Return how long what combines the results of programs waits for the last of them."""
+    return device.combine_us if work.kernel_class == "split" and _launches(work, executor) > 1 else 0.0
+
+
 def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: bool = False) -> Prediction:
     """Predict all that work costs on an executor.
 
@@ -168,10 +198,10 @@ def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: boo
     if not executor_of(executor).allocates:
         host += (work.outputs + launches - 1) * device.allocation_us  # a second launch reads what the first left
     return Prediction(
-        device_us=busy + launches * device.constants[f"launch_us_{_priced_as(executor)}"],
+        device_us=busy + _launched_us(work, device, executor, busy, device.constants[f"launch_us_{_priced_as(executor)}"]),
         host_us=host,
         compile_s=0.0 if compiled else launches * device.constants[f"compile_s_{_priced_as(executor)}"],
-        captured_us=busy + launches * device.replay_us,
+        captured_us=busy + _launched_us(work, device, executor, busy, device.replay_us),
         error=device.model_error_long if work.length > LENGTHS[-1] else 0.0,
     )
 
@@ -280,6 +310,15 @@ def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Devi
     return Meanwhile(calls, us - objective(exact, device), saved)
 
 
+def _work_in(us: float, work: Work, device: Device, executor: str) -> float:
+    """Return how long the work takes of a kernel's ``us`` microseconds: a root; not above 0 if there is no time for it."""
+    launches = _launches(work, executor)
+    each, ramp = device.constants[f"launch_us_{_priced_as(executor)}"], launches * FILLING_US
+    left = us - launches * each * IDLE_SHARE - _combining_us(work, device, executor)
+    filled = ramp + launches * each * (1 - IDLE_SHARE) - left
+    return (math.sqrt(filled * filled + 4 * ramp * left) - filled) / 2 if left > 0 else left
+
+
 def efficiency_to_match(work: Work, device: Device, executor: str, us: float) -> float | None:
     """Return the ``efficiency_<executor>_<class>`` at which the executor's device time is ``us``: what would flip a choice.
 
@@ -292,7 +331,7 @@ def efficiency_to_match(work: Work, device: Device, executor: str, us: float) ->
     Returns:
         None if no efficiency does it: launches or arithmetic alone take longer, or nothing is moved.
     """
-    left = us - _launches(work, executor) * device.constants[f"launch_us_{_priced_as(executor)}"]
+    left = _work_in(us, work, device, executor)
     share = in_use(work, device)
     arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
     atomics = work.atomics / max(device.atomics_gops * 1e3, LEAST)

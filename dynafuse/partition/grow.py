@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import Prediction, efficiency_to_match
+from dynafuse.cost.model import Prediction, efficiency_to_match, launched_us
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
 from dynafuse.lowering.registry import EAGER, PREFERRED
@@ -277,8 +277,8 @@ class _Growth:
     def _side_by_side(self, candidate: Candidate, first: Group, second: Group) -> Refusal | None:
         """Unify the axes of two units that share nothing but how many points they run over."""
         a, b = candidate.first, candidate.second
-        launch_us = self.device.constants[f"launch_us_{PREFERRED}"]
-        if any(group.priced is None or group.prediction.device_us > (BRIEF - 1 + group.priced.work.launches) * launch_us
+        brief_us = (BRIEF - 1) * self.device.constants[f"launch_us_{PREFERRED}"]
+        if any(group.priced is None or group.prediction.device_us > brief_us + launched_us(group.priced.work, self.device)
                for group in (first, second)):
             return Refusal(RefusalKind.DOES_NOT_PAY, a.name, b.name, "only a launch is saved")
         left, right = ([axis for dim in self.spaces.dims[unit] for axis in dim] for unit in (a, b))

@@ -137,7 +137,7 @@ def test_softmax_is_one_region() -> None:
 
 
 def test_layer_norm_is_one_region_each_way() -> None:
-    found = plan_of(lambda x, w, b: F.layer_norm(x, (128,), w, b), leaf(512, 128), leaf(128), leaf(128))
+    found = plan_of(lambda x, w, b: F.layer_norm(x, (128,), w, b), leaf(4096, 128), leaf(128), leaf(128))
     assert {kind: len(regions) for kind, regions in found.items()} == {"forward": 1, "backward": 1}
 
 
@@ -163,7 +163,7 @@ def test_a_norm_is_one_region_whatever_bounds_the_graph(rows: int) -> None:
 
 
 def test_rms_norm_is_one_region_each_way() -> None:
-    found = plan_of(lambda x, w: F.rms_norm(x, (128,), w, 1e-6), leaf(512, 128), leaf(128))
+    found = plan_of(lambda x, w: F.rms_norm(x, (128,), w, 1e-6), leaf(4096, 128), leaf(128))
     assert {kind: len(regions) for kind, regions in found.items()} == {"forward": 1, "backward": 1}
 
 

@@ -67,19 +67,30 @@ def test_the_worked_example() -> None:
     """Two bfloat16[8192, 4096] added: 201 MB at the share of the bandwidth that pointwise kernels reach."""
     work = Work(3 * 8192 * 4096 * 2, 3.4e7, 131072, "pointwise")
     expected = 3 * 8192 * 4096 * 2 / (4.12e6 * 0.98) + 2.0
-    assert region_us(work, H200) == pytest.approx(expected)
-    assert expected == pytest.approx(52, rel=0.01)
+    assert region_us(work, H200) == pytest.approx(expected, rel=1e-3) == pytest.approx(52, rel=0.01)
 
 
 def test_arithmetic_bounds_when_it_takes_longer() -> None:
     work = Work(1000, 4e9, 10**6, "pointwise")
-    assert region_us(work, H200) == pytest.approx(4e9 / 40e6 + 2.0)
+    assert region_us(work, H200) == pytest.approx(4e9 / 40e6 + 2.0, rel=1e-3)
 
 
 def test_few_programs_use_a_share_of_the_device() -> None:
-    some, all_ = (region_us(dataclasses.replace(row(), programs=n), H200) - 2 for n in (33, 264))
-    assert some == pytest.approx(8 * all_)
-    assert region_us(dataclasses.replace(row(), programs=265), H200) - 2 == all_
+    some, all_, more = (cost.work_us(dataclasses.replace(row(), programs=n), H200) for n in (33, 264, 265))
+    assert some == pytest.approx(8 * all_) and more == all_
+
+
+def test_a_kernel_of_next_to_no_work_takes_half_of_a_launch() -> None:
+    """What filling the device takes, and the last programs, comes with the work."""
+    none, little, much = (region_us(Work(n, 0.0, 10**6, "pointwise"), H200) - n / (4.12e6 * 0.98) for n in (0, MB // 2, 90 * MB))
+    assert none == pytest.approx(0.55 * 2.0) and much == pytest.approx(2.0, rel=0.01) and none < little < much
+
+
+def test_what_combines_the_results_of_programs_waits_for_them() -> None:
+    one, split = (region_us(Work(90 * MB, 0.0, 10**6, "split", launches=n), H200) for n in (1, 2))
+    assert split - one == pytest.approx(H200.launch_us_triton + H200.combine_us, rel=0.01)
+    assert region_us(Work(90 * MB, 0.0, 10**6, "split", launches=2), H200, "nvfuser") == pytest.approx(
+        region_us(Work(90 * MB, 0.0, 10**6, "split"), H200, "nvfuser")), "all in one kernel"
 
 
 def test_triton_launches_and_allocates_and_others_do_it_in_their_call() -> None:
@@ -88,14 +99,14 @@ def test_triton_launches_and_allocates_and_others_do_it_in_their_call() -> None:
     assert predict(work, H200, "nvfuser").host_us == 11.0
     assert predict(work, H200, "inductor").host_us == 2 * 10.0
     assert predict(work, H200, "eager").host_us == 7.1
-    tiny = region_us(work, H200, "triton") - region_us(dataclasses.replace(work, launches=1), H200, "triton")
-    assert tiny == pytest.approx(H200.launch_us_triton)
+    further = region_us(work, H200, "triton") - region_us(dataclasses.replace(work, launches=1), H200, "triton")
+    assert 0.55 * H200.launch_us_triton < further < H200.launch_us_triton
     assert region_us(work, H200, "nvfuser") == region_us(dataclasses.replace(work, launches=1), H200, "nvfuser")
 
 
 def test_captured_nodes_cost_a_replay_instead_of_a_launch() -> None:
     found = predict(row(), H200)
-    assert found.device_us - found.captured_us == pytest.approx(H200.launch_us_triton - H200.replay_us)
+    assert found.device_us - found.captured_us == pytest.approx(H200.launch_us_triton - H200.replay_us, rel=0.01)
 
 
 def test_what_is_compiled_needs_no_compiling() -> None:
@@ -105,7 +116,7 @@ def test_what_is_compiled_needs_no_compiling() -> None:
 
 def test_eager_ops_are_priced_as_pointwise_ones() -> None:
     work = Work(90 * MB, 0.0, 1 << 30, "pointwise")
-    assert region_us(work, H200, "eager") == pytest.approx(90 / (4.12 * 0.9) + 2.0)
+    assert region_us(work, H200, "eager") == pytest.approx(90 / (4.12 * 0.9) + 2.0, rel=1e-3)
 
 
 def test_objective_by_hand() -> None:
@@ -294,7 +305,7 @@ def test_the_efficiency_to_match_matches(work: Work, executor: str, factor: floa
 
 
 def test_no_efficiency_matches_less_than_a_launch() -> None:
-    assert cost.efficiency_to_match(row(), H200, "triton", 1.9) is None
+    assert cost.efficiency_to_match(row(), H200, "triton", 1.0) is None
     heavy = Work(1000, 4e9, 10**6, "pointwise")
     assert cost.efficiency_to_match(heavy, H200, "triton", 50.0) is None
 

@@ -230,7 +230,8 @@ def test_sums_of_columns_take_the_time_of_their_bytes(rows: int) -> None:
     """As many programs run as there are tiles of columns and parts of them, not as there are columns alone."""
     region = region_of(lambda g, x: g.op("aten.sum.dim_IntList", x, [0]), torch.empty(rows, 1024, dtype=BF16))
     memory = region.bytes / (H200.bandwidth_tbs * 1e6)
-    assert memory + H200.launch_us_triton < region.predicted_us < 1.2 * memory + 2 * H200.launch_us_triton
+    launches = 2 * H200.launch_us_triton + H200.combine_us
+    assert memory + H200.launch_us_triton < region.predicted_us < 1.2 * memory + launches
 
 
 def test_with_dynamic_sizes_work_is_that_of_the_example() -> None:

@@ -83,8 +83,8 @@ def test_masks_that_alternate() -> None:
 
 def test_first_layers_that_are_dense() -> None:
     report = planned(Dense(), Dense(), Mixture(), Mixture(), Mixture())
-    assert report.reuse == Reuse(regions=31, distinct=18, exact=13, family=0, apart=5)
-    assert "graph 2: r4 differs from r1: op 0: select with index 0 against 1" in section(report)
+    assert report.reuse == Reuse(regions=26, distinct=18, exact=8, family=0, apart=3)
+    assert "graph 2: r7 differs from r0: input 0: size (4, 32, 2) against (128, 2); … 19 more" in section(report)
 
 
 def test_a_last_layer_without_a_norm() -> None:
