@@ -30,6 +30,7 @@ from dynafuse.partition.order import Dependencies
 from dynafuse.partition.work import Asked, bytes_held, torch_work, work_of
 
 NOTHING = Prediction()
+OFF_US = 1.0  # by which predictions may be off however small they are: about what a kernel takes besides its work
 REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
 
 
@@ -161,7 +162,7 @@ class Pricing:
 
     def _is_less(self, eager: Prediction, fused: Prediction, error: float) -> bool:
         """Return whether the device takes less time, even if both predictions are off. Host times are too close for that."""
-        return eager.device_us * (1 + error) < fused.device_us * (1 - error)
+        return eager.device_us * (1 + error) + OFF_US < fused.device_us * (1 - error)
 
     def _may_be_eager(self, closure: Iterable[Node]) -> bool:
         """Return whether torch has a kernel for each node, not Python code over others, and no executor is forced."""
