@@ -165,8 +165,12 @@ def launched_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
         device: The device that is priced.
         executor: Whose kernel it is.
     """
-    each = device.constants[f"launch_us_{_priced_as(executor)}"]
-    return _launched_us(work, device, executor, work_us(work, device, executor), each)
+    return _launched_us(work, device, executor, work_us(work, device, executor), _launch_us(device, executor))
+
+
+def _launch_us(device: Device, executor: str) -> float:
+    """Return the time of a launch of a kernel that fills the device."""
+    return device.constants[f"launch_us_{_priced_as(executor)}"]
 
 
 def _launched_us(work: Work, device: Device, executor: str, busy: float, each: float) -> float:
@@ -198,7 +202,7 @@ def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: boo
     if not executor_of(executor).allocates:
         host += (work.outputs + launches - 1) * device.allocation_us  # a second launch reads what the first left
     return Prediction(
-        device_us=busy + _launched_us(work, device, executor, busy, device.constants[f"launch_us_{_priced_as(executor)}"]),
+        device_us=busy + _launched_us(work, device, executor, busy, _launch_us(device, executor)),
         host_us=host,
         compile_s=0.0 if compiled else launches * device.constants[f"compile_s_{_priced_as(executor)}"],
         captured_us=busy + _launched_us(work, device, executor, busy, device.replay_us),
@@ -313,7 +317,7 @@ def meanwhile(exact: Prediction, instead: Prediction, kernels: int, device: Devi
 def _work_in(us: float, work: Work, device: Device, executor: str) -> float:
     """Return how long the work takes of a kernel's ``us`` microseconds: a root; not above 0 if there is no time for it."""
     launches = _launches(work, executor)
-    each, ramp = device.constants[f"launch_us_{_priced_as(executor)}"], launches * FILLING_US
+    each, ramp = _launch_us(device, executor), launches * FILLING_US
     left = us - launches * each * IDLE_SHARE - _combining_us(work, device, executor)
     filled = ramp + launches * each * (1 - IDLE_SHARE) - left
     return (math.sqrt(filled * filled + 4 * ramp * left) - filled) / 2 if left > 0 else left

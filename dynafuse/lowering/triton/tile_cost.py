@@ -34,10 +34,9 @@ from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.tiles import LANES, Schedule, values_per_tile
 from dynafuse.ops.symbols import with_symbols_at
-from dynafuse.partition.kernel_class import PROCESSORS, estimate
+from dynafuse.partition.kernel_class import PROCESSORS, SECTOR, estimate
 
 LINE = 128  # bytes of a line of the cache: what one instruction touches of one is served in a cycle
-SECTOR = 32  # bytes that memory is read and written by
 SCATTERED = 4.0  # lines that could be touched while a part of a sector is written
 PARTIAL_SECTORS = 3.0  # the same while parts of the sectors at both ends of a run are written
 CYCLES = 1755.0  # per microsecond
