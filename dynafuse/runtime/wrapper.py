@@ -41,6 +41,7 @@ from dynafuse.ops import is_library
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
+from dynafuse.runtime.alignment import aligned, allocates, draws_by_address, starts_aligned
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.buffers import has_more_elements, is_given_up
 from dynafuse.runtime.promised import as_planned
@@ -91,7 +92,7 @@ class Writer:
         self.static = static
         self.names: dict[Node, str] = {}
         self.into = self._written_into()
-        self.given: dict[Node, str] = {}  # inputs that are overwritten, where kernels may have an aligned copy
+        self.given: dict[Node, str] = {}  # inputs that eager ops have to have, where kernels may have an aligned copy
         self.ahead: dict[Node, None] = {}  # those among them whose copies kernels have overwritten since
         self.symbols: dict[sympy.Expr, str] = {}  # sizes that variables hold: symbols, and what the graph computes of them
         self.lines: list[str] = []
@@ -137,14 +138,24 @@ class Writer:
         self._align(placeholders)
 
     def _align(self, placeholders: Sequence[Node]) -> None:
-        """Write copies of misaligned inputs: kernels assume 16 bytes. The caller's is kept where something writes to it."""
+        """Write copies of misaligned inputs: kernels assume 16 bytes. The caller's is kept for what needs that."""
+        needed = {memory for node in self.facts for memory in self._as_given(node).values()} | {*self.returned_views.values()}
         for number, node in enumerate(placeholders):
-            if node not in self.read or (number in self.static and _starts_aligned(node)):
+            if node not in self.read or (number in self.static and starts_aligned(node)):
                 continue
-            if node in self.returned_views.values() or any(node in written_to(user) for user in node.users):
+            if node in needed:
                 self.given[node] = f"given{number}"
                 self.lines.append(f"{self.given[node]} = {self.names[node]}")
             self._align_one(node)
+
+    def _as_given(self, node: Node) -> dict[Node, Node]:
+        """Return the arguments of a call that are in memory that it has to have as it is, with that memory.
+
+        It writes to it, or what it draws depends on where it begins.
+        """
+        if draws_by_address(node):
+            return {argument: _end_of(self.into, self.plan.annotated.base(argument)) for argument in node.all_input_nodes}
+        return {argument: _end_of(self.into, argument) for argument in written_to(node)}
 
     def _give_back(self, node: Node) -> None:
         """Write the copy of an input that kernels have overwritten back to where the caller looks."""
@@ -187,9 +198,16 @@ class Writer:
         Autograd has to know that it is a view: writing to one of several views is then an error, not silently wrong.
         """
         base = self.returned_views[node]
-        given = self.given.get(base, self.names[base])
+        return self._view_of(self.given.get(base, self.names[base]), node)
+
+    def _given(self, argument: Node, memory: Node) -> str:
+        """Write an argument of a call in what the caller gave."""
+        is_view = self.facts[argument].role is Role.VIEW
+        return self._view_of(self.given[memory], argument) if is_view else self.given[memory]
+
+    def _view_of(self, name: str, node: Node) -> str:
         sizes, strides, offset = self._place(node)
-        return f"{given}.as_strided({sizes}, {strides}, {given}.storage_offset() + {offset})"
+        return f"{name}.as_strided({sizes}, {strides}, {name}.storage_offset() + {offset})"
 
     # ------------------------------------------------------------------ lifetimes
 
@@ -383,24 +401,23 @@ class Writer:
             if node not in self.returned_views or len(node.users) > 1:
                 self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
-        ends = ((argument, _end_of(self.into, argument)) for argument in written_to(node))
-        written = {argument: memory for argument, memory in ends if memory in self.given}
-        for memory in written.values():
+        as_given = {argument: memory for argument, memory in self._as_given(node).items() if memory in self.given}
+        for memory in as_given.values():
             self._give_back(memory)
-        call = self._call(node, {argument: self.given[memory] for argument, memory in written.items()})
+        call = self._call(node, {argument: self._given(argument, memory) for argument, memory in as_given.items()})
         if in_place(node):
             self.names[node] = self.names[node.all_input_nodes[0]]
             self.lines.append(call)
         else:
             self.lines.append(f"{self.names[node]} = {call}")
-        for memory in written.values():
+        for memory in as_given.values():
             if node.target is not COPIES_INTO:  # after which nothing reads the input
                 self.lines.append(f"{self.names[memory]} = {self.given[memory]}")
                 self._align_one(memory)
         self._bind_symbols(node)
         if role is Role.EAGER:
             self._check_layout(node)
-            if node in self.read and not in_place(node) and not _allocates(node):
+            if node in self.read and not in_place(node) and not allocates(node):
                 self._align_one(node)
 
     def _call(self, node: Node, others: Mapping[Node, str]) -> str:
@@ -502,12 +519,6 @@ def _described(region: Region) -> Sequence[str]:
     return [*lines, f"    and {more} lines more"] if more > 0 else lines
 
 
-def _allocates(node: Node) -> bool:
-    """Return whether a call returns memory of its own (allocations are aligned), by its schema."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and not target.is_view
-
-
 def _source(node: Node) -> Node:
     """Return the call that returned a node's value, alone or among others."""
     while node.target is operator.getitem:
@@ -550,19 +561,6 @@ def launch_on(index: int, launch: Callable[[], None]) -> None:
     """Launch with a device current."""
     with torch.cuda.device(index):
         launch()
-
-
-def _starts_aligned(node: Node) -> bool:
-    """Return whether an input begins at a multiple of 16 bytes from the start of its memory, which is aligned."""
-    value = node.meta["val"]
-    offset = value.storage_offset()
-    return isinstance(offset, int) and offset * value.dtype.itemsize % 16 == 0
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy the memory that a tensor spans, with the same sizes and strides (expanded ones too)."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.size(), tensor.stride(), 0)
 
 
 def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],

@@ -78,6 +78,22 @@ def test_fallback_random_draws_what_eager_draws(draw: Callable[[torch.Tensor], t
     check(draw, torch.full((1030,), 0.3, device=device), fallback_random=True, precise=False)
 
 
+@pytest.mark.parametrize("capture", ["never", "always"])
+@pytest.mark.parametrize("start", [0, 2, 3, 4])
+def test_dropout_as_in_eager_of_inputs_that_begin_anywhere(start: int, capture: str, device: str) -> None:
+    """Eager's draws for as many elements at a time as it can load."""
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, F.dropout(x, 0.4), F.dropout(x.t(), 0.4)
+
+    x = torch.randn(1030, device=device)[start:start + 1024].view(32, 32)
+    call = compiled(function, fallback_random=True, capture=capture)
+    for _ in range(4):
+        torch.manual_seed(3)
+        found = call(x)
+        torch.manual_seed(3)
+        torch.testing.assert_close(found, function(x))
+
+
 def test_graphs_that_make_all_their_tensors(device: str) -> None:
     graphs = check(lambda: (torch.arange(9, device=device) * 2, torch.ones(9, device=device).cumsum(0) + 1), executors="triton")
     assert regions(graphs) > 0

@@ -792,6 +792,8 @@ COUNTS: list[int] = []
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "custom op": (lambda x: counted(x) + 1, "may do more than launch kernels"),
     "as_strided": (lambda x: x.as_strided((2,), (1,), 1) * 2, "looks around in an input's memory"),
+    "dropout as in eager": (
+        lambda x: F.dropout(x, 0.5) * 2, "draws random numbers by where an input begins"),
     "attention with dropout": (
         lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], dropout_p=0.5),
         "draws random numbers of its own"),
@@ -803,7 +805,7 @@ def test_what_is_refused(machine: Machine, name: str) -> None:
     if name == "attention with dropout" and machine.device == "cpu":
         pytest.skip("is taken apart on the CPU")
     function, reason = REFUSED[name]
-    call = machine.compile(function)
+    call = machine.compile(function, fallback_random=name == "dropout as in eager")
     COUNTS.clear()
     for _ in range(STEPS):
         x = machine.randn(8, 16)

@@ -169,6 +169,31 @@ def test_an_input_that_kernels_and_eager_ops_write_to_in_turn(order: Any, reads:
     assert torch.equal(x, expected)
 
 
+@pytest.mark.parametrize("turn", [lambda t: t, torch.t, lambda t: t[2:]])
+def test_dropout_as_in_eager_reads_a_misaligned_input_where_it_is(turn: Any, addresses: list[int],
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many numbers a CUDA device draws at a time depends on the alignment of what is dropped."""
+    def function(x: torch.Tensor) -> Any:
+        return x * 2, torch.nn.functional.dropout(turn(x), 0.5), x + 1
+
+    dropped: list[int] = []
+    called = wrapper._called
+
+    def recorded(target: Any) -> Any:
+        if target is not torch.ops.aten.native_dropout.default:
+            return called(target)
+        return lambda x, *others: (dropped.append(x.data_ptr()), target(x, *others))[1]
+
+    monkeypatch.setattr(wrapper, "_called", recorded)
+    x = misaligned()
+    torch.manual_seed(4)
+    found = torch.compile(function, backend="dynafuse", fullgraph=True,
+                          options={"executors": "triton", "fallback_random": True})(x)
+    assert dropped == [turn(x).data_ptr()] and not any(address % 16 for address in addresses)
+    torch.manual_seed(4)
+    torch.testing.assert_close(found, function(x))
+
+
 def test_a_parameter_that_is_misaligned_in_its_memory_is_copied(addresses: list[int]) -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:

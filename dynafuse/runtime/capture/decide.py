@@ -18,6 +18,7 @@ from dynafuse.cost.library_calls import plan_prediction
 from dynafuse.cost.replay import Copies, saving
 from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
+from dynafuse.runtime.alignment import draws_by_address
 
 SAFE_NAMESPACES = frozenset({"aten", "prims", "prim", "dynafuse"})
 """Namespaces whose ops do nothing but launch kernels. What a custom op does on the host would be left out by a replay."""
@@ -208,6 +209,8 @@ def _unsafe_call(node: Node, annotated: Annotated) -> str | None:
         return f"{target} ({node.name}) may do more than launch kernels"
     if target in ABSOLUTE and annotated.memory(node.all_input_nodes[0]).op == "placeholder":
         return f"{target} ({node.name}) looks around in an input's memory"
+    if draws_by_address(node) and any(annotated.memory(argument).op == "placeholder" for argument in node.all_input_nodes):
+        return f"{target} ({node.name}) draws random numbers by where an input begins"
     if moves_generator(node) and "dropout_p" in {argument.name for argument in target._schema.arguments}:
         return f"{target} ({node.name}) draws random numbers of its own"
     return None

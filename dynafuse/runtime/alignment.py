@@ -1,0 +1,41 @@
+"""Where tensors begin in memory: kernels assume multiples of 16 bytes, and random numbers of an op may depend on it.
+
+Worked example: an input at address 4 is copied once for the kernels that read it; under ``fallback_random`` its dropout
+reads it where it is, because eager's draws other numbers for an operand that begins at 16.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+
+from dynafuse.ops.overloads import overloads
+
+DRAWS_BY_ADDRESS = frozenset(overloads("aten.native_dropout.default"))
+"""Ops that draw as many numbers at a time as the alignment of their operand lets them load elements."""
+
+
+def draws_by_address(node: Node) -> bool:
+    """Return whether a call draws other random numbers where its operand begins elsewhere."""
+    target = node.args[0] if isinstance(node.target, HigherOrderOperator) and node.args else node.target
+    return target in DRAWS_BY_ADDRESS
+
+
+def starts_aligned(node: Node) -> bool:
+    """Return whether an input begins at a multiple of 16 bytes from the start of its memory, which is aligned."""
+    value = node.meta["val"]
+    offset = value.storage_offset()
+    return isinstance(offset, int) and offset * value.dtype.itemsize % 16 == 0
+
+
+def allocates(node: Node) -> bool:
+    """Return whether a call returns memory of its own (allocations are aligned), by its schema."""
+    target = node.target
+    return isinstance(target, OpOverload) and target.namespace == "aten" and not target.is_view
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy the memory that a tensor spans, with the same sizes and strides (expanded ones too)."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.size(), tensor.stride(), 0)
