@@ -158,9 +158,11 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
         return grow() if plan_only() else plans.get_or_make(facts, depends, config, setting.guard, grow)
 
     plan = grown(config.cudagraphs)
-    again = not config.cudagraphs and len(facts.graph.nodes) <= MOST_PLANNED_AGAIN
-    if again and _is_recorded(_intent(setting, plan)):
-        plan = grown(True)  # the host's time does not count any more
+    if not config.cudagraphs and len(facts.graph.nodes) <= MOST_PLANNED_AGAIN:
+        intent = _intent(setting, plan)
+        if intent is not None and intent.verdict.may_be_recorded:
+            recorded = grown(True)  # the host's time does not count any more
+            plan = recorded if intent.pays_as(recorded, plan, device) else plan
     trace.note("plan", lambda: str(plan))
     placed = place(plan, config, setting.capability)
     if placed.unplaced:

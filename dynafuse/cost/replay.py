@@ -81,15 +81,17 @@ class Saving:
         return f"{self.plain_us:.0f} µs a call by launches, {self.replayed_us:.0f} µs by replay"
 
 
-def saving(prediction: Prediction, copies: Copies, device: Device) -> Saving:
+def saving(prediction: Prediction, copies: Copies, device: Device, recorded: Prediction | None = None) -> Saving:
     """Return what a call of a graph saves by replay.
 
     Args:
         prediction: What a call costs, by launches and as nodes of a CUDA graph.
         copies: What is copied at each replay, in and out together.
         device: The device that is priced.
+        recorded: What is recorded costs, where that is another plan's.
     """
+    nodes = recorded or prediction
     copied_us = 2 * copies.bytes / max(device.bandwidth_tbs * 1e6, LEAST)
-    host_us = REPLAY_HOST_US + NODE_HOST_US * prediction.host_us + TENSOR_HOST_US * copies.tensors
+    host_us = REPLAY_HOST_US + NODE_HOST_US * nodes.host_us + TENSOR_HOST_US * copies.tensors
     plain = Prediction(prediction.device_us, prediction.host_us)
-    return Saving(objective(plain, device), max(prediction.captured_us + copied_us, host_us), prediction.host_us)
+    return Saving(objective(plain, device), max(nodes.captured_us + copied_us, host_us), prediction.host_us)

@@ -3,7 +3,7 @@
 A mask that depends on no input is a constant. One that keeps everything is dropped, one that is the causal triangle becomes
 ``is_causal=True``: then attention runs its causal kernel instead of reading a dense mask. Nothing is matched by name or
 form: the mask's subgraph is evaluated, and its value decides. Another kernel may return other strides: a mask stays where
-these reach a result of the graph.
+these reach a result of the graph. It stays as well where the kernel without masks cannot take the operands.
 
 Worked example: ``scaled_dot_product_attention(q, k, v, attn_mask=(arange(n)[None] <= arange(n)[:, None]))`` over static
 ``n`` becomes ``scaled_dot_product_attention(q, k, v, attn_mask=None, is_causal=True)``.
@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule, Node
 
 from dynafuse.fallback import answered
@@ -22,6 +23,7 @@ from dynafuse.passes import strides
 from dynafuse.passes.constants import Constants, are_handed_on, bodies, is_pure
 
 ATTENTION = (torch._C._nn.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
+WIDTH = 8  # of heads: the kernel without masks takes multiples of it, others are padded
 LARGEST_MASK = 2**28  # elements; a larger one is left as it is
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
@@ -55,9 +57,21 @@ def _recover(node: Node, masks: Masks) -> None:
     with_mask = node.args, node.kwargs
     arguments |= {"attn_mask": None, "is_causal": meaning == "causal"}
     query, key, value = (arguments.pop(name) for name in ARGUMENTS[:3])
+    if any(map(_is_padded_across, (query, key, value))):
+        return
     node.args, node.kwargs = (query, key, value), arguments
     if _shows_strides(node):
         node.args, node.kwargs = with_mask
+
+
+def _is_padded_across(operand: Any) -> bool:
+    """Return whether padded heads of an operand do not lie along its last dimension, in which the kernel wants them.
+
+    Padding keeps the format that strides suggest, and torch looks at the operand's strides only before it pads.
+    """
+    value = operand.meta["example_value"] if isinstance(operand, Node) else operand
+    return (isinstance(value, torch.Tensor) and value.shape[-1] % WIDTH != 0
+            and suggest_memory_format(value) is torch.channels_last)
 
 
 class Masks:

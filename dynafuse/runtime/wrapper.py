@@ -139,7 +139,7 @@ class Writer:
 
     def _align(self, placeholders: Sequence[Node]) -> None:
         """Write copies of misaligned inputs: kernels assume 16 bytes. The caller's is kept for what needs that."""
-        needed = {memory for node in self.facts for memory in self._as_given(node).values()} | {*self.returned_views.values()}
+        needed = set(self.returned_views.values()).union(*(self._as_given(node).values() for node in self.facts))
         for number, node in enumerate(placeholders):
             if node not in self.read or (number in self.static and starts_aligned(node)):
                 continue

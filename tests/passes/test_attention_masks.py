@@ -189,6 +189,19 @@ def test_a_mask_stays_where_results_would_have_other_strides() -> None:
     check(lambda q: masked(q).sum(-1), "full", Q)
 
 
+@pytest.mark.parametrize(("channels_last", "width", "expected"), [(True, 2, "mask"), (True, 8, "full"), (False, 2, "full")])
+def test_a_mask_stays_where_padding_would_spread_heads(channels_last: bool, width: int, expected: str) -> None:
+    """Torch pads narrow heads in the operand's memory format, and its kernel then refuses channels-last ones."""
+    def function(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, torch.ones(N, N, dtype=torch.bool)) * 2
+
+    q = torch.randn(2, 4, N, width)
+    q = q.contiguous(memory_format=torch.channels_last) if channels_last else q
+    module = traced(function, q)
+    rewrite(module)
+    assert [meaning(node) for node in attentions(module)] == [expected]
+
+
 def test_what_made_the_mask_goes_unless_somebody_else_needs_it() -> None:
     def twice(q: Tensor) -> tuple[Tensor, Tensor]:
         mask = torch.ones(N, N, dtype=torch.bool).tril()

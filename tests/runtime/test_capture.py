@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.measure import idle_in_pools
-from dynafuse import backend
+from dynafuse import backend, explain
 from dynafuse.cost import replay
 from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
@@ -824,6 +824,25 @@ def test_a_tensor_of_another_device_is_refused() -> None:
         for mode in ("always", "auto", "never"):
             compiled(lambda x: x.sin(), capture=mode, executors="triton")(torch.randn(4))
     assert said == ["not captured: nothing is captured on cpu", "", ""]
+
+
+def test_whether_a_graph_is_captured_is_decided_by_the_plan_that_would_be() -> None:
+    """A plan that spares the host launches takes the device longer: as a replay it saves nothing, another one does."""
+    def normalized(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(12):
+            x = ((x - x.mean(0)) * torch.rsqrt(x.var(0) + 1e-5) @ w).relu()
+        return x
+
+    def planned(capture: str) -> Any:
+        arguments = torch.randn(4096, 192, dtype=torch.bfloat16), torch.randn(192, 192, dtype=torch.bfloat16)
+        (graph,) = explain(normalized, *arguments, device="h200", options={"executors": "triton", "capture": capture}).graphs
+        return graph
+
+    launched, captured = planned("never"), planned("auto")
+    assert captured.capture.startswith("captured as a CUDA graph, saves")
+    assert [step.ops for step in captured.steps] == [step.ops for step in planned("always").steps]
+    assert len(launched.steps) < len(captured.steps)
+    assert sum(s.predicted_us for s in launched.steps) > 1.5 * sum(s.predicted_us for s in captured.steps)
 
 
 def test_a_graph_that_does_not_pay_is_not_captured(machine: Machine) -> None:

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from dynafuse.cost.device import Device
+from dynafuse.cost.library_calls import plan_prediction
+from dynafuse.cost.replay import saving
 from dynafuse.ir import Plan
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, verdict
@@ -30,6 +33,18 @@ class Intent:
     layout: Layout | None = field(default=None, compare=False)
     recorder: Recorder | None = field(default=None, compare=False)
     replays: Replays = field(default_factory=Replays, compare=False)
+
+    def pays_as(self, recorded: Plan, launched: Plan, device: Device) -> bool:
+        """Return whether the graph is to run by another plan, which is meant to be recorded.
+
+        Args:
+            recorded: That plan.
+            launched: The plan that the verdict is on: it may take the device longer where the host counts as well.
+            device: The device that is priced.
+        """
+        if self.verdict.captured or self.layout is None:
+            return self.verdict.captured
+        return saving(plan_prediction(launched, device), self.layout.copies, device, plan_prediction(recorded, device)).pays
 
     def apply(self, call: Callable[[list[Any]], Any], kind: str, strict: bool) -> Callable[[list[Any]], Any]:
         """Return the function of a graph, captured if it is to be.
