@@ -28,14 +28,14 @@ if not Path("/dev/nvidiactl").exists():
 
 import torch
 
-from tests.support import bounds
+from tests.support import interpreter
 
 HAS_CUDA = torch.cuda.is_available()
 if HAS_CUDA:
     os.environ.pop("TRITON_INTERPRET", None)
 else:
     os.environ["TRITON_INTERPRET"] = "1"
-    bounds.install()
+    interpreter.install()
 
 # pytest captures what does not propagate by a handler of its own, for which torch would write every trace, as JSON.
 logging.getLogger("torch.__trace").propagate = True

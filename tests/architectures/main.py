@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.architectures.catalog import names
 from tests.architectures.modes import MODES
-from tests.support import bounds
+from tests.support import interpreter
 from tests.support.pool import PATIENCE, Pool
 
 LIFETIME = 12
@@ -86,7 +86,7 @@ def work(device: str) -> int:
 
     from tests.architectures.compare import check
 
-    bounds.install()
+    interpreter.install()
     torch.backends.cudnn.allow_tf32 = False  # other layouts run on other algorithms, not all of which round so
     answers, sys.stdout = sys.stdout, sys.stderr  # models print, too
     for line in sys.stdin:

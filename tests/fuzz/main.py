@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.fuzz.report import Report
-from tests.support import bounds
+from tests.support import interpreter
 from tests.support.pool import Pool
 
 ALIKE = 3
@@ -71,7 +71,7 @@ def alone(given: argparse.Namespace, executors: tuple[str, ...]) -> int:
     from tests.fuzz.generate import generate
     from tests.fuzz.subject import examine
 
-    bounds.install()
+    interpreter.install()
     text = given.text.read_text(encoding="utf-8") if given.text else str(generate(given.seed, given.only, executors))
     print(text)
     verdict = examine(text, given.device, given.captured)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from tests.support import bounds
+from tests.support import interpreter
 
 LOST = "CUDA error"
 """What messages say after which a process has no device any more."""
@@ -50,7 +50,7 @@ def serve(seed: int, device: str, executors: tuple[str, ...], limit: float, shri
     warnings.simplefilter("ignore")
     import torch
 
-    bounds.install()
+    interpreter.install()
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # convolutions in it are far off, and not alike in every layout
     logging.disable(logging.CRITICAL)

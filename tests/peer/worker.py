@@ -53,9 +53,9 @@ def _prepared(executor: str, folder: Path) -> Any:
     import torch
     import torch._dynamo.guards
 
-    from tests.support import bounds
+    from tests.support import interpreter
 
-    bounds.install()
+    interpreter.install()
 
     torch.set_num_threads(1)
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # flushes the processor's caches to time guards for a log
