@@ -109,7 +109,7 @@ def test_pieces_of_sizes_that_become_dynamic_by_themselves() -> None:
 
 
 def test_pieces_of_dynamic_sizes_on_inductor() -> None:
-    check(together(PIECES), CALLS, True, executors="inductor")
+    check(together(PIECES), CALLS[::3], True, executors="inductor")
 
 
 @pytest.mark.parametrize("executors", ["triton", "inductor"])
