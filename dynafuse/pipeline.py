@@ -331,8 +331,7 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
               meanwhile: Meanwhile | None = None) -> Callable[..., Any]:
     """Return the function of a plan with its kernels."""
     intent = _intent(setting, plan.plan) if meanwhile is None else None
-    may_be_recorded = setting.config.cudagraphs or (intent is not None and intent.verdict.may_be_recorded)
-    buffers = _buffers(setting, plan, may_be_recorded, lambda region: kernels[region.name].launches)
+    buffers = _buffers(setting, plan, lambda region: kernels[region.name].launches)
     plan = buffers.noted(plan)
     _report(setting, plan, meanwhile, intent)
     setting.trace.note("kernels", lambda: _sources(plan, kernels))
@@ -371,15 +370,15 @@ def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
     return "\n\n".join(texts)
 
 
-def _buffers(setting: Setting, plan: CanonicalPlan, may_be_recorded: bool,
-             launches: Callable[[CanonicalRegion], Sequence[Launch]]) -> Buffers:
+def _buffers(setting: Setting, plan: CanonicalPlan, launches: Callable[[CanonicalRegion], Sequence[Launch]]) -> Buffers:
     """Return which results are written over dead operands, given the launches of a region's kernel.
 
-    A function that ``may_be_recorded`` is recorded in one call and replayed in others: it cannot ask who holds an operand.
+    A function that torch's trees record is recorded in one call and replayed in others: it cannot ask who holds an operand.
+    Our own recordings are alone in holding one when they are made only if each replay makes sure that they are.
     """
     if not setting.config.reuse_buffers:
         return NEW_MEMORY
-    shared = setting.shared if setting.kind == "backward" and not may_be_recorded else None
+    shared = setting.shared if setting.kind == "backward" and not setting.config.cudagraphs else None
     offered = frozenset[int]() if shared is None else shared.offered
     return setting.guard.stage("reuse of buffers", lambda: reused_buffers(plan, launches, offered), lambda: NEW_MEMORY)
 

@@ -446,27 +446,46 @@ def test_saved_tensors_outlive_their_recording(machine: Machine) -> None:
     assert len(others) == 199
 
 
+def peak(model: nn.Module, x: Tensor, capture: str) -> int:
+    """The most bytes that are allocated in a step, with what recordings keep."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    call = compiled(model, capture=capture, executors="triton", dynamic=False, fullgraph=True)
+    for _ in range(STEPS):
+        call(x).square().mean().backward()
+        model.zero_grad()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    call(x).square().mean().backward()
+    model.zero_grad()
+    return torch.cuda.max_memory_allocated() + idle_in_pools(torch.cuda.memory_snapshot())
+
+
 @pytest.mark.gpu
 def test_a_backward_takes_the_memory_of_what_was_saved() -> None:
     """A recorded step needs little more memory than one that is launched: copies of the gradients."""
-    def peak(capture: str) -> int:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.1))]
-        model = nn.Sequential(*layers).cuda()
-        call, x = compiled(model, capture=capture, executors="triton", dynamic=False, fullgraph=True), torch.randn(16384, 256).cuda()
-        for _ in range(STEPS):
-            call(x).square().mean().backward()
-            model.zero_grad()
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        call(x).square().mean().backward()
-        return torch.cuda.max_memory_allocated() + idle_in_pools(torch.cuda.memory_snapshot())
-
-    launched, replayed = peak("never"), peak("always")
+    layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.1))]
+    model, x = nn.Sequential(*layers).cuda(), torch.randn(16384, 256).cuda()
+    launched, replayed = peak(model, x, "never"), peak(model, x, "always")
     copies = 16384 * 256 * 4 + 6 * 256 * 257 * 4  # of the result and of the gradients
     assert replayed < 1.15 * launched + 2 * copies, f"{replayed / 1e6:.0f} MB instead of {launched / 1e6:.0f}"
+
+
+@pytest.mark.gpu
+def test_a_recorded_backward_writes_over_what_was_saved() -> None:
+    """The gradient of logits takes their place: they are not there twice."""
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 16384)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(x), torch.arange(4096, device=x.device))
+
+    model, x = Loss().cuda(), torch.randn(4096, 64).cuda()
+    launched, replayed = peak(model, x, "never"), peak(model, x, "always")
+    assert replayed < launched + 4096 * 16384 * 4 / 4, f"{replayed / 1e6:.0f} MB instead of {launched / 1e6:.0f}"
 
 
 def test_accumulated_gradients(machine: Machine) -> None:
