@@ -60,7 +60,7 @@ def make_timm(name: str, full: Options, tiny: Options, how: Build) -> Workload:
 
 
 NARROW_VIT: Options = {"img_size": TINY_IMAGE, "embed_dim": 64, "num_heads": 4}
-TIMM: dict[str, tuple[str, Options, Options]] = {
+TIMM: Mapping[str, tuple[str, Options, Options]] = {
     "deit": ("deit_base_patch16_224", {"depth": 2}, NARROW_VIT),
     "swin": ("swin_tiny_patch4_window7_224", {"depths": (2, 1, 2, 1)},
              {"img_size": TINY_IMAGE, "embed_dim": 32, "num_heads": (1, 2, 4, 8), "window_size": 4}),
@@ -70,7 +70,7 @@ TIMM: dict[str, tuple[str, Options, Options]] = {
 }
 
 UNTUNED = ("cspresnet50", "dla34", "ese_vovnet19b_dw", "gernet_s", "dpn68", "fbnetc_100", "ghostnet_100", "mixnet_s")
-"""Small models of timm as they are, which were measured once all others had been tuned for."""
+"""Small models of timm as they are, which nothing was tuned for."""
 
 
 def make_mixer(how: Build) -> Workload:
@@ -193,7 +193,7 @@ def make_dit(how: Build) -> Workload:
 
 
 def _mixed() -> dict[str, Maker]:
-    rows = TIMM | {name: (name, {}, {}) for name in UNTUNED}
+    rows = {**TIMM, **{name: (name, {}, {}) for name in UNTUNED}}
     timm = {name: partial(make_timm, *row) for name, row in rows.items()} | {"mixer": make_mixer}
     torchvision = {name: partial(make_torchvision, make) for name, make in TORCHVISION.items()}
     rest: dict[str, Maker] = {"dit": make_dit, "unet": make_unet}

@@ -349,12 +349,8 @@ def _intent(setting: Setting, plan: Plan) -> Intent | None:
     return setting.guard.stage("CUDA graphs", lambda: intent_of(setting, plan), left_out)
 
 
-def _is_recorded(intent: Intent | None) -> bool:
-    return intent is not None and intent.verdict.captured
-
-
 def _is_captured(setting: Setting, intent: Intent | None) -> bool:
-    return setting.config.cudagraphs or _is_recorded(intent)
+    return setting.config.cudagraphs or (intent is not None and intent.verdict.captured)
 
 
 def _sources(plan: CanonicalPlan, kernels: Mapping[str, Any]) -> str:
