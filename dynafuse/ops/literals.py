@@ -50,6 +50,7 @@ _TRITON = {
 }
 
 _NARROW_INTS = (torch.int8, torch.int16)
+_SIGNED_INTS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,6 +138,8 @@ def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:
         return f"{text} != 0"
     if have.is_floating_point and not want.is_floating_point:
         return f"{text}{_truncation(want)}"
+    if have in _SIGNED_INTS and want is torch.float32:
+        return f"lm.to_float32({text})"
     return f"{text}.to({triton_type(want)})"
 
 

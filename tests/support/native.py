@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
+``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions|signs`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -39,6 +39,7 @@ from tests.support.samples import Sample, samples
 CAPABILITY = 90
 USED = re.compile(r"Used (\d+) registers")
 TOUCHED = re.compile(r"\b(ld|st|atom|red|cp\.async|prefetch)\.[\w:.]*global")
+NARROWED = re.compile(r"cvt\.rn\.bf16\.s\d+")
 SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -156,8 +157,23 @@ def positions() -> Iterator[CanonicalRegion]:
         yield from graph.bounds.values()
 
 
+def signs() -> Iterator[CanonicalRegion]:
+    """What is -1, 0 or 1 by comparisons of 16-bit floats, in each float, planned for an H200."""
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.sign, torch.sgn, lambda x: torch.where(x < 0, -1, 0).to(x.dtype), lambda x: (-(x < 0).int()).to(x.dtype),
+        lambda x: ((x > 1).long() - 1).float().to(x.dtype), lambda x: (-(x < 0).to(torch.int8)).to(x.dtype)]
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for function, dtype in itertools.product(functions, (torch.bfloat16, torch.float16, torch.float32)):
+            torch._dynamo.reset()
+            torch.compile(function, backend=backend.dynafuse, options={"device": "h200", "executors": "triton"})(
+                torch.randn(4096, 512, dtype=dtype))
+    for graph in found:
+        yield from graph.bounds.values()
+
+
 def resources(kernel: Any) -> dict[str, int]:
-    """What ptxas says of a compiled kernel's PTX, and whether that came from libdevice in part."""
+    """What ptxas says of a compiled kernel's PTX, whether that came from libdevice in part, and its integers made bfloat16."""
     arch = f"sm_{CAPABILITY}a"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
@@ -167,7 +183,7 @@ def resources(kernel: Any) -> dict[str, int]:
     used, spilled = USED.search(said), SPILLED.search(said)
     assert used and spilled, said
     return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared,
-            "libdevice": "__nv_" in kernel.asm["ttgir"]}
+            "libdevice": "__nv_" in kernel.asm["ttgir"], "narrowed": len(NARROWED.findall(kernel.asm["ptx"]))}
 
 
 def waits_first(ptx: str) -> bool:
@@ -196,5 +212,5 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
 
 if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
-              "doubles": doubles, "indices": indices, "integers": integers, "positions": positions}
+              "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs}
     print(json.dumps(compiled(groups[sys.argv[1]]())))

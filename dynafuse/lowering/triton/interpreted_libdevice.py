@@ -157,6 +157,11 @@ rsqrt = _elementwise(_rsqrt)
 cbrt = _elementwise(_cbrt)
 
 
+def to_float32(x: tl.tensor) -> tl.tensor:
+    """Return an integer as float32."""
+    return x.to(tl.float32)
+
+
 def _reduction(function: Callable[..., Array]) -> Callable[..., tl.tensor]:
     """Return a reduction of NumPy arrays as one of interpreted tensors."""
 

@@ -286,7 +286,14 @@ def reciprocal(x):
 @jit
 def sign(x):
     """Return -1, 0 or 1 in the operand's dtype, 0 for NaN. Takes integers too."""
-    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)
+    zero = tl.full([], 0, x.dtype)
+    return tl.where(x > 0, zero + 1, tl.where(x < 0, zero - 1, zero))
+
+
+@jit
+def to_float32(x):
+    """Return a signed integer as float32."""
+    return ptx.to_float32(x)
 
 
 @jit

@@ -22,6 +22,7 @@ if knobs.runtime.interpret:
     exp, fma, rsqrt, reciprocal = libdevice.exp, libdevice.fma, libdevice.rsqrt, libdevice.rcp_rn
     sqrt = quick_sqrt = libdevice.sqrt_rn
     div = quick_div = libdevice.div_rn
+    to_float32 = libdevice.to_float32
 else:
     from triton import jit
     from triton.language.extra import libdevice  # type: ignore[no-redef]
@@ -77,3 +78,16 @@ else:
     def quick_div(x, y):
         """Return ``x / y``, off by two units in the last place at most; 0 where ``y`` is beyond 2^126."""
         return tl.inline_asm_elementwise("div.approx.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, is_pure=True, pack=1)
+
+    @jit
+    def to_float32(x):
+        """Return a signed integer as float32, rounded to nearest.
+
+        LLVM takes what it knows to be -1 or 0 for one bit, and makes a bfloat16 of that as if it were 1 or 0, where the bit
+        comes from a comparison of two 16-bit floats at a time.
+        """
+        if x.dtype == tl.int64:
+            return tl.inline_asm_elementwise("cvt.rn.f32.s64 $0, $1;", "=f,l", [x], tl.float32, is_pure=True, pack=1)
+        else:
+            wide = x.to(tl.int32)
+            return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [wide], tl.float32, is_pure=True, pack=1)
