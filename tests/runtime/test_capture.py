@@ -811,6 +811,7 @@ COUNTS: list[int] = []
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "custom op": (lambda x: counted(x) + 1, "may do more than launch kernels"),
     "as_strided": (lambda x: x.as_strided((2,), (1,), 1) * 2, "looks around in an input's memory"),
+    "counts": (lambda x: torch.bincount((x > 0).flatten().long(), minlength=2) * 2, "asks the device how large its result is"),
     "dropout as in eager": (
         lambda x: F.dropout(x, 0.5) * 2, "draws random numbers by where an input begins"),
     "attention with dropout": (

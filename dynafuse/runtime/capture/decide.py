@@ -207,6 +207,8 @@ def _unsafe_call(node: Node, annotated: Annotated) -> str | None:
         return None  # arithmetic on sizes, a piece of a result
     if target.namespace not in SAFE_NAMESPACES:
         return f"{target} ({node.name}) may do more than launch kernels"
+    if torch.Tag.dynamic_output_shape in target.tags and node.kwargs.get("output_size") is None:
+        return f"{target} ({node.name}) asks the device how large its result is"
     if target in ABSOLUTE and annotated.memory(node.all_input_nodes[0]).op == "placeholder":
         return f"{target} ({node.name}) looks around in an input's memory"
     if draws_by_address(node) and any(annotated.memory(argument).op == "placeholder" for argument in node.all_input_nodes):
