@@ -6,7 +6,8 @@ are corrected; numbers in tensors on the host become constants (``host_numbers.p
 memory of their own (``copies.py``); reads of what scatters and pads put together become reads of what was put there
 (``cut_outs.py``); ops that do nothing are removed; sums of rows that are zero but in one place become that
 element (``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged;
-dead code is removed. A new step is a call in :func:`normalize`.
+constants that must be in memory are made again for those that compute with them (``creations.py``); dead code is removed. A
+new step is a call in :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -25,6 +26,7 @@ from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.copies import close_gaps
+from dynafuse.passes.creations import make_again
 from dynafuse.passes.cut_outs import take_pieces
 from dynafuse.passes.duplicates import merge_duplicates
 from dynafuse.passes.host_numbers import move_numbers
@@ -61,6 +63,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     pick_early(module)
     if merge_equal:
         merge_duplicates(module.graph)
+    make_again(module)
     module.graph.eliminate_dead_code()
     return module
 
