@@ -45,6 +45,7 @@ COMPOSED: Mapping[str, str] = {
     "fmin": "tl.where({0} != {0}, {1}, tl.where({1} != {1}, {0}, lm.minimum({0}, {1})))",
     "remainder_int": "{0} % {1} + tl.where(({0} % {1} != 0) & (({0} % {1} < 0) ^ ({1} < 0)), {1}, {0} * 0)",
     "floor_div_int": "{0} // {1} - (({0} % {1} != 0) & (({0} < 0) ^ ({1} < 0))).to({0}.dtype)",
+    "to_float32": "{0}.to(tl.float32)",
     "softplus": "lm.log1p(lm.exp({0}))",
     "logit": "lm.log({0} / (1 - {0}))",
     "xlogy": "tl.where({1} != {1}, {1}, tl.where({0} == 0, {0} * 0, {0} * lm.log({1})))",

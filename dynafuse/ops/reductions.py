@@ -55,7 +55,7 @@ for _name, _names in _REDUCTIONS.items():
         register(reduction(_target, _name, states=_STATES.get(_name, 1)))
 for _name, _names in _VARIANCES.items():
     for _target in overloads(_names):
-        register(reduction(_target, _name, flops=4.0, states=3))
+        register(reduction(_target, _name, flops=4.0, states=2))
 for _names, _reason in _EAGER.items():
     for _target in overloads(_names):
         register(eager(_target, _reason))

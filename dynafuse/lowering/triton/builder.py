@@ -297,6 +297,22 @@ def recurrence_of(spec: Spec, op: int) -> Recurrence:
     return recurrence(row.reduction, operand_dtype, reduction.dtype, correction(args))
 
 
+def with_guests(spec: Spec, ops: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Return those of some reductions that keep states, each with the others that are finished from the same ones.
+
+    A sum, a mean and a variance of the same elements share the sum.
+    """
+    hosts: dict[object, int] = {}
+    guests: dict[int, tuple[int, ...]] = {}
+    axes = dict(spec.reductions)
+    for op in sorted(ops, key=lambda op: (-len(recurrence_of(spec, op).states), op)):
+        rule = recurrence_of(spec, op)
+        elements = (spec.ops[op].args[0][1], axes[op], reduced_axes(spec, op), rule.element_dtype)
+        host = hosts.setdefault(elements if rule.begins_with_sum else op, op)
+        guests[host] = (*guests[host], op) if host != op else ()
+    return {op: tuple(sorted(guests[op])) for op in ops if op in guests}
+
+
 def element_and_position(
     builder: KernelBuilder, emitter: Emitter, op: int, rule: Recurrence
 ) -> tuple[Value, Value | None]:
@@ -375,7 +391,7 @@ def start_states(builder: KernelBuilder, emitter: Emitter, rule: Recurrence) -> 
     return names
 
 
-def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], count: str, tiles: frozenset[str],
+def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], weight: str, count: str, tiles: frozenset[str],
                   axis: int) -> list[str]:
     """Combine the states of all lanes along a dimension of the tile; returns the names of the combined states.
 
@@ -383,12 +399,13 @@ def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], count: 
         emitter: The kernel's emitter.
         rule: The recurrence.
         states: The names of the lanes' states.
+        weight: The text of the number of elements that each lane has taken in, if the recurrence counts.
         count: The text of the number of elements that all lanes together have taken in.
         tiles: The tile dimensions that the combined states vary along.
         axis: The dimension of the tile: 0 or 1. It stays, with size 1.
     """
     emitter.wait()
-    combined = rule.combine(states, count).replace("AXIS", str(axis))
+    combined = rule.combine(states, weight, count).replace("AXIS", str(axis))
     spread = "[:, None]" if axis == 1 else "[None, :]"
     if len(states) == 1:  # defined as a value, so that what two reductions need is computed once
         return [emitter.define(f"{combined}{spread}", rule.states[0][0], tiles).name]
@@ -399,36 +416,39 @@ def combine_lanes(emitter: Emitter, rule: Recurrence, states: list[str], count: 
     return names
 
 
-def finish_reduction(builder: KernelBuilder, emitter: Emitter, op: int, rule: Recurrence, states: list[str]) -> Value:
-    """Combine the states of a row's lanes, finish the reduction and keep its result for whoever asks.
+def finish_reduction(builder: KernelBuilder, emitter: Emitter, op: int, states: list[str], weight: str = "",
+                     guests: Sequence[int] = ()) -> dict[int, Value]:
+    """Combine the states of a row's lanes, finish the reductions and keep their results for whoever asks; return these.
 
     Args:
         builder: The kernels of the spec.
         emitter: The kernel's emitter, which keeps the result.
         op: The reduction's position in the spec.
-        rule: Its recurrence.
         states: The names of the states.
+        weight: As for :func:`combine_lanes`.
+        guests: Other reductions that are finished from the same states.
     """
-    dtype = builder.spec.ops[op].dtype
-    return emitter.keep_reduced(op, finish_row(builder, emitter, rule, states, element_count(builder, op), dtype))
+    rule, count = recurrence_of(builder.spec, op), element_count(builder, op)
+    combined = combine_lanes(emitter, rule, states, weight, count, frozenset("x"), builder.tile_dim("r"))
+    return finish_combined(builder, emitter, (op, *guests), combined)
 
 
-def finish_row(builder: KernelBuilder, emitter: Emitter, rule: Recurrence, states: list[str], count: str,
-               dtype: torch.dtype) -> Value:
-    """Combine the states of a row's lanes and return the finished reduction, one value per row.
+def finish_combined(builder: KernelBuilder, emitter: Emitter, ops: Sequence[int], combined: Sequence[str]
+                    ) -> dict[int, Value]:
+    """Return the results of reductions whose states are combined already, and keep them for whoever asks.
 
     Args:
         builder: The kernels of the spec.
-        emitter: The kernel's emitter.
-        rule: The recurrence.
-        states: The names of the lanes' states.
-        count: The text of the number of elements in a row.
-        dtype: The dtype of the result.
+        emitter: The kernel's emitter, which keeps the results.
+        ops: The reductions' positions in the spec.
+        combined: The names of the states, of which each takes as many as it has.
     """
-    rows = frozenset("x")
-    combined_states = combine_lanes(emitter, rule, states, count, rows, builder.tile_dim("r"))
-    finished = emitter.define(rule.finish(combined_states, count), dtype, rows)
-    return emitter.cast(Value(finished.name, _result_dtype(rule), rows), dtype)
+    results, rows = {}, frozenset("x")
+    for op in ops:
+        rule, dtype = recurrence_of(builder.spec, op), builder.spec.ops[op].dtype
+        finished = emitter.define(rule.finish(combined, element_count(builder, op)), dtype, rows)
+        results[op] = emitter.keep_reduced(op, emitter.cast(Value(finished.name, _result_dtype(rule), rows), dtype))
+    return results
 
 
 def _result_dtype(rule: Recurrence) -> torch.dtype:

@@ -26,6 +26,7 @@ LONG_COLUMN = 256  # elements from which on larger tiles are faster
 UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
 MANY_ALONG = 7  # accesses along a column, stores among them, from which on copying ahead costs more than it hides
 LIGHT = 2  # bytes read per element up to which programs of two warps, twice as many of them, are faster
+MOST_TILES = 2  # of a program, up to which each has a program of its own where that is faster than a loop
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
 
 
@@ -115,8 +116,9 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         widths = [min(32, power_of_two(facts.rows)), *widths]
     best = widths[0]
     steps = facts.rows * facts.length // (2048 * RESIDENT // 2)  # of a program of tiles of 2048
-    pays = best <= 2 * facts.rows and not (facts.is_welford and steps <= 2 * FEW_STEPS)
-    ahead = 3 if _can_be_ahead(facts) and pays else 1
+    pays = best <= 2 * facts.rows and not (facts.counts and steps <= 2 * FEW_STEPS)
+    idle = -facts.rows % best  # lanes beyond the last column, for which nothing is copied
+    ahead = 3 if _can_be_ahead(facts) and pays and 8 * idle <= facts.rows else 1
     fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
     # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.
     is_small = steps <= FEW_STEPS or not facts.reads_along if ahead > 1 else facts.stores_along > 0
@@ -124,7 +126,7 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         first = (best, 2048, 1024, RESIDENT // 2, 3)
     elif facts.is_mixed or is_small:
         first = (best, 1024, 512, RESIDENT // 2, ahead)
-    elif facts.bytes_read <= LIGHT and not (facts.stores_along or facts.is_welford):
+    elif facts.bytes_read <= LIGHT and not (facts.stores_along or facts.counts):
         first = (best, 2048, 1024, RESIDENT, ahead)
     else:
         first = (best, 2048, fewest, RESIDENT // 2, ahead)
@@ -136,6 +138,9 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         r = _row_block(facts, tile, x)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
         programs *= max(1, 4 // warps) if stages == 1 and lanes == 512 else 1
+        tiles = -(-facts.length // r) * -(-facts.rows // x)
+        if facts.counts and tiles <= MOST_TILES * programs:
+            programs = max(programs, tiles)  # each tile is summed up twice, which takes less than to count in a loop
         if facts.is_scattered:  # lanes that move an element at a time have little under way: it takes all that can run
             programs = RESIDENT_WARPS // warps
         yield split_over(facts, x, r, warps, programs, min(stages, stages_within(x * r * facts.bytes_read, stages)))

@@ -525,41 +525,37 @@ def combine_argmin(x, x_at, y, y_at):
 
 
 @jit
-def take_welford(mean, m2, weight, v, share):
-    """Return (mean, sum of squared deviations, count) with one more element.
+def take_deviation(total, m2, v, steps, share):
+    """Return (sum, sum of squared deviations from the mean) with one more element.
 
-    Source: Welford, "Note on a method for calculating corrected sums of squares and products", Technometrics 4(3), 1962.
+    A sum instead of Welford's mean stays what a plain sum is, of infinities too, and serves for that as well.
+    Source: Youngs, Cramer, "Some results relevant to choice of sum and sum-of-product algorithms", Technometrics, 1971.
 
     Args:
-        mean, m2, weight: Those without it.
-        v, share: The element, and 1 over the new count.
+        total, m2, v: Those without it, and the element.
+        steps, share: How many elements there are with it, and 1 over the product of that and the count before.
     """
-    gap = v - mean
-    mean = mean + gap * share
-    return mean, m2 + gap * (v - mean), weight + 1.0
+    total = total + v
+    gap = steps * v - total
+    return total, m2 + gap * gap * share
 
 
 @jit
-def welford(mean, m2, weight, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-    """Return the (mean, sum of squared deviations, count) of all parts along ``axis``, given those of each part.
+def deviations(total, m2, weight, count, axis: tl.constexpr):
+    """Return the (sum, sum of squared deviations from the mean) of all parts along ``axis``, given those of each part.
 
-    These are plain sums over the parts: combining two at a time would take a division each. Parts of count 0 change nothing.
+    These are plain sums over the parts: combining two at a time would take a division each.
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 
     Args:
-        mean, m2, weight: Those of each part.
-        count: The sum of ``weight``: one number, since a tensor of sums, spread again, would move through shared memory.
-        axis, keep_dims: As for ``tl.sum``.
+        total, m2: Those of each part.
+        weight: How many elements each part has, which may be none.
+        count: How many all have: one number, since a tensor of sums, spread again, would move through shared memory.
+        axis: As for ``tl.sum``.
     """
-    scale = 1.0 / tl.maximum(tl.full([], count, mean.dtype), 1.0)
-    center = tl.sum(mean * scale * weight, axis, keep_dims=True)
-    gap = mean - center
-    spread = tl.sum(m2 + gap * gap * weight, axis, keep_dims=keep_dims)
-    total = tl.sum(weight, axis, keep_dims=keep_dims)
-    if keep_dims:
-        return center, spread, total
-    else:
-        return tl.sum(center, axis), spread, total
+    whole = tl.sum(total, axis, keep_dims=True)
+    gap = total * (1.0 / tl.maximum(weight, 1.0)) - whole / tl.maximum(tl.full([], count, total.dtype), 1.0)
+    return tl.sum(whole, axis), tl.sum(m2 + gap * gap * weight, axis)
 
 
 # Reductions over an axis of a tile; the interpreter's own tl.reduce walks element by element.

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dynafuse.ir import Spec, references
-from dynafuse.lowering.triton.builder import recurrence_of
+from dynafuse.lowering.triton.builder import recurrence_of, with_guests
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import runs_along
@@ -90,7 +90,7 @@ class Rows:
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
     states: int  # of all reductions together
-    is_welford: bool  # whether a reduction has several states, all of which every element changes
+    counts: bool  # whether a reduction has several states, all of which every element changes
     stores_along: int  # results that are stored along the row
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
@@ -118,7 +118,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
     lanes = "x" if across > along else "r"
     vectors = {access: vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
                if _varies(probed, access, reduced)}
-    states = [len(recurrence_of(spec, op).states) for op, _ in spec.reductions]
+    rules = [recurrence_of(spec, op) for op in with_guests(spec, [op for op, _ in spec.reductions])]
     return Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(full_reads(spec, probed))),
@@ -128,8 +128,8 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
         bytes_read=bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
-        states=sum(states),
-        is_welford=max(states) > 2,
+        states=sum(len(rule.states) for rule in rules),
+        counts=any(rule.counts for rule in rules),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
         is_static=is_static,
         lanes=lanes,

@@ -4,8 +4,8 @@ Each recurrence serves persistent rows (all elements at once), loops (a state pe
 (states of several programs combined by a second kernel).
 
 Worked example: ``sum`` has one state that starts at 0, takes in ``v`` as ``state + v``, is combined by ``tl.sum`` and
-finished as it is; ``var`` has three (mean, sum of squared deviations, weight), taken in as in Welford (Technometrics 4(3),
-1962) and combined as in Chan, Golub, LeVeque (1979).
+finished as it is; ``var`` has two (sum, sum of squared deviations from the mean), taken in as in Youngs, Cramer
+(Technometrics, 1971) and combined as in Chan, Golub, LeVeque (1979). A ``mean`` beside it needs no state of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ops.literals import opmath, triton_type
+from dynafuse.ops.literals import opmath
 
 Names = Sequence[str]
 """The names of states."""
@@ -26,19 +26,20 @@ Names = Sequence[str]
 class Recurrence:
     """How a reduction is computed, as Triton text: ``v`` names an element, ``i`` its position in the row.
 
-    Loops update each lane with one element per step, so that all lanes have taken in equally many; ``share`` is 1 over
-    their number.
+    Loops update each lane with one element per step. A recurrence that ``counts`` is told in ``steps`` which step this is,
+    from 1 on, and in ``share`` 1 over the product of that and the one before.
     """
 
     element_dtype: torch.dtype  # the dtype to which an element is converted first
     states: tuple[tuple[torch.dtype, str], ...]  # dtype and initial value of each state
     start: Callable[[str, str], tuple[str, ...]]  # (v, i) -> the states of one element
-    update: Callable[[Names, str, str, str], str]  # (states, v, i, share) -> the new states, with commas between several
-    # (states of all lanes, how many elements these have taken in) -> the combined states along AXIS, a tuple if several
-    combine: Callable[[Names, str], str]
+    update: Callable[[Names, str, str, str, str], str]  # (states, v, i, steps, share) -> the new states, with commas between
+    # (states of all lanes, how many elements each has taken in, and all of them) -> the combined states along AXIS
+    combine: Callable[[Names, str, str], str]
     finish: Callable[[Names, str], str]  # (combined states, number of elements) -> the result
     needs_position: bool = False
-    needs_share: bool = False
+    counts: bool = False
+    begins_with_sum: bool = False  # whether the first state is the sum of the elements
 
 
 def _first(states: Names, count: str) -> str:
@@ -49,13 +50,13 @@ def _mean(states: Names, count: str) -> str:
     return f"{states[0]} / {count}"
 
 
-def _combine_by(function: str) -> Callable[[Names, str], str]:
+def _combine_by(function: str) -> Callable[[Names, str, str], str]:
     """Return a combination of lanes by a function of all states and an axis."""
-    return lambda states, count: f"{function}({', '.join(states)}, AXIS)"
+    return lambda states, weight, count: f"{function}({', '.join(states)}, AXIS)"
 
 
 def _one_state(dtype: torch.dtype, identity: str, step: str, combine: str,
-               finish: Callable[[Names, str], str] = _first) -> Recurrence:
+               finish: Callable[[Names, str], str] = _first, begins_with_sum: bool = False) -> Recurrence:
     """Return a recurrence of one state.
 
     Args:
@@ -64,10 +65,11 @@ def _one_state(dtype: torch.dtype, identity: str, step: str, combine: str,
         step: The new state, from ``{s}`` and the element ``{v}``.
         combine: The function that combines lanes.
         finish: The result, from the combined state and the number of elements.
+        begins_with_sum: Whether the state is the sum of the elements.
     """
     return Recurrence(
-        dtype, ((dtype, identity),), lambda v, i: (v,), lambda s, v, i, share: step.format(s=s[0], v=v),
-        _combine_by(combine), finish,
+        dtype, ((dtype, identity),), lambda v, i: (v,), lambda s, v, *_: step.format(s=s[0], v=v),
+        _combine_by(combine), finish, begins_with_sum=begins_with_sum,
     )
 
 
@@ -92,20 +94,19 @@ def _position(operand: torch.dtype, largest: bool) -> Recurrence:
     name, identity = ("argmax", _lowest(dtype)) if largest else ("argmin", _highest(dtype))
     return Recurrence(
         dtype, ((dtype, identity), (torch.int64, str(torch.iinfo(torch.int64).max))), lambda v, i: (v, i),
-        lambda s, v, i, share: f"lm.combine_{name}({s[0]}, {s[1]}, {v}, {i})",
+        lambda s, v, i, *_: f"lm.combine_{name}({s[0]}, {s[1]}, {v}, {i})",
         _combine_by(f"lm.{name}"), lambda s, count: s[1], needs_position=True,
     )
 
 
 def _variance(dtype: torch.dtype, correction: float, result: str = "{}") -> Recurrence:
-    """Return Welford's recurrence, whose divisor is never negative, as in eager; ``result`` is written over the variance."""
-    weight = f"({{v}} * 0 + 1).to({triton_type(dtype)})"
+    """Return a variance's recurrence, whose divisor is never negative, as in eager; ``result`` is made of the variance."""
     return Recurrence(
-        dtype, ((dtype, "0"), (dtype, "0"), (dtype, "0")),
-        lambda v, i: (v, f"{v} * 0", weight.format(v=v)),
-        lambda s, v, i, share: f"lm.take_welford({s[0]}, {s[1]}, {s[2]}, {v}, {share})",
-        lambda s, count: f"lm.welford({s[0]}, {s[1]}, {s[2]}, {count}, AXIS)",
-        lambda s, count: result.format(f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)"), needs_share=True,
+        dtype, ((dtype, "0"), (dtype, "0")), lambda v, i: (v, f"{v} * 0"),
+        lambda s, v, i, steps, share: f"lm.take_deviation({s[0]}, {s[1]}, {v}, {steps}, {share})",
+        lambda s, weight, count: f"lm.deviations({s[0]}, {s[1]}, {weight}, {count}, AXIS)",
+        lambda s, count: result.format(f"{s[1]} / tl.maximum(({count}) - {float(correction)}, 0.0)"),
+        counts=True, begins_with_sum=True,
     )
 
 
@@ -123,7 +124,7 @@ def recurrence(name: str, operand: torch.dtype, out: torch.dtype, correction: fl
     """
     acc = opmath(out)
     if name in ("sum", "mean"):
-        return _one_state(acc, "0", "{s} + {v}", "tl.sum", _mean if name == "mean" else _first)
+        return _one_state(acc, "0", "{s} + {v}", "tl.sum", _mean if name == "mean" else _first, begins_with_sum=True)
     if name == "prod":
         return _one_state(acc, "1", "{s} * {v}", "lm.prod")
     if name in ("max", "min"):

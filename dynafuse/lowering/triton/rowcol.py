@@ -16,7 +16,6 @@ from dynafuse.lowering.triton.builder import (
     combine_lanes,
     element_and_position,
     emit_stores,
-    finish_reduction,
     make_emitter,
     program_id,
     recurrence_of,
@@ -26,6 +25,7 @@ from dynafuse.lowering.triton.builder import (
 )
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
+from dynafuse.lowering.triton.rows import reduce_held_row
 from dynafuse.lowering.triton.split import add_combine_kernel, write_partial
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
@@ -64,10 +64,7 @@ def _row_reducer(builder: KernelBuilder, emitter: Emitter) -> Callable[[int], Va
     def reduce(op: int) -> Value:
         if op in builder.schedule.deferred:
             raise LoweringError(builder.spec.ops[op].target, "its result is needed before it is complete")
-        rule = recurrence_of(builder.spec, op)
-        element, position = element_and_position(builder, emitter, op, rule)
-        states = states_of_element(emitter, rule, element, position, builder.mask("r"))
-        return finish_reduction(builder, emitter, op, rule, states)
+        return reduce_held_row(builder, emitter, op)
 
     return reduce
 
@@ -79,13 +76,13 @@ def _update_column(builder: KernelBuilder, emitter: Emitter, op: int, states: li
         raise NotImplementedError("column states of several parts")
     element, position = element_and_position(builder, emitter, op, rule)
     element_states = states_of_element(emitter, rule, element, position, builder.mask("x"))
-    emitter.add_line(f"{states[0]} = {rule.update(states, element_states[0], '', '')}", ROW_TILES)
+    emitter.add_line(f"{states[0]} = {rule.update(states, element_states[0], '', '', '')}", ROW_TILES)
 
 
 def _leave_column(builder: KernelBuilder, emitter: Emitter, op: int, states: list[str]) -> None:
     """Combine a program's lanes of each column, if there are several, and write the states to the workspace."""
     rule = recurrence_of(builder.spec, op)
     if builder.schedule.block["x"] > 1:
-        states = combine_lanes(emitter, rule, states, "", frozenset(), builder.tile_dim("x"))
+        states = combine_lanes(emitter, rule, states, "", "", frozenset(), builder.tile_dim("x"))
     for state, (dtype, _) in zip(states, rule.states, strict=True):
         write_partial(builder, emitter, state, dtype, "r", program_id(builder, 0))

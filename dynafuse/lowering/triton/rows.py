@@ -20,17 +20,19 @@ from dynafuse.lowering.triton.builder import (
     KernelBuilder,
     add_launch,
     block_count,
+    combine_lanes,
     element_and_position,
     element_count,
     emit_stores,
+    finish_combined,
     finish_reduction,
-    finish_row,
     make_emitter,
     program_id,
     recurrence_of,
     start_states,
     states_of_element,
     tile_dimension,
+    with_guests,
 )
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.online import OnlineSum, find_online_sums
@@ -44,37 +46,48 @@ from dynafuse.ops.literals import opmath, triton_type
 def persistent(builder: KernelBuilder) -> None:
     """Add a kernel that holds whole rows in registers and computes every value once."""
     emitter = make_emitter(builder)
-
-    def reduce(op: int) -> Value:
-        rule = recurrence_of(builder.spec, op)
-        element, position = element_and_position(builder, emitter, op, rule)
-        mask = builder.mask("r")
-        if rule.element_dtype.is_floating_point and len(rule.states) == 3:
-            return _two_pass_variance(builder, emitter, op, element, mask)
-        states = states_of_element(emitter, rule, element, position, mask)
-        return finish_reduction(builder, emitter, op, rule, states)
-
-    emitter.on_reduction = reduce
+    emitter.on_reduction = lambda op: reduce_held_row(builder, emitter, op)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
     add_row_launch(builder, emitter, "0")
 
 
-def _two_pass_variance(builder: KernelBuilder, emitter: Emitter, op: int, element: Value, mask: str | None) -> Value:
-    """Return the variance of a row in registers: the mean of squared deviations from the mean.
+def reduce_held_row(builder: KernelBuilder, emitter: Emitter, op: int) -> Value:
+    """Return a reduction of rows that are in registers, and keep it for whoever asks.
 
-    No recurrence is as accurate.
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter, which keeps the result.
+        op: The reduction's position in the spec.
     """
-    dtype, rows = element.dtype, frozenset("x")
-    total = recurrence("sum", dtype, dtype)
-    count = element_count(builder, op)
-    mean = finish_row(builder, emitter, recurrence("mean", dtype, dtype),
-                      states_of_element(emitter, total, element, None, mask), count, dtype)
-    squared_deviation = emitter.expression("({0} - {1}) * ({0} - {1})", dtype, element, mean)
+    states = states_of_tile(builder, emitter, op, element_count(builder, op), frozenset("x"))
+    return finish_combined(builder, emitter, (op,), states)[op]
+
+
+def states_of_tile(builder: KernelBuilder, emitter: Emitter, op: int, count: str, tiles: frozenset[str]) -> list[str]:
+    """Return the names of a reduction's states of all the elements along the row that a tile has in registers.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        op: The reduction's position in the spec.
+        count: The text of how many elements there are, as a float.
+        tiles: The tile dimensions whose scope they belong to.
+    """
     rule = recurrence_of(builder.spec, op)
-    squares_of_lanes = states_of_element(emitter, total, squared_deviation, None, mask)
-    squares = finish_row(builder, emitter, total, squares_of_lanes, count, dtype)
-    variance = emitter.define(rule.finish(["0", squares.name], count), dtype, rows)
-    return emitter.keep_reduced(op, emitter.cast(variance, builder.spec.ops[op].dtype))
+    element, position = element_and_position(builder, emitter, op, rule)
+
+    def combined(rule: Recurrence, element: Value) -> list[str]:
+        states = states_of_element(emitter, rule, element, position, builder.mask("r"))
+        return combine_lanes(emitter, rule, states, "", "", tiles, builder.tile_dim("r"))
+
+    if not rule.counts:
+        return combined(rule, element)
+    # No recurrence is as accurate as a second pass over what is in registers.
+    dtype = element.dtype
+    total = recurrence("sum", dtype, dtype)
+    (whole,) = combined(total, element)
+    mean = emitter.define(f"{whole} / {count}", dtype, tiles)
+    return [whole, *combined(total, emitter.expression("({0} - {1}) * ({0} - {1})", dtype, element, mean))]
 
 
 def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loops: bool = False) -> None:
@@ -116,8 +129,8 @@ def looped(builder: KernelBuilder) -> None:
                   if current == (needed_passes[store.op] if store.into is None else count - 1)]
         if reductions or stores:
             emitter.eviction.of_row = ("evict_last" if current < count - 1 else "evict_first") if count > 1 else ""
-            # Lanes of a Welford recurrence that end early have to begin with the others.
-            needs_order = any(recurrence_of(spec, op).needs_share for op in reductions)
+            # Lanes of a recurrence that counts, of which some end early, have to begin with the others.
+            needs_order = any(recurrence_of(spec, op).counts for op in reductions)
             emit_pass(builder, emitter, reductions, stores, online_sums=online_sums,
                       backwards=current % 2 == 1 and not needs_order)
     emit_stores(builder, emitter, [output for output in outputs if output not in along_row])
@@ -126,7 +139,7 @@ def looped(builder: KernelBuilder) -> None:
 
 def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[int], stores: list[tuple[int, Store]],
               bounds: tuple[str, str] | None = None,
-              take_states: Callable[[int, Recurrence, list[str]], None] | None = None,
+              take_states: Callable[[int, list[str], str], None] | None = None,
               online_sums: Mapping[int, OnlineSum] | None = None, backwards: bool = False) -> None:
     """Write one loop over the row.
 
@@ -136,33 +149,35 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
         reductions: The reductions that the pass computes.
         stores: The outputs that it stores, with their numbers.
         bounds: The texts of the first element of the row that is read, and of the end; None for the whole row.
-        take_states: Takes the states of a reduction that another kernel finishes.
+        take_states: Takes the states of a reduction that another kernel finishes, and the text of each lane's weight.
         online_sums: The sums, by op, that need their shift only when their pass is over.
         backwards: Whether it goes from the end of the whole row to its beginning.
     """
     online = {op: online_sum for op, online_sum in (online_sums or {}).items() if op in reductions}
     maxima = {online_sum.maximum for online_sum in online.values()}
     plain = [op for op in reductions if op not in online and op not in maxima]
-    states = {op: start_states(builder, emitter, recurrence_of(builder.spec, op)) for op in plain}
+    guests = with_guests(builder.spec, plain)
+    states = {op: start_states(builder, emitter, recurrence_of(builder.spec, op)) for op in guests}
     online_states = {op: _start_online(builder, emitter, builder.spec.ops[online_sum.difference].dtype)
                      for op, online_sum in online.items()}
     begin, end = bounds or ("0", size_text(builder.numel("r")))
     header = builder.loop_header("r_back" if backwards else "r_base", begin, end, "RBLOCK")
     # Triton knows of what the loop's variable is a multiple only if that grows.
     emitter.open_loop(header, f"r_base = {_last_tile(builder)} - r_back" if backwards else None)
-    shares = _define_shares(builder, emitter, plain, begin)
+    shares = _define_shares(builder, emitter, guests, begin)
     for op, online_sum in online.items():
         _update_online(builder, emitter, op, online_sum, online_states[op])
-    for op in plain:
+    for op in guests:
         _update_states(builder, emitter, op, states[op], shares)
     emit_stores(builder, emitter, stores)
     emitter.close_loop()
-    for op in plain:
+    for op in guests:
         rule = recurrence_of(builder.spec, op)
+        weight = _weight_of_lanes(builder, rule.element_dtype, begin, end) if rule.counts else ""
         if take_states is None:
-            finish_reduction(builder, emitter, op, rule, states[op])
+            finish_reduction(builder, emitter, op, states[op], weight, guests[op])
         else:
-            take_states(op, rule, states[op])
+            take_states(op, states[op], weight)
     # Those that know the row's maximum come first: the shifts of others may be made of it.
     for op, online_sum in sorted(online.items(), key=lambda item: item[1].maximum is None):
         _finish_online(builder, emitter, op, online_sum, online_states[op])
@@ -176,18 +191,31 @@ def _last_tile(builder: KernelBuilder) -> str:
     return f"({size_text(length)} - 1) // RBLOCK * RBLOCK"
 
 
-def _define_shares(builder: KernelBuilder, emitter: Emitter, ops: Collection[int], begin: str) -> dict[torch.dtype, str]:
-    """Define 1 over the number of elements that a lane has taken in with this step, in each dtype that needs it."""
+def _define_shares(builder: KernelBuilder, emitter: Emitter, ops: Collection[int], begin: str
+                   ) -> dict[torch.dtype, tuple[str, str]]:
+    """Define how many elements a lane has taken in with this step, and 1 over the product of that and the one before.
+
+    Returns: The names of both for each dtype in which a recurrence counts.
+    """
     rules = [recurrence_of(builder.spec, op) for op in ops]
-    names = {rule.element_dtype: emitter.new_name("share") for rule in rules if rule.needs_share}
-    steps = "r_base // RBLOCK + 1" if begin == "0" else f"(r_base - {begin}) // RBLOCK + 1"
-    for dtype, name in names.items():
-        emitter.add_line(f"{name} = 1.0 / tl.full([], {steps}, {triton_type(dtype)})", frozenset("r"))
+    names = {rule.element_dtype: (emitter.new_name("steps"), emitter.new_name("share")) for rule in rules if rule.counts}
+    count = "r_base // RBLOCK + 1" if begin == "0" else f"(r_base - {begin}) // RBLOCK + 1"
+    for dtype, (steps, share) in names.items():
+        emitter.add_line(f"{steps} = tl.full([], {count}, {triton_type(dtype)})", frozenset("r"))
+        emitter.add_line(f"{share} = 1.0 / ({steps} * tl.maximum({steps} - 1.0, 1.0))", frozenset("r"))
     return names
 
 
+def _weight_of_lanes(builder: KernelBuilder, dtype: torch.dtype, begin: str, end: str) -> str:
+    """Return the text of how many elements each lane of a loop has taken in."""
+    if builder.mask("r") is None:
+        return f"tl.full([], ({end} - {begin}) // RBLOCK, {triton_type(dtype)})"
+    lane = f"tl.arange(0, RBLOCK){builder.spread('r')}"
+    return f"(tl.maximum({end} - {begin} + RBLOCK - 1 - {lane}, 0) // RBLOCK).to({triton_type(dtype)})"
+
+
 def _update_states(
-    builder: KernelBuilder, emitter: Emitter, op: int, states: list[str], shares: Mapping[torch.dtype, str]
+    builder: KernelBuilder, emitter: Emitter, op: int, states: list[str], shares: Mapping[torch.dtype, tuple[str, str]]
 ) -> None:
     """Take the elements of a tile into the states of a reduction."""
     rule = recurrence_of(builder.spec, op)
@@ -195,7 +223,7 @@ def _update_states(
     if builder.running_states(rule) < builder.schedule.block["r"]:
         _combine_and_update(builder, emitter, rule, element, states)
         return
-    updates = rule.update(states, element.name, position.name if position else "", shares.get(rule.element_dtype, ""))
+    updates = rule.update(states, element.name, position.name if position else "", *shares.get(rule.element_dtype, ("", "")))
     candidates = [emitter.new_name("next") for _ in states]
     emitter.add_line(f"{', '.join(candidates)} = {updates}", ROW_TILES)
     mask = builder.mask("r")  # where rows are whole tiles, so are the chunks of split rows
@@ -213,8 +241,8 @@ def _combine_and_update(
     running = builder.running_states(rule)
     (of_tile,) = states_of_element(emitter, rule, element, None, builder.mask("r"))
     groups = f"tl.reshape({of_tile}, {builder.tile_shape('XBLOCK', f'RBLOCK // {running}', str(running))})"
-    combined = rule.combine([groups], "").replace("AXIS", str(builder.tile_dim("r")))
-    emitter.add_line(f"{states[0]} = {rule.update(states, combined, '', '')}", ROW_TILES)
+    combined = rule.combine([groups], "", "").replace("AXIS", str(builder.tile_dim("r")))
+    emitter.add_line(f"{states[0]} = {rule.update(states, combined, '', '', '')}", ROW_TILES)
 
 
 # ---------------------------------------------------------------------- sums of exponentials

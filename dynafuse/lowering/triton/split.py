@@ -6,12 +6,12 @@ workspace ``[64, 512]``, and the second kernel adds the 64 partial sums of every
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import sympy
 import torch
 
-from dynafuse.ir import Layout, Size, Workspace
+from dynafuse.ir import Layout, Size, Store, Workspace
 from dynafuse.lowering.triton.builder import (
     ROW_TILES,
     KernelBuilder,
@@ -26,11 +26,11 @@ from dynafuse.lowering.triton.builder import (
     program_id,
     recurrence_of,
     tile_dimension,
+    with_guests,
 )
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
-from dynafuse.lowering.triton.reductions import Recurrence
-from dynafuse.lowering.triton.rows import add_row_launch, emit_pass
+from dynafuse.lowering.triton.rows import add_row_launch, emit_pass, states_of_tile
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.source import TileDimension
 from dynafuse.lowering.triton.text import factor_text, size_text
@@ -49,15 +49,43 @@ def split(builder: KernelBuilder) -> None:
     emitter.top.lines.extend(_chunk_bounds(builder, chunk, row_length))
     along_row = [(number, store) for number, store in enumerate(spec.stores) if runs_along(store, schedule.order["r"])]
 
-    def leave_states(op: int, rule: Recurrence, states: list[str]) -> None:
-        """Combine a program's lanes and write the states to the workspace, one row per program."""
-        combined_states = combine_lanes(emitter, rule, states, "r_end - r_begin", frozenset("x"), builder.tile_dim("r"))
-        for state, (dtype, _) in zip(combined_states, rule.states, strict=True):
+    def leave(op: int, states: list[str]) -> None:
+        """Write a program's combined states to the workspace, one row per program."""
+        for state, (dtype, _) in zip(states, recurrence_of(spec, op).states, strict=True):
             write_partial(builder, emitter, state, dtype, "x", program_id(builder, 1))
 
-    emit_pass(builder, emitter, [op for op, _ in spec.reductions], along_row, ("r_begin", "r_end"), leave_states)
+    def combine_and_leave(op: int, states: list[str], weight: str) -> None:
+        rule = recurrence_of(spec, op)
+        leave(op, combine_lanes(emitter, rule, states, weight, "r_end - r_begin", frozenset("x"), builder.tile_dim("r")))
+
+    if chunk == block:
+        for op, states in _of_one_tile(builder, emitter, along_row).items():
+            leave(op, states)
+    else:
+        emit_pass(builder, emitter, [op for op, _ in spec.reductions], along_row, ("r_begin", "r_end"), combine_and_leave)
     add_row_launch(builder, emitter, "r_base", loops=True)
-    add_combine_kernel(builder, schedule.order["x"], {number for number, _ in along_row})
+    weight = f"tl.maximum(tl.minimum({size_text(chunk)}, {size_text(row_length)} - r * {factor_text(chunk)}), 0)"
+    add_combine_kernel(builder, schedule.order["x"], {number for number, _ in along_row}, weight)
+
+
+def _of_one_tile(builder: KernelBuilder, emitter: Emitter, stores: list[tuple[int, Store]]) -> dict[int, list[str]]:
+    """Write the part of a program that reads one tile of the row, in a loop that is none to the compiler.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        stores: The outputs that run along the row, with their numbers.
+
+    Returns:
+        The combined states of each reduction that keeps any.
+    """
+    count = str(float(builder.schedule.block["r"])) if builder.mask("r") is None else "tl.maximum(r_end - r_begin, 1)"
+    emitter.open_loop("for _ in tl.static_range(1):", "r_base = r_begin")
+    states = {op: states_of_tile(builder, emitter, op, count, ROW_TILES)
+              for op in with_guests(builder.spec, [op for op, _ in builder.spec.reductions])}
+    emit_stores(builder, emitter, stores)
+    emitter.close_loop()
+    return states
 
 
 def _chunk_bounds(builder: KernelBuilder, chunk: Size, row_length: Size) -> Iterator[Line]:
@@ -92,31 +120,35 @@ def _workspace_access(workspace: Workspace, *, is_store: bool) -> Access:
     return Access(workspace.name, Layout(workspace.dtype, (workspace.size,), (1,)), sympy.S.Zero, is_store)
 
 
-def add_combine_kernel(builder: KernelBuilder, axes: tuple[int, ...], stored: Collection[int]) -> None:
+def add_combine_kernel(builder: KernelBuilder, axes: tuple[int, ...], stored: Collection[int], weight: str = "") -> None:
     """Add the second kernel: it combines partial states, then computes and stores what depends on them.
 
     Args:
         builder: The kernels of the spec.
         axes: The axes that the partial states vary along.
         stored: The numbers of the outputs that the first kernel has stored.
+        weight: The text of how many elements each program has taken in, if a recurrence counts.
     """
     spec, splits = builder.spec, builder.schedule.splits
     emitter = make_emitter(builder, tile_of=["x" if k in axes else "r" for k in range(len(spec.axes))])
     total, typical_total = numel(spec, axes), estimate(numel(spec.typical, axes))
-    workspaces = _workspaces_of_reductions(builder)
+    guests = with_guests(spec, builder.deferred_reductions())
+    hosts = {guest: op for op in guests for guest in guests[op]}
+    workspaces = _workspaces_of_reductions(builder, guests)
     block = {"x": min(_combine_width(splits), power_of_two(typical_total)), "r": power_of_two(splits)}
 
     def reduce(op: int) -> Value:
-        rule = recurrence_of(spec, op)
-        states = []
-        for workspace, (dtype, identity) in zip(workspaces[op], rule.states, strict=True):
+        host, states = hosts.get(op, op), []
+        rule = recurrence_of(spec, host)
+        for workspace, (dtype, identity) in zip(workspaces[host], rule.states, strict=True):
             emitter.accesses.append(_workspace_access(workspace, is_store=False))
             load = f"tl.load({workspace.name} + (r * {factor_text(total)} + x), x_mask & r_mask)"
             load += ".to(tl.int1)" if dtype is torch.bool else ""
             partial = emitter.define(load, dtype, ROW_TILES)
             text = f"tl.where(r_mask, {partial}, {identity_text(dtype, identity)})"
             states.append(emitter.define(text, dtype, ROW_TILES).name)
-        return finish_reduction(builder, emitter, op, rule, states)
+        weights = f"{weight}.to({triton_type(rule.element_dtype)})" if rule.counts else ""
+        return finish_reduction(builder, emitter, host, states, weights, guests[host])[op]
 
     emitter.on_reduction = reduce
     emit_stores(builder, emitter, [(number, store) for number, store in enumerate(spec.stores) if number not in stored])
@@ -133,7 +165,7 @@ def _combine_width(splits: int) -> int:
     return max(8, 2048 // power_of_two(splits))
 
 
-def _workspaces_of_reductions(builder: KernelBuilder) -> dict[int, list[Workspace]]:
-    """Return the workspaces of each reduction that the second kernel completes; the first wrote them in this order."""
+def _workspaces_of_reductions(builder: KernelBuilder, ops: Iterable[int]) -> dict[int, list[Workspace]]:
+    """Return the workspaces of reductions that the second kernel completes; the first wrote them in this order."""
     workspaces = iter(builder.workspaces)
-    return {op: [next(workspaces) for _ in recurrence_of(builder.spec, op).states] for op in builder.deferred_reductions()}
+    return {op: [next(workspaces) for _ in recurrence_of(builder.spec, op).states] for op in ops}

@@ -37,6 +37,11 @@ def statistics(x: torch.Tensor) -> Any:
     return torch.var_mean(x, [0, 2, 3], correction=0)
 
 
+def all_statistics(dim: int) -> Callable[[torch.Tensor], Any]:
+    """What is finished from the same sums: a mean stays infinite where its variance is NaN."""
+    return lambda x: (x.mean(dim), x.var(dim), x.sum(dim), x.std(dim, correction=0), x.amax(dim))
+
+
 def shifted_sum(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """A sum whose row is that of several dimensions, with an operand that moves on along the outer ones."""
     return ((x - shift).exp() / 2).sum()
@@ -57,6 +62,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "columns_of_odd_rows": (lambda x: x.float().sum(0), (random(130, 3, 65, dtype=BF16)[:, :, :63],)),
     "long_columns": (lambda x: (x * 2).sum([0, 1]), (random(5, 500, 70),)),
     "infinite_columns": (lambda x: (x.sum(0), x.amax(0)), (special(random(2500, 40)),)),
+    "statistics_of_columns": (all_statistics(0), (special(random(2500, 40)),)),
+    "statistics_of_rows": (all_statistics(1), (special(random(5, 3000)),)),
     "columns_with_positions": (lambda x: x.argmax(0), (random(3000, 33),)),
     "statistics": (statistics, (random(6, 7, 20, 21),)),
     "statistics_of_channels": (statistics, (channels_last(random(12, 24, 14, 14, dtype=BF16)),)),

@@ -216,13 +216,22 @@ def test_arg_reductions(name: str, data: list[float], combine: bool, tmp_path: P
     assert run(text, [x], torch.empty(1, dtype=torch.int32), tmp_path).item() == getattr(torch, name)(x).item()
 
 
-def test_welford(tmp_path: Path) -> None:
+def test_deviations(tmp_path: Path) -> None:
     x, weight = torch.randn(SIZE, dtype=torch.float64) + 100, torch.ones(SIZE, dtype=torch.float64)
-    weight[3] = 0
-    parts = "x0, x0 * 0, x1"
-    for part, expected in enumerate([x[weight > 0].mean(), x[weight > 0].var(correction=0) * (SIZE - 1), weight.sum()]):
-        out = run(f"lm.welford({parts}, {SIZE - 1}, 0, True)[{part}]", [x, weight], torch.empty(1, dtype=torch.float64), tmp_path)
-        torch.testing.assert_close(out[0], expected)
+    x[3] = weight[3] = 0
+    elements = x[weight > 0]
+    for part, expected in enumerate([elements.sum(), elements.var(correction=0) * (SIZE - 1)]):
+        text = f"tl.full([1], 0.0, tl.float64) + lm.deviations(x0, x0 * 0, x1, {SIZE - 1}, 0)[{part}]"
+        torch.testing.assert_close(run(text, [x, weight], torch.empty(1, dtype=torch.float64), tmp_path)[0], expected)
+
+
+def test_take_deviation(tmp_path: Path) -> None:
+    x = torch.randn(3, SIZE, dtype=torch.float64) + 100
+    first = "lm.take_deviation(0.0, 0.0, x0, 1.0, 1.0)"
+    second = f"lm.take_deviation({first}[0], {first}[1], x1, 2.0, 1 / 2)"
+    for part, expected in enumerate([x.sum(0), x.var(0, correction=0) * 3]):
+        text = f"lm.take_deviation({second}[0], {second}[1], x2, 3.0, 1 / 6)[{part}]"
+        torch.testing.assert_close(run(text, list(x), torch.empty(SIZE, dtype=torch.float64), tmp_path), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
