@@ -23,6 +23,7 @@ from dynafuse.partition.places import Reading, readings
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
+LEAST_FOR_LANES, LANES = 8, 32  # elements from which on lanes load them side by side, where results are fewer than lanes
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 
@@ -251,9 +252,10 @@ class Spaces:
         """Return whether a reduction is short enough to be written out."""
         if self._kind(node) is not Kind.REDUCTION or not self._plain(node):
             return False
-        total = count(tuple(self._reduced_sizes(node)))
-        near = self.tensor(node.all_input_nodes[0]).bytes <= NEAR
-        return isinstance(total, int) and total <= (UNROLL_NEAR if near else UNROLL)
+        total, results = count(tuple(self._reduced_sizes(node))), count(self.tensor(node).shape)
+        if not isinstance(total, int) or (isinstance(results, int) and results < LANES and total >= LEAST_FOR_LANES):
+            return False
+        return total <= (UNROLL_NEAR if self.tensor(node.all_input_nodes[0]).bytes <= NEAR else UNROLL)
 
     def _plain(self, node: Node) -> bool:
         row = self.facts[node].row

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch.fx import GraphModule, Node
 
 from dynafuse.partition.axes import leaves
-from dynafuse.partition.iteration_space import NEAR, UNROLL, UNROLL_NEAR, Read, Spaces
+from dynafuse.partition.iteration_space import LANES, LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Read, Spaces
 from tests.support import graphs
 
 X = torch.randn(8, 6)
@@ -187,12 +187,14 @@ def test_what_is_overwritten_is_not_read_again_later() -> None:
 
 
 @pytest.mark.parametrize(("rows", "length", "target", "expected"), [
-    (4, UNROLL, "aten.sum.dim_IntList", True),
-    (4, UNROLL_NEAR, "aten.sum.dim_IntList", True),
-    (4, UNROLL_NEAR + 1, "aten.sum.dim_IntList", False),
+    (LANES, UNROLL, "aten.sum.dim_IntList", True),
+    (LANES, UNROLL_NEAR, "aten.sum.dim_IntList", True),
+    (LANES, UNROLL_NEAR + 1, "aten.sum.dim_IntList", False),
+    (LANES - 1, LEAST_FOR_LANES - 1, "aten.sum.dim_IntList", True),
+    (LANES - 1, LEAST_FOR_LANES, "aten.sum.dim_IntList", False),  # lanes would have nothing to do
     (NEAR, UNROLL, "aten.amax.default", True),
     (NEAR, UNROLL + 1, "aten.amax.default", False),  # what it reads is too large to stay in a first cache
-    (4, UNROLL, "aten.var.correction", False),  # carries several states
+    (LANES, UNROLL, "aten.var.correction", False),  # carries several states
 ])
 def test_short_reductions_are_written_out(rows: int, length: int, target: str, expected: bool) -> None:
     spaces = spaces_of(graphs.built(lambda g, x: g.op(target, x, [1]), torch.empty(rows, length)))
