@@ -398,7 +398,8 @@ def test_measured_times_are_true(shape: tuple[int, int]) -> None:
         inputs = [torch.randn(shape, device=device)]
         for name, build in candidates.items():
             run = tuner.runner(build(), bound.spec, {}, device)
-            independent = profiled_us(lambda run=run: run(inputs))  # type: ignore[misc]
+            # The least of a few: what else runs on the device may interrupt a kernel, but shortens none.
+            independent = min(profiled_us(lambda run=run: run(inputs)) for _ in range(3))  # type: ignore[misc]
             assert independent / 2 < (times[name] or 0.0) < independent * 2, (name, independent, times[name])
 
 
