@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from dynafuse.cost import replay
 from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
 from dynafuse.runtime.capture import calls
+from dynafuse.runtime.capture.decide import SMALL, in_one_piece
 from dynafuse.runtime.capture.recorder import CudaRecorder
 from tests.support.differential import compiled
 from tests.support.fake_recorder import FakeRecorder, recording_on_cpu, together
@@ -470,6 +472,35 @@ def test_a_backward_takes_the_memory_of_what_was_saved() -> None:
     launched, replayed = peak(model, x, "never"), peak(model, x, "always")
     copies = 16384 * 256 * 4 + 6 * 256 * 257 * 4  # of the result and of the gradients
     assert replayed < 1.15 * launched + 2 * copies, f"{replayed / 1e6:.0f} MB instead of {launched / 1e6:.0f}"
+
+
+@pytest.mark.gpu
+def test_a_recording_leaves_few_gaps() -> None:
+    """Tensors of many sizes lie in one piece of memory: each in one of its own would leave a third of it unused."""
+    widths = [700 + 37 * (7 * k % 19) for k in range(20)]
+    layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.Tanh())]
+    model, x = nn.Sequential(*layers).cuda(), torch.randn(2048, widths[0]).cuda()
+    launched, replayed = peak(model, x, "never"), peak(model, x, "always")
+    copies = sum(p.nbytes for p in model.parameters())  # of the gradients
+    assert replayed < 1.1 * launched + copies, f"{replayed / 1e6:.0f} MB instead of {launched / 1e6:.0f}"
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [
+    ([], 0), ([SMALL], 0), ([3 * SMALL, 2 * SMALL, 4 * SMALL, SMALL], 9 * SMALL), ([9 * SMALL, 2 * SMALL, 3 * SMALL], 5 * SMALL),
+])
+def test_how_much_lies_in_one_piece(sizes: list[int], expected: int) -> None:
+    assert in_one_piece(sizes) == expected
+
+
+def test_a_forward_begins_with_a_piece_for_what_it_saves(machine: Machine) -> None:
+    widths = [512, 1024, 768, 1280, 512]
+    ours, _ = twins(machine, lambda: nn.Sequential(*[
+        layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.Tanh())]))
+    call = machine.compile(ours)
+    for _ in range(STEPS):
+        call(machine.randn(1024, 512)).square().mean().backward()
+    (forward, *others) = machine.functions  # the tensors that all but the last activation return
+    assert forward.layout.piece == (1024 + 768 + 1280) * 1024 * 4 and not any(other.layout.piece for other in others)
 
 
 @pytest.mark.gpu

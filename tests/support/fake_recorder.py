@@ -95,7 +95,7 @@ class FakeRecorder:
         memory.owner = recorded.replay  # which keeps the pool
         return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
-    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, piece: int = 0) -> Recorded:
         if self.failing is not None:
             raise self.failing
         self.recordings += 1

@@ -29,6 +29,7 @@ ABSOLUTE = frozenset(overloads(
 
 TANGENT = "tangents"  # begins the names that AOTAutograd gives to a backward's incoming gradients
 SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
+SMALL = 1 << 20  # bytes of a tensor up to which torch keeps memory apart for it and others
 
 
 @dataclass
@@ -78,6 +79,7 @@ class Layout:
     numbers: tuple[int, ...]  # inputs that are no tensors
     copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
     bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
+    piece: int = 0  # bytes of memory that a forward's recording is to begin with in one piece
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,18 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     stationary, saved = static | named | written, _saved(module)
     copied, handed_over = _leaving(plan, stationary | handed, saved)
     copies = Copies(len(copied), sum(copied))
-    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over))
+    piece = 0 if sized or numbers else in_one_piece(handed_over)
+    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), piece)
+
+
+def in_one_piece(sizes: Sequence[int]) -> int:
+    """Return how much of the memory of tensors, given their bytes, is to be one piece, so that few gaps are left in between.
+
+    Torch takes memory for large tensors one by one. What begins as one piece is divided as it is needed, and grows together
+    again: a step of RegNet-Y takes 352 MB then, of which 340 are in use at once, instead of 547. Small tensors lie apart,
+    and one that is as large as all others leaves no gap where it lies alone.
+    """
+    return sum(size for size in sizes if SMALL < size <= sum(sizes) / 2)
 
 
 def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict:

@@ -62,13 +62,14 @@ class Recorder(Protocol):
             dtype: Its dtype.
         """
 
-    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, piece: int = 0) -> Recorded:
         """Record a call without running it. Whatever stands against that is raised.
 
         Args:
             call: The function, which takes its arguments as one list.
             args: Its arguments; the list is emptied.
             pool: Where what it allocates lies.
+            piece: How many bytes the pool takes in one piece before.
         """
 
     def lent(self, storage: UntypedStorage, recorded: Recorded) -> UntypedStorage:
@@ -123,7 +124,7 @@ class CudaRecorder:
         allocated: Tensor = torch._C._dynamo.guards._empty_strided_cuda(size, stride, dtype)  # type: ignore[attr-defined]
         return allocated
 
-    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool) -> Recorded:
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, piece: int = 0) -> Recorded:
         """Record a call as a CUDA graph.
 
         Libraries keep workspaces for products: they are dropped before and after, so that none is used by a replay and by
@@ -133,7 +134,13 @@ class CudaRecorder:
             call: The function, which takes its arguments as one list.
             args: Its arguments; the list is emptied.
             pool: Where what it allocates lies, and on which stream it is recorded.
+            piece: How many bytes the pool takes in one piece before.
         """
+        def divided(args: list[Any]) -> Any:
+            if piece:
+                self.empty((piece,), (1,), torch.uint8)  # which goes back to the pool at once
+            return call(args)
+
         graph, (handle, side) = torch.cuda.CUDAGraph(), pool.handle
         collects = gc.isenabled()
         torch.cuda.synchronize(self.index)
@@ -141,7 +148,7 @@ class CudaRecorder:
         gc.disable()  # what it frees may be a graph, which must not happen during a capture
         try:
             with torch.cuda.stream(side):
-                outputs = _capture(graph, call, args, handle)
+                outputs = _capture(graph, divided, args, handle)
         except BaseException:
             _recover(self.index, handle, side)
             raise
