@@ -23,7 +23,7 @@ from dynafuse import backend, explain
 from dynafuse.cost import replay
 from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
-from dynafuse.runtime.capture import calls
+from dynafuse.runtime.capture import calls, graphs
 from dynafuse.runtime.capture.decide import SMALL, in_one_piece
 from dynafuse.runtime.capture.recorder import CudaRecorder
 from tests.support.differential import compiled
@@ -929,6 +929,30 @@ def test_a_backward_is_not_recorded_by_itself(machine: Machine, monkeypatch: pyt
     for _ in range(3 * STEPS):
         train_alike(call, model, eager, machine.randn(3, 16, grad=True))
     assert machine.recordings == 0
+
+
+def test_a_backward_that_takes_much_more_than_it_copies_is_recorded_with_its_forward(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncaptured it would leave the memory of what was saved unused."""
+    decided = graphs.verdict
+
+    def verdict(plan: Any, layout: Any, *args: Any, **named: Any) -> Any:
+        monkeypatch.setattr(replay.Saving, "pays", property(lambda self: not layout.handed))
+        monkeypatch.setattr(replay.Saving, "is_open", property(lambda self: False))
+        return decided(plan, layout, *args, **named)
+
+    class Mean(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().mean()
+
+    monkeypatch.setattr(graphs, "verdict", verdict)
+    for batch, recordings in ((512, 2), (3, 1)):  # of few rows the gradients are larger than what was saved
+        machine.recordings = 0
+        model, eager = twins(machine, Mean)
+        call = machine.compile(model, capture="auto")
+        for _ in range(2 * STEPS):
+            train_alike(call, model, eager, machine.randn(batch, 16))
+        assert machine.recordings == recordings, machine.captures
 
 
 def test_recordings_keep_a_part_of_the_memory_at_most(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

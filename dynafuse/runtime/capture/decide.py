@@ -29,6 +29,7 @@ ABSOLUTE = frozenset(overloads(
 
 TANGENT = "tangents"  # begins the names that AOTAutograd gives to a backward's incoming gradients
 SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
+LEAST_TAKEN = 4  # bytes that a backward takes of its forward's for each that it copies, if that alone is worth a recording
 SMALL = 1 << 20  # bytes of a tensor up to which torch keeps memory apart for it and others
 
 
@@ -80,6 +81,7 @@ class Layout:
     copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
     bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
     piece: int = 0  # bytes of memory that a forward's recording is to begin with in one piece
+    taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,9 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     copied, handed_over = _leaving(plan, stationary | handed, saved)
     copies = Copies(len(copied), sum(copied))
     piece = 0 if sized or numbers else in_one_piece(handed_over)
-    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), piece)
+    tensors = (plan.annotated.facts[node].tensor for node, i in inputs.items() if i in handed)
+    taken = sum(tensor.bytes for tensor in tensors if tensor is not None)
+    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), piece, taken)
 
 
 def in_one_piece(sizes: Sequence[int]) -> int:
@@ -179,6 +183,8 @@ def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict
         return Verdict(True, f"captured as a CUDA graph, saves about {result.us:.0f} µs a call ({result})", least_host_us)
     if always:
         return Verdict(True, f"captured as a CUDA graph, as asked for: it does not pay ({result})")
+    if layout.taken >= LEAST_TAKEN * max(layout.copies.bytes, 1):
+        return Verdict(True, f"captured as a CUDA graph if its forward is, whose memory it then takes ({result})", 0.0)
     return Verdict(False, f"it does not pay ({result})", result.least_host_us if result.is_open else None)
 
 
