@@ -21,7 +21,8 @@ SOURCES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 ORDER = (
     "errors", "executors", "config", "forks", "futures", "fallback", "fx", "ops", "ir", "cost", "partition", "passes", "cache",
-    "lowering", "select", "runtime", "pipeline", "backend", "report", "force", "tools", "entry", "__init__")
+    "lowering", "select", "runtime", "pipeline", "backend", "report", "force", "tools", "entry", "__init__",
+    "__main__")
 """The parts of the package: each may import those before it."""
 
 LEAVES = {"lowering/base.py": "executors", "lowering/registry.py": "executors"}

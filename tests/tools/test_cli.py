@@ -37,6 +37,11 @@ def test_version(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"dynafuse {dynafuse.__version__}\n"
 
 
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "dynafuse", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"dynafuse {dynafuse.__version__}\n"
+
+
 def test_options_prints_the_table(capsys: Capture) -> None:
     assert cli.main(["options"]) == 0
     assert capsys.readouterr().out == config.describe() + "\n"
