@@ -253,9 +253,21 @@ class Spaces:
         if self._kind(node) is not Kind.REDUCTION or not self._plain(node):
             return False
         total, results = count(tuple(self._reduced_sizes(node))), count(self.tensor(node).shape)
-        if not isinstance(total, int) or (isinstance(results, int) and results < LANES and total >= LEAST_FOR_LANES):
+        near = self.tensor(node.all_input_nodes[0]).bytes <= NEAR
+        if not isinstance(total, int) or total > (UNROLL_NEAR if near else UNROLL):
             return False
-        return total <= (UNROLL_NEAR if self.tensor(node.all_input_nodes[0]).bytes <= NEAR else UNROLL)
+        leaves_lanes_idle = isinstance(results, int) and results < LANES and total >= LEAST_FOR_LANES
+        return not leaves_lanes_idle or self._is_spread(node, results)
+
+    def _is_spread(self, node: Node, results: Size) -> bool:
+        """Return whether a reader has another number of elements, and so computes a short reduction anywhere."""
+        for user in node.users:
+            shape = self._shape_of(user)
+            if shape is not None and count(shape) != results:
+                return True
+            if self.facts[user].role is Role.VIEW and self._is_spread(user, results):
+                return True
+        return False
 
     def _plain(self, node: Node) -> bool:
         row = self.facts[node].row
