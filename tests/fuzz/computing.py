@@ -33,7 +33,8 @@ def cast(state: State) -> bool:
 
 
 def _between(value: torch.Tensor, low: float, high: float) -> bool:
-    return value.numel() == 0 or bool(value.detach().isfinite().all() and low <= value.min() and value.max() <= high)
+    value = value.detach()  # autograd refuses to look at views that were overtaken by a write
+    return value.numel() == 0 or bool(value.isfinite().all() and low <= value.min() and value.max() <= high)
 
 
 @maker(4)
