@@ -326,7 +326,7 @@ class Captured:
                 slot.recordings -= 1
                 return None
             try:
-                return self._record(slot, args, pool, stream, lender, self.layout.piece if hands_over else 0)
+                return self._record(slot, args, pool, stream, lender)
             except Unrecordable as error:
                 log.info("%s graph not captured: %s", self.kind, error)
                 self._close()
@@ -340,15 +340,14 @@ class Captured:
         return next((lender for lender in lenders if lender is not None and lender.loan.stream == stream
                      and any(lender.loan.lends(arg) for arg in args if isinstance(arg, Tensor))), None)
 
-    def _record(self, slot: Slot, args: Sequence[Any], pool: Pool, stream: int, lender: Recording | None, piece: int
-                ) -> Recording:
+    def _record(self, slot: Slot, args: Sequence[Any], pool: Pool, stream: int, lender: Recording | None) -> Recording:
         staying = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and stays(arg)}
         in_place = (self.layout.stationary | staying) - slot.moving
         with torch.inference_mode(mode=False):  # tensors that every mode may write to
             inputs, given = inputs_of(args, self.layout, in_place, self.recorder.empty)
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
-        recorded = self.recorder.record(self.launched, given, pool, piece)
+        recorded = self.recorder.record(self.launched, given, pool, self.layout.piece)
         saved = self.layout.saved if self.kind == "forward" else frozenset[int]()
         loan = Loan(stream)
         results = loan.lend(recorded.outputs, lasting, saved, lambda storage: self.recorder.lent(storage, recorded))

@@ -80,7 +80,7 @@ class Layout:
     numbers: tuple[int, ...]  # inputs that are no tensors
     copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
     bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
-    piece: int = 0  # bytes of memory that a forward's recording is to begin with in one piece
+    piece: int = 0  # bytes of memory that a recording is to begin with in one piece: of a forward that saves
     taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
 
 
@@ -153,8 +153,7 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     copied, handed_over = _leaving(plan, stationary | handed, saved)
     copies = Copies(len(copied), sum(copied))
     piece = 0 if sized or numbers else in_one_piece(handed_over)
-    tensors = (plan.annotated.facts[node].tensor for node, i in inputs.items() if i in handed)
-    taken = sum(tensor.bytes for tensor in tensors if tensor is not None)
+    taken = sum(_sizes(plan, [node for node, i in inputs.items() if i in handed]))
     return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), piece, taken)
 
 
@@ -165,7 +164,8 @@ def in_one_piece(sizes: Sequence[int]) -> int:
     again: a step of RegNet-Y takes 352 MB then, of which 340 are in use at once, instead of 547. Small tensors lie apart,
     and one that is as large as all others leaves no gap where it lies alone.
     """
-    return sum(size for size in sizes if SMALL < size <= sum(sizes) / 2)
+    half = sum(sizes) / 2
+    return sum(size for size in sizes if SMALL < size <= half)
 
 
 def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict:
@@ -266,8 +266,10 @@ def _leaving(plan: Plan, in_place: frozenset[int], saved: frozenset[int]) -> tup
     bases = {node: plan.annotated.memory(node) for node in listed if isinstance(node, Node)}
     results = {base for base in bases.values() if facts[base].role is not Role.INPUT}
     leaving = {bases[node] for i, node in enumerate(listed) if isinstance(node, Node) and i not in saved} & results
+    return _sizes(plan, [*inputs, *leaving]), _sizes(plan, results - leaving)
 
-    def sizes(nodes: Iterable[Node]) -> list[int]:
-        return [tensor.bytes for node in nodes if (tensor := facts[node].tensor) is not None]
 
-    return sizes([*inputs, *leaving]), sizes(results - leaving)
+def _sizes(plan: Plan, nodes: Iterable[Node]) -> list[int]:
+    """Return the bytes of those nodes that are tensors."""
+    facts = plan.annotated.facts
+    return [tensor.bytes for node in nodes if (tensor := facts[node].tensor) is not None]
