@@ -62,7 +62,7 @@ def split(builder: KernelBuilder) -> None:
         for op, states in _of_one_tile(builder, emitter, along_row).items():
             leave(op, states)
     else:
-        emit_pass(builder, emitter, [op for op, _ in spec.reductions], along_row, ("r_begin", "r_end"), combine_and_leave)
+        emit_pass(builder, emitter, builder.deferred_reductions(), along_row, ("r_begin", "r_end"), combine_and_leave)
     add_row_launch(builder, emitter, "r_base", loops=True)
     weight = f"tl.maximum(tl.minimum({size_text(chunk)}, {size_text(row_length)} - r * {factor_text(chunk)}), 0)"
     add_combine_kernel(builder, schedule.order["x"], {number for number, _ in along_row}, weight)
@@ -82,7 +82,7 @@ def _of_one_tile(builder: KernelBuilder, emitter: Emitter, stores: list[tuple[in
     count = str(float(builder.schedule.block["r"])) if builder.mask("r") is None else "tl.maximum(r_end - r_begin, 1)"
     emitter.open_loop("for _ in tl.static_range(1):", "r_base = r_begin")
     states = {op: states_of_tile(builder, emitter, op, count, ROW_TILES)
-              for op in with_guests(builder.spec, [op for op, _ in builder.spec.reductions])}
+              for op in with_guests(builder.spec, builder.deferred_reductions())}
     emit_stores(builder, emitter, stores)
     emitter.close_loop()
     return states
