@@ -14,7 +14,6 @@ from dynafuse.lowering.triton.reduced_rows import Rows, rows_of, split_over, spl
 from dynafuse.lowering.triton.room import roomier
 from dynafuse.lowering.triton.schedule import candidates
 from dynafuse.lowering.triton.tiles import (
-    LANES,
     Schedule,
     point_count,
     power_of_two,
@@ -22,7 +21,7 @@ from dynafuse.lowering.triton.tiles import (
     reduced_axes,
     traffic,
 )
-from dynafuse.partition.kernel_class import PROCESSORS
+from dynafuse.partition.kernel_class import LANES, PROCESSORS
 
 WARPS = (1, 2, 4, 8, 16)
 ROWS = (1, 2, 4, 8, 16, 32, 64)

@@ -19,11 +19,12 @@ from dynafuse.ops import Combine, Kind, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
+from dynafuse.partition.kernel_class import LANES
 from dynafuse.partition.places import Reading, readings
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
-LEAST_FOR_LANES, LANES = 8, 32  # elements from which on lanes load them side by side, where results are fewer than lanes
+LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, where results are fewer than lanes
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 

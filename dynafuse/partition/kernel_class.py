@@ -18,6 +18,7 @@ COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of
 SPLIT_ABOVE = 4096  # elements above which splitting a row over programs pays for a second kernel when rows are few
 SPLIT_COLUMNS_FROM = 2048  # the same for columns, of which a program takes several
 SECTOR = 32  # bytes that memory moves at least
+LANES = 32  # of a warp
 MOST_COLUMNS = 64  # of a program while there are few, so that all processors have some
 
 

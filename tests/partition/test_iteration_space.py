@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from torch.fx import GraphModule, Node
 
 from dynafuse.partition.axes import leaves
-from dynafuse.partition.iteration_space import LANES, LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Read, Spaces
+from dynafuse.partition.iteration_space import LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Read, Spaces
+from dynafuse.partition.kernel_class import LANES
 from tests.support import graphs
 
 X = torch.randn(8, 6)

@@ -19,14 +19,14 @@ from dynafuse.lowering.triton.reduced_rows import (
     split_over,
     stages_within,
 )
-from dynafuse.lowering.triton.tiles import LANES, Schedule, clamp, power_of_two
-from dynafuse.partition.kernel_class import PROCESSORS, SECTOR, columns_of_program
+from dynafuse.lowering.triton.tiles import Schedule, clamp, power_of_two
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, columns_of_program
 
 LONG_COLUMN = 256  # elements from which on larger tiles are faster
 UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
 MANY_ALONG = 7  # accesses along a column, stores among them, from which on copying ahead costs more than it hides
 LIGHT = 2  # bytes read per element up to which programs of two warps, twice as many of them, are faster
-NARROWEST_COPIED = 32  # columns of a tile from which on rows that do not fill it are copied ahead all the same
+WIDEST_TORN = 32  # columns of a tile up to which rows that do not fill it are not copied ahead
 MOST_TILES = 2  # of a program, up to which each has a program of its own where that is faster than a loop
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
 
@@ -118,7 +118,7 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
     best = widths[0]
     steps = facts.rows * facts.length // (2048 * RESIDENT // 2)  # of a program of tiles of 2048
     pays = best <= 2 * facts.rows and not (facts.counts and steps <= 2 * FEW_STEPS)
-    is_torn = facts.rows < best <= NARROWEST_COPIED  # rows of a few copies each, with lanes beyond their end
+    is_torn = facts.rows < best <= WIDEST_TORN  # rows of a few copies each, with lanes beyond their end
     ahead = 3 if _can_be_ahead(facts) and pays and not is_torn else 1
     fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
     # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.

@@ -18,7 +18,7 @@ import sympy
 from dynafuse.ir import Layout, Spec, Store, references
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Scope
-from dynafuse.lowering.triton.tiles import LANES
+from dynafuse.partition.kernel_class import LANES
 
 ACCESS = re.compile(r"tl\.(?:load|store|atomic_\w+)\((\w+) \+ \(\{0\}")
 """A line that touches a tensor of the spec, at the first of its index expressions."""

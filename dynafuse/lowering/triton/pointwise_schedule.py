@@ -17,7 +17,6 @@ from dynafuse.lowering.triton.emitter import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import (
-    LANES,
     Schedule,
     by_stride,
     clamp,
@@ -26,7 +25,7 @@ from dynafuse.lowering.triton.tiles import (
     strides_of,
     weight,
 )
-from dynafuse.partition.kernel_class import PROCESSORS
+from dynafuse.partition.kernel_class import LANES, PROCESSORS
 
 Order = dict[str, tuple[int, ...]]
 

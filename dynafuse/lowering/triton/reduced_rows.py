@@ -15,8 +15,8 @@ from dynafuse.lowering.triton.builder import recurrence_of, with_guests
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import runs_along
-from dynafuse.lowering.triton.tiles import LANES, Schedule, by_stride, clamp, point_count, strides_of, traffic, vector_length
-from dynafuse.partition.kernel_class import PROCESSORS, SECTOR, estimate
+from dynafuse.lowering.triton.tiles import Schedule, by_stride, clamp, point_count, strides_of, traffic, vector_length
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead

@@ -27,8 +27,8 @@ from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.triton import pool
 from dynafuse.lowering.triton.binary import BINARY
 from dynafuse.lowering.triton.tile_cost import REGISTERS
-from dynafuse.lowering.triton.tiles import LANES, Schedule
-from dynafuse.partition.kernel_class import PROCESSORS
+from dynafuse.lowering.triton.tiles import Schedule
+from dynafuse.partition.kernel_class import LANES, PROCESSORS
 
 FEW_WARPS = 20  # side by side on a processor, up to which kernels were measured to be slower than others by a tenth
 MOST_WARPS = 64  # that a processor runs side by side

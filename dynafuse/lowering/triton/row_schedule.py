@@ -23,8 +23,8 @@ from dynafuse.lowering.triton.reduced_rows import (
 )
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before
 from dynafuse.lowering.triton.tile_cost import BYTES, STARTED
-from dynafuse.lowering.triton.tiles import LANES, Schedule, clamp, power_of_two
-from dynafuse.partition.kernel_class import PROCESSORS, SECTOR
+from dynafuse.lowering.triton.tiles import Schedule, clamp, power_of_two
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR
 
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
@@ -35,7 +35,7 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
-LONGEST_EARLY = 8192  # elements of a row from which on what is loaded late is loaded as fast
+LEAST_LATE = 8192  # elements of a row from which on what is loaded late is loaded as fast
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 
 
@@ -81,7 +81,7 @@ def _loads_early(programs: int, r: int, warps: int) -> bool:
     That helps where little is under way. Long rows keep the memory busy by themselves: regions with such kernels take 0.93
     to 0.96 of the time where they load late.
     """
-    return programs * warps <= EARLY_WARPS and (r < LONGEST_EARLY or programs == 1)
+    return programs * warps <= EARLY_WARPS and (r < LEAST_LATE or programs == 1)
 
 
 def _rows_held(facts: Rows, r: int) -> int:

@@ -32,9 +32,9 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access
 from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
-from dynafuse.lowering.triton.tiles import LANES, Schedule, values_per_tile
+from dynafuse.lowering.triton.tiles import Schedule, values_per_tile
 from dynafuse.ops.symbols import with_symbols_at
-from dynafuse.partition.kernel_class import PROCESSORS, SECTOR, estimate
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate
 
 LINE = 128  # bytes of a line of the cache: what one instruction touches of one is served in a cycle
 SCATTERED = 4.0  # lines that could be touched while a part of a sector is written

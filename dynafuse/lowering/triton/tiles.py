@@ -21,7 +21,6 @@ from dynafuse.ops.reductions import reduced_dims
 from dynafuse.ops.symbols import with_symbols_at
 from dynafuse.partition.kernel_class import estimate
 
-LANES = 32  # of a warp
 VECTOR = 16  # bytes that a lane moves at most with one instruction
 
 

@@ -19,7 +19,8 @@ from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.schedule import MOST_CANDIDATES, candidates, choose_schedule
 from dynafuse.lowering.triton.tile_cost import TileCost
-from dynafuse.lowering.triton.tiles import LANES, Schedule, point_count, probe
+from dynafuse.lowering.triton.tiles import Schedule, point_count, probe
+from dynafuse.partition.kernel_class import LANES
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.select.data import inputs_for
 from dynafuse.select.runners import runner
