@@ -23,7 +23,7 @@ from dynafuse import backend, explain
 from dynafuse.cost import replay
 from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
-from dynafuse.runtime.capture import calls, graphs
+from dynafuse.runtime.capture import calls, decide, graphs
 from dynafuse.runtime.capture.decide import SMALL, in_one_piece
 from dynafuse.runtime.capture.recorder import CudaRecorder
 from tests.support.differential import compiled
@@ -843,6 +843,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "custom op": (lambda x: counted(x) + 1, "may do more than launch kernels"),
     "as_strided": (lambda x: x.as_strided((2,), (1,), 1) * 2, "looks around in an input's memory"),
     "counts": (lambda x: torch.bincount((x > 0).flatten().long(), minlength=2) * 2, "asks the device how large its result is"),
+    "index by a mask": (lambda x: x[x > 0] * 2, "asks the device how large its result is"),
     "dropout as in eager": (
         lambda x: F.dropout(x, 0.5) * 2, "draws random numbers by where an input begins"),
     "attention with dropout": (
@@ -852,6 +853,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_what_is_refused(machine: Machine, name: str) -> None:
     if name == "attention with dropout" and machine.device == "cpu":
         pytest.skip("is taken apart on the CPU")
@@ -867,6 +869,38 @@ def test_what_is_refused(machine: Machine, name: str) -> None:
     assert any(reason in text and "not captured" in text for text in machine.captures), machine.captures
     if name == "custom op":
         assert len(COUNTS) >= 2 * STEPS
+
+
+def test_an_index_by_positions_is_captured(machine: Machine) -> None:
+    """It has the tag of ops that ask the device for a size, because an index by a mask does."""
+    table = machine.randn(9, 8)
+
+    def function(x: Tensor, positions: Tensor) -> Tensor:
+        return x @ table[positions] + 1
+
+    call = machine.compile(function, capture="always")
+    for _ in range(STEPS):
+        x, positions = machine.randn(4, 3), torch.randint(9, (3,), device=machine.device)
+        close(call(x, positions), function(x, positions))
+    assert machine.replayed() >= 3
+
+
+@pytest.mark.parametrize("may_be_twice", [False, True])
+def test_a_backward_whose_forward_is_launched_keeps_no_large_copies(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, may_be_twice: bool) -> None:
+    """What the forward has saved would be in memory twice."""
+    monkeypatch.setattr(decide, "MOST_TWICE", 4 * 64 * 64 * (4 if may_be_twice else 1))
+
+    def function(x: Tensor) -> Tensor:
+        return torch.sigmoid(torch.exp(x.sin() + counted(x.detach())) @ x)
+
+    call = machine.compile(function, capture="auto")
+    x = machine.randn(64, 64, grad=True)
+    found = torch.autograd.grad(call(x).sum(), x)
+    close(found, torch.autograd.grad(function(x).sum(), x))
+    forward, backward = machine.captures
+    assert "may do more than launch kernels" in forward
+    assert ("would be in memory twice" in backward) is not may_be_twice, backward
 
 
 def test_a_tensor_of_another_device_is_refused() -> None:

@@ -30,6 +30,7 @@ ABSOLUTE = frozenset(overloads(
 TANGENT = "tangents"  # begins the names that AOTAutograd gives to a backward's incoming gradients
 SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
 LEAST_TAKEN = 4  # bytes that a backward takes of its forward's for each that it copies, if that alone is worth a recording
+MOST_TWICE = 64 << 20  # bytes of what a launched forward has saved that a recording of its backward may keep copies of
 SMALL = 1 << 20  # bytes of a tensor up to which torch keeps memory apart for it and others
 
 
@@ -61,10 +62,10 @@ class Shared:
         self.moving = frozenset(node.name for node, base in given.items() if base in elsewhere)
         self.hands_over = captured
 
-    def handed(self, module: GraphModule) -> frozenset[int]:
-        """Return the inputs of a backward that a recorded forward has made, and that stay where it has made them."""
+    def produced(self, module: GraphModule) -> frozenset[int]:
+        """Return the positions of a backward's inputs that its forward has made."""
         inputs = enumerate(module.graph.find_nodes(op="placeholder"))
-        return frozenset(i for i, node in inputs if self.hands_over and isinstance(node.meta.get("val"), torch.Tensor)
+        return frozenset(i for i, node in inputs if isinstance(node.meta.get("val"), torch.Tensor)
                          and TANGENT not in node.name and node.name not in self.parameters | self.moving)
 
 
@@ -82,6 +83,7 @@ class Layout:
     bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
     piece: int = 0  # bytes of memory that a recording is to begin with in one piece: of a forward that saves
     taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
+    twice: int = 0  # bytes that a launched forward makes, which a recorded backward has copies of
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def obstacle(module: GraphModule, annotated: Annotated, device_type: str) -> str
 
 
 def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: frozenset[str] = frozenset(),
-              handed: frozenset[int] = frozenset()) -> Layout:
+              produced: frozenset[int] = frozenset(), stays: bool = False) -> Layout:
     """Return how a recording treats a graph's inputs and outputs.
 
     Args:
@@ -142,7 +144,8 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
         plan: Its plan.
         static: Positions of its parameters and buffers, as far as torch knows them.
         names: Names of further inputs that are parameters.
-        handed: Positions of inputs that a recorded forward has made.
+        produced: Positions of inputs that a forward has made.
+        stays: Whether these stay where it has made them, because it is recorded.
     """
     inputs = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     written = frozenset(inputs[node] for node in _written(plan) if node in inputs)
@@ -150,11 +153,14 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     sized = tuple(i for node, i in inputs.items() if _is_sized(node.meta.get("val")))
     numbers = tuple(i for node, i in inputs.items() if not isinstance(node.meta.get("val"), torch.Tensor))
     stationary, saved = static | named | written, _saved(module)
+    handed = produced if stays else frozenset[int]()
     copied, handed_over = _leaving(plan, stationary | handed, saved)
     copies = Copies(len(copied), sum(copied))
     piece = 0 if sized or numbers else in_one_piece(handed_over)
-    taken = sum(_sizes(plan, [node for node, i in inputs.items() if i in handed]))
-    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), piece, taken)
+    given = sum(_sizes(plan, [node for node, i in inputs.items() if i in produced]))
+    taken, twice = (given, 0) if stays else (0, given)
+    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), piece, taken,
+                  twice)
 
 
 def in_one_piece(sizes: Sequence[int]) -> int:
@@ -177,6 +183,8 @@ def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict
         device: The device that is priced.
         always: Whether it should be, whatever that saves.
     """
+    if layout.twice > MOST_TWICE and not always:
+        return Verdict(False, f"what its forward has saved, {layout.twice / 1e6:.0f} MB, would be in memory twice")
     result = saving(plan_prediction(plan, device), layout.copies, device)
     if result.pays:
         least_host_us = None if always else 0.0
@@ -226,7 +234,7 @@ def _unsafe_call(node: Node, annotated: Annotated) -> str | None:
         return None  # arithmetic on sizes, a piece of a result
     if target.namespace not in SAFE_NAMESPACES:
         return f"{target} ({node.name}) may do more than launch kernels"
-    if torch.Tag.dynamic_output_shape in target.tags and node.kwargs.get("output_size") is None:
+    if _asks_for_size(node, target):
         return f"{target} ({node.name}) asks the device how large its result is"
     if target in ABSOLUTE and annotated.memory(node.all_input_nodes[0]).op == "placeholder":
         return f"{target} ({node.name}) looks around in an input's memory"
@@ -235,6 +243,17 @@ def _unsafe_call(node: Node, annotated: Annotated) -> str | None:
     if moves_generator(node) and "dropout_p" in {argument.name for argument in target._schema.arguments}:
         return f"{target} ({node.name}) draws random numbers of its own"
     return None
+
+
+def _asks_for_size(node: Node, target: torch._ops.OpOverload) -> bool:
+    """Return whether a call waits for the device to tell its result's size: an index does by a mask, not by positions."""
+    if torch.Tag.dynamic_output_shape not in target.tags or node.kwargs.get("output_size") is not None:
+        return False
+    if target is not torch.ops.aten.index.Tensor:
+        return True
+    indices = node.args[1]
+    assert isinstance(indices, (list, tuple))
+    return any(isinstance(index, Node) and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _written(plan: Plan) -> Iterator[Node]:

@@ -69,7 +69,8 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
     if mode == AUTO and not can_record:
         return None
     if setting.kind == "backward":
-        layout = layout_of(setting.module, plan, frozenset(), shared.parameters, shared.handed(setting.module))
+        produced = shared.produced(setting.module)
+        layout = layout_of(setting.module, plan, frozenset(), shared.parameters, produced, shared.hands_over)
     else:
         layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
     if device is None or not can_record:
