@@ -71,7 +71,8 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
 def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> int:
     """Count the bytes of registers that a row + column kernel takes: for a row of what it reads, and a state per column sum.
 
-    What is computed from 16-bit floats takes four bytes each.
+    What is computed from 16-bit floats takes four bytes each. Registers beyond the row's end, up to the next power of two,
+    are constants, which the compiler drops.
 
     Args:
         spaces: The iteration spaces of the graph's nodes.
@@ -82,7 +83,7 @@ def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources:
     points = product(shape.axes)
     read = sum(max(4, t.dtype.itemsize) for t in map(spaces.tensor, sources) if t.hint >= points)
     running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in members if m.reduced == shape.columns)
-    return (1 << (shape.length - 1).bit_length()) * (read + running)
+    return shape.length * (read + running)
 
 
 def torch_work(spaces: Spaces, node: Node) -> Work:

@@ -29,6 +29,8 @@ LIGHT = 2  # bytes read per element up to which programs of two warps, twice as 
 WIDEST_TORN = 32  # columns of a tile up to which rows that do not fill it are not copied ahead
 MOST_TILES = 2  # of a program, up to which each has a program of its own where that is faster than a loop
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
+HEAVY = 40.0  # instructions per element that take as long as its bytes: more than once would be too often
+NARROW = 64  # columns of which four warps load as many rows at a time as keep Triton from computing an element twice
 
 
 def columns(facts: Rows) -> Iterator[Schedule]:
@@ -117,6 +119,9 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         widths = [min(32, power_of_two(facts.rows)), *widths]
     best = widths[0]
     steps = facts.rows * facts.length // (2048 * RESIDENT // 2)  # of a program of tiles of 2048
+    is_heavy = facts.instructions >= HEAVY and facts.stores_along > 0 and facts.reads_of_rows > 0
+    if is_heavy:
+        best = min(best, NARROW)  # copied ahead, elements lie otherwise than what is read once a column
     pays = best <= 2 * facts.rows and not (facts.counts and steps <= 2 * FEW_STEPS)
     is_torn = facts.rows < best <= WIDEST_TORN  # rows of a few copies each, with lanes beyond their end
     ahead = 3 if _can_be_ahead(facts) and pays and not is_torn else 1
@@ -127,6 +132,8 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         first = (best, 2048, 1024, RESIDENT // 2, 3)
     elif facts.is_mixed or is_small:
         first = (best, 1024, 512, RESIDENT // 2, ahead)
+    elif is_heavy:
+        first = (best, 2048, 512, RESIDENT, ahead)
     elif facts.bytes_read <= LIGHT and not (facts.stores_along or facts.counts):
         first = (best, 2048, 1024, RESIDENT, ahead)
     else:

@@ -92,6 +92,7 @@ class Rows:
     states: int  # of all reductions together
     counts: bool  # whether a reduction has several states, all of which every element changes
     stores_along: int  # results that are stored along the row
+    instructions: float  # per element, of what varies along rows and across them
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
@@ -131,6 +132,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         states=sum(len(rule.states) for rule in rules),
         counts=any(rule.counts for rule in rules),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
+        instructions=sum(work.instructions for work in probed.work if work.axes & reduced and work.axes - reduced),
         is_static=is_static,
         lanes=lanes,
         vector=max(vectors.values(), default=1),

@@ -6,7 +6,8 @@ is compiled again with twice the warps for each tile, so that a lane holds half.
 alone: every process comes to the same schedule, and to the same bits.
 
 A kernel that holds rows, or copies tiles ahead, is meant to have few warps. It is compiled again only if registers do not
-suffice and lanes keep much in memory: that costs more than few warps may gain.
+suffice and lanes keep much in memory: that costs more than few warps may gain. One that copies long rows ahead is compiled
+again without that where a device has too little shared memory for them.
 
 Worked example: a sum over rows of 23,923 that reads seven tensors takes 152 registers in lanes of 16 elements, so that 8
 warps run side by side. In lanes of 8 it takes 90, and 16 warps run.
@@ -35,6 +36,9 @@ MOST_WARPS = 64  # that a processor runs side by side
 MOST_PROGRAMS = 32  # that a processor runs side by side
 GRANULE = 8  # registers that a lane gets at a time
 SHARED = 227 << 10  # bytes of shared memory of a processor
+SHARED_OF_PROGRAM = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}  # KiB at most, by compute capability
+LEAST_SHARED_OF_PROGRAM = 96  # of any other device
+LARGE_TILE = 16384  # points of a tile from which on copies of some take more shared memory than every device has
 MOST_WARPS_PER_PROGRAM = 16
 LEAST_PER_LANE = 8  # elements of a tile that a lane has at least
 SUSPECT_PER_LANE = 16  # elements of a tile from which on a lane may hold too much
@@ -51,17 +55,19 @@ WITH_SIZE, REGISTER_COUNT, FRAME_SIZE = 0x04, 0x2F, 0x11
 
 
 def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
-    """Return schedules like one whose lanes may hold too much, with more warps each; none for others.
+    """Return schedules like one that may hold or copy too much, with more warps or without copies; none for others.
 
     What copies tiles ahead keeps enough loads under way with few warps. So does what holds whole rows: long ones were
     measured to be faster with fewer warps and more registers each, as long as these suffice.
     """
-    per_lane = math.prod(schedule.block.values()) // (LANES * schedule.warps)
+    points = math.prod(schedule.block.values())
+    per_lane = points // (LANES * schedule.warps)
+    smaller = (replace(schedule, stages=1),) if schedule.stages > 1 and points >= LARGE_TILE else ()
     full_lane = SUSPECT_PER_FULL_LANE.get(schedule.schedule_class, 2 * SUSPECT_PER_LANE)
     if per_lane < (full_lane if schedule.fills_registers else SUSPECT_PER_LANE):
-        return ()
+        return smaller
     warps = (schedule.warps * times for times in (2, 4) if per_lane // times >= LEAST_PER_LANE)
-    return tuple(replace(schedule, warps=count) for count in warps if count <= MOST_WARPS_PER_PROGRAM)
+    return (*(replace(schedule, warps=count) for count in warps if count <= MOST_WARPS_PER_PROGRAM), *smaller)
 
 
 def roomiest(choices: Sequence[Lowered], capability: int | None, workers: int | None) -> Future[Chosen]:
@@ -103,7 +109,7 @@ def _compile_next(chosen: Future[Chosen], choices: Iterator[Lowered], best: tupl
             settle(chosen, lambda: best[:2] if best is not None else (lowered, done.result()))
             return
         compiled = done.result()
-        room = answered(lambda: least_room(lowered, compiled))
+        room = answered(lambda: least_room(lowered, compiled, target[0]))
         answer = (lowered, compiled, MOST_WARPS if room is None else room)
         better = answer if best is None or answer[2] >= LEAST_GAIN * best[2] else best
         if answer[2] > FEW_WARPS:
@@ -114,16 +120,19 @@ def _compile_next(chosen: Future[Chosen], choices: Iterator[Lowered], best: tupl
     pool.submit(lowered, *target).add_done_callback(decided)
 
 
-def least_room(lowered: Lowered, compiled: Sequence[Any]) -> int:
+def least_room(lowered: Lowered, compiled: Sequence[Any], capability: int) -> int:
     """Return how many warps a processor runs side by side of the kernel of which it runs the fewest.
 
     A kernel that has no more than these in all leaves room for all: its grid is what limits it. So does one that is
-    meant to fill registers. Where lanes keep much in memory there is no room at all.
+    meant to fill registers. Where lanes keep much in memory, or shared memory does not suffice, there is no room at all.
 
     Args:
         lowered: The kernels, as source and launches.
         compiled: Triton's compiled kernel of each launch.
+        capability: The device's compute capability, as 90.
     """
+    if max(kernel.metadata.shared for kernel in compiled) > SHARED_OF_PROGRAM.get(capability, LEAST_SHARED_OF_PROGRAM) << 10:
+        return 0
     if max(frame_bytes(kernel.asm[BINARY]) for kernel in compiled) > MOST_SPILLED:
         return 0
     if lowered.fills_registers:

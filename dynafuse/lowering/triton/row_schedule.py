@@ -29,6 +29,7 @@ from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
+FULL = 0.75  # share of the lanes' registers that a row fills from which on it counts as filling all
 MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
 LEAST_MOVED = BYTES / STARTED  # bytes that a program of many moves at least: memory is faster than they are started
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
@@ -102,6 +103,8 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
         return max(1, x // 2)
     if r == 2048:
         return 2 if facts.rows >= RESIDENT else 4
+    if r == LONG_ROW // 2 and facts.length <= FULL * r:
+        warps = max(warps // 2, 1)
     if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:
         return r // (LANES * MOST_IN_LANE)
     is_alone = -(-facts.rows // x) * warps < FEW_WARPS  # while a row is waited for

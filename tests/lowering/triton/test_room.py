@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,11 +53,18 @@ def test_others_have_one_schedule(schedule: Schedule) -> None:
     assert roomier(schedule) == ()
 
 
+def test_what_copies_long_rows_ahead_may_do_without() -> None:
+    long = replace(WIDE, schedule_class="rowcol", block={"x": 1, "r": 16384}, warps=8, stages=3)
+    assert [(schedule.warps, schedule.stages) for schedule in roomier(long)] == [(16, 3), (8, 1)]
+    assert [(schedule.warps, schedule.stages) for schedule in roomier(replace(long, warps=16))] == [(16, 1)]
+
+
 @dataclass
 class Compiler:
     """Compiles lowerings whose source says how many registers they take, and with a plus how much memory for want of more."""
 
     compiled: list[str]
+    shared: dict[str, int] = field(default_factory=dict)  # bytes of shared memory that a source takes
 
     def submit(self, lowered: Lowered, capability: int | None, workers: int | None) -> Future[Any]:
         self.compiled.append(lowered.source)
@@ -66,7 +73,8 @@ class Compiler:
             future.set_exception(ValueError("broken"))
         else:
             asm = {"cubin": lowered.source.encode()}
-            future.set_result((SimpleNamespace(asm=asm, metadata=SimpleNamespace(shared=0)),))
+            shared = self.shared.get(lowered.source, 0)
+            future.set_result((SimpleNamespace(asm=asm, metadata=SimpleNamespace(shared=shared)),))
         return future
 
 
@@ -117,6 +125,13 @@ def test_a_kernel_that_keeps_much_in_memory_has_no_room_however_many_warps_fit(c
     assert chosen("32+512", "64", programs=10) == "64"
 
 
+@pytest.mark.parametrize(("capability", "expected"), [(90, "255"), (80, "255"), (86, "128"), (89, "128"), (999, "128")])
+def test_a_kernel_with_more_shared_memory_than_the_device_has_gives_way(
+        compiler: Compiler, capability: int, expected: str) -> None:
+    compiler.shared["255"] = 128 << 10
+    assert chosen("255", "128", fills=True, capability=capability) == expected
+
+
 def test_what_cannot_be_compiled_is_not_taken_and_the_first_failure_is_told(compiler: Compiler) -> None:
     assert chosen("152", "broken", "64") == "152"
     with pytest.raises(ValueError, match="broken"):
@@ -146,7 +161,7 @@ with listening(graphs.append, plan_only=True):
 choices = lowerings(next(iter(graphs[0].bounds.values())).code)
 lowered, compiled = roomiest(choices, 90, 0).result()
 first, _ = roomiest(choices[:1], 90, 0).result()
-print(choices.index(lowered), lowered.launches[0].warps, first.launches[0].warps, least_room(lowered, compiled))
+print(choices.index(lowered), lowered.launches[0].warps, first.launches[0].warps, least_room(lowered, compiled, 90))
 """
 
 

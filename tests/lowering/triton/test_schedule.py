@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from dynafuse.cache.canonical import canonical
 from dynafuse.config import resolve
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.reduced_rows import MOST_SPLITS, SHARED_BYTES, splittable
+from dynafuse.lowering.triton.room import roomier
 from dynafuse.lowering.triton.row_schedule import LONGEST_HELD, LONGEST_PERSISTENT
 from dynafuse.lowering.triton.schedule import choose_schedule
 from dynafuse.lowering.triton.tiles import Schedule, power_of_two, reduced_axes
@@ -209,7 +211,8 @@ def test_tiles_fit(shape: list[int], name: str, dtype: torch.dtype, pick: Any) -
         assert block == power_of_two(block) and block <= power_of_two(walked)
         assert found.schedule_class != "persistent" or tile != "r" or block >= walked
     assert found.warps == power_of_two(found.warps) <= 16
-    assert found.stages * math.prod(found.block.values()) * dtype.itemsize <= SHARED_BYTES or found.stages == 1
+    copied = found.stages * math.prod(found.block.values()) * dtype.itemsize
+    assert copied <= SHARED_BYTES or found.stages == 1 or roomier(found)[-1].stages == 1
     if found.schedule_class == "split":
         assert splittable(spec, reduced_axes(spec, spec.reductions[0][0]))
         assert found.deferred == {op for op, _ in spec.reductions}
@@ -235,6 +238,31 @@ def test_short_rows_go_several_to_a_program_and_long_ones_alone() -> None:
 @pytest.mark.parametrize(("write", "rows", "held"), [(total(1), 1 << 20, 4), (total(1), 1 << 14, 2), (normalized, 1 << 20, 2)])
 def test_programs_of_very_many_rows_move_as_much_as_is_started_in_that_time(write: Any, rows: int, held: int) -> None:
     assert scheduled(write, torch.empty(rows, 512, dtype=BF16)).block["x"] == held
+
+
+@pytest.mark.parametrize(("length", "warps", "per_processor", "stages"), [
+    (2560, 4, 2, 3), (4096, 4, 2, 3), (5120, 4, 2, 3), (8192, 8, 1, 3), (12288, 8, 1, 3)])
+def test_long_rows_beside_columns_have_few_warps_and_the_next_rows_on_their_way(
+        length: int, warps: int, per_processor: int, stages: int) -> None:
+    found = scheduled(both_sums, torch.empty(8192, length, dtype=BF16))
+    assert (found.warps, found.splits, found.stages) == (warps, per_processor * PROCESSORS, stages)
+
+
+@pytest.mark.parametrize(("function", "width"), [("aten.erf.default", 64), ("aten.neg.default", 128)])
+def test_columns_of_heavy_arithmetic_with_a_vector_are_narrow(function: str, width: int) -> None:
+    """Triton would compute each element twice: beside what is read once a column, and where it is stored."""
+    def write(g: graphs.Builder, x: Node, bias: Node) -> list[Node]:
+        moved = g.op("aten.add.Tensor", x, bias)
+        computed = functools.reduce(lambda value, _: g.op(function, g.op("aten.mul.Tensor", value, moved)), range(4), moved)
+        return [computed, g.op("aten.sum.dim_IntList", computed, [0])]
+
+    found = scheduled(write, torch.empty(8192, 8192, dtype=BF16), torch.empty(8192, dtype=BF16))
+    assert (found.schedule_class, found.block["x"]) == ("split", width)
+
+
+def test_rows_that_leave_many_lanes_idle_are_held_by_half_as_many_warps() -> None:
+    held = [scheduled(normalized, torch.empty(8192, length, dtype=BF16)).warps for length in (4096, 5120, 6144, 8192)]
+    assert held == [4, 4, 4, 8]
 
 
 @pytest.mark.parametrize(("length", "hoisted"), [(1024, True), (8192, True), (8193, False)])
