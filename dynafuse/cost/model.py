@@ -182,7 +182,7 @@ def _launched_us(work: Work, device: Device, executor: str, busy: float, each: f
 
 def _combining_us(work: Work, device: Device, executor: str) -> float:
     """Return how long what combines the results of programs waits for the last of them."""
-    return device.combine_us if work.kernel_class == "split" and _launches(work, executor) > 1 else 0.0
+    return device.combine_us if work.kernel_class == "split" and executor_of(executor).splits else 0.0
 
 
 def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: bool = False) -> Prediction:

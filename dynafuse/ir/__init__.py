@@ -22,6 +22,7 @@ from dynafuse.ir.graph import (
     Tensor,
 )
 from dynafuse.ir.kernel import (
+    ARRIVED,
     PLACE_WIDTH,
     Launch,
     Lowered,
@@ -53,8 +54,8 @@ from dynafuse.ir.spec import (
 )
 
 __all__ = [
-    "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision", "Dims",
-    "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "OpSpec", "Option", "Override", "Plan", "Ref",
-    "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
+    "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision",
+    "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "OpSpec", "Option", "Override", "Plan",
+    "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
     "iter_instances", "references",
 ]

@@ -12,12 +12,16 @@ PLACE_WIDTH = 160
 """Bytes that a kernel's asserts leave for the user's line: it is put into the binary that is loaded, and into no key."""
 
 
+ARRIVED = "arrived"
+"""The argument for counters: one for each program of the grid's first dimension, 0 before the launch and after it."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch of a lowered region.
 
-    ``arguments`` name, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces), size symbols,
-    numbers (``k0``) and ``count``.
+    ``signature`` names, in order, what the kernel takes: ``in0``, ``out0``, ``tmp0`` (workspaces), size symbols,
+    numbers (``k0``), ``count`` and ``arrived``.
     ``grid`` holds integer expressions over the size symbols.
     """
 

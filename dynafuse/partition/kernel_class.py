@@ -19,6 +19,8 @@ SPLIT_ABOVE = 4096  # elements above which splitting a row over programs pays fo
 SPLIT_COLUMNS_FROM = 2048  # the same for columns, of which a program takes several
 SECTOR = 32  # bytes that memory moves at least
 LANES = 32  # of a warp
+SMALL_SPLIT = 1 << 21  # points of a kernel up to which its last programs combine what all have left
+COMBINED_IN_LANE = 64  # partial states in a lane of such a program, at most
 MOST_COLUMNS = 64  # of a program while there are few, so that all processors have some
 
 
@@ -52,3 +54,19 @@ def columns_of_program(columns: int, itemsize: int) -> int:
     """
     fewest = SECTOR // min(itemsize, SECTOR)
     return min(max((1 << (columns // PROCESSORS).bit_length()) // 2, fewest), MOST_COLUMNS)
+
+
+def combines_in_last_program(points: int, rows: int, splits: int, states: int, warps: int) -> bool:
+    """Return whether the last of the programs that share rows combines what all have left, instead of a second kernel.
+
+    That saves up to a microsecond, but each program waits for its counter: kernels of more work were measured to lose.
+
+    Args:
+        points: The points of the kernel's iteration space.
+        rows: How many rows a program takes.
+        splits: How many programs share them.
+        states: What each leaves of a row.
+        warps: Warps of a program.
+    """
+    held = rows * (1 << (splits - 1).bit_length()) * states
+    return points <= SMALL_SPLIT and held <= COMBINED_IN_LANE * LANES * warps

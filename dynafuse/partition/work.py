@@ -16,12 +16,15 @@ from dynafuse.cost.model import Work
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.kernel_class import columns_of_program, reduction_class
+from dynafuse.partition.kernel_class import columns_of_program, combines_in_last_program, reduction_class
 from dynafuse.partition.legality import Member, Shape, product
 
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
 LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
 SPLIT_POINTS = 4096  # points of a program of a split reduction
+SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
+CROWDED = 160 << 10  # bytes that a row + column kernel holds from which on its lanes have no registers for loads under way
+CROWDED_TIMES = 1.6  # how many times as long its memory then takes: measured for layer norms over 8,192 and 12,288 elements
 MANY = 1 << 30  # programs of a kernel that fills any device
 
 
@@ -61,11 +64,21 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     if shape.kind == "pointwise":
         return Work(moved, flops, max(points // POINTWISE_POINTS, 1), "pointwise", 1, width, 0, count)
     if shape.kind == "rowcol":
+        if bytes_held(spaces, shape, asked.members, asked.sources) > CROWDED:
+            moved = round(CROWDED_TIMES * moved)
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
-    kernel_class = reduction_class(shape.rows, shape.length, contiguous=_is_contiguous(spaces, asked),
-                            splittable=_splits(spaces, asked))
+    contiguous = _is_contiguous(spaces, asked)
+    kernel_class = reduction_class(shape.rows, shape.length, contiguous=contiguous, splittable=_splits(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
-    return Work(moved, flops, programs, kernel_class, 2 if kernel_class == "split" else 1, width, length, count)
+    launches = _launches_of_split(rows, points, contiguous) if kernel_class == "split" else 1
+    return Work(moved, flops, programs, kernel_class, launches, width, length, count)
+
+
+def _launches_of_split(rows: int, points: int, contiguous: bool) -> int:
+    """Count the kernels of a reduction whose rows are split over programs: one if the last of these combine the results."""
+    rows_of_program = 1 if contiguous else SPLIT_COLUMNS
+    splits = points // SPLIT_POINTS // -(-rows // rows_of_program)
+    return 1 if combines_in_last_program(points, rows_of_program, max(splits, 2), states=1, warps=4) else 2
 
 
 def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> int:

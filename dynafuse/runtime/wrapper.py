@@ -34,8 +34,9 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.fx import in_place
-from dynafuse.ir import COUNT, Facts, Plan, Region, Role, Size
+from dynafuse.ir import ARRIVED, COUNT, Facts, Plan, Region, Role, Size
 from dynafuse.lowering import base
+from dynafuse.lowering.triton.counters import counters_on
 from dynafuse.lowering.triton.launch import Kernel, Places, stream_of
 from dynafuse.ops import is_library
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, written_to
@@ -317,11 +318,13 @@ class Writer:
                 self._allocate(node)
         device = self._device(step)
         arguments = self._arguments(step, kernel, device)
+        stream = "None" if device is None else f"stream{device}"
         for launcher, launch in zip(kernel.bound(device, step.places), kernel.launches, strict=True):
             name = self.constant(launcher, f"k_{launch.entry}")
-            passed = [_passed(arguments[a], kind, device) for a, kind in launch.signature]
             grid = [self._grid(g, step) for g in launch.grid]
-            stream = "None" if device is None else f"stream{device}"
+            if ARRIVED in dict(launch.signature):
+                arguments[ARRIVED] = f"{self.constant(counters_on(device), 'counters')}({stream}, {grid[0]})"
+            passed = [_passed(arguments[a], kind, device) for a, kind in launch.signature]
             call = f"{name}({', '.join([stream, *grid, *passed])})"
             self.lines.append(self._guarded(call, device, grid))
         if kernel.workspaces:

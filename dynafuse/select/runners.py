@@ -13,8 +13,9 @@ import torch
 
 from dynafuse.cache.canonical import code_of
 from dynafuse.cache.fold_families import Member
-from dynafuse.ir import Launch, Spec
+from dynafuse.ir import ARRIVED, Launch, Spec
 from dynafuse.lowering.interpret import size_at, sizes_at
+from dynafuse.lowering.triton.counters import counters_on
 from dynafuse.lowering.triton.launch import Kernel, Launcher, stream_of
 
 Runner = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -52,7 +53,7 @@ def _triton(kernel: Kernel, spec: Spec, hints: Mapping[str, int], device: torch.
     spaces = [_allocation(w.dtype, (size_at(w.size, hints),), (1,), device) for w in kernel.workspaces]
     pick = _picker(member.inputs) if member else tuple
     places = _places(kernel, code.spec)
-    calls = [_call(launcher, launch, places, hints)
+    calls = [_call(launcher, launch, places, hints, counters_on(index))
              for launcher, launch in zip(kernel.bound(index), kernel.launches, strict=True)]
     calls = [call for call in calls if call is not None]
     constant = [*(hints[name] for name in code.spec.symbols), *code.hoisted, *([member.terms] if member else [])]
@@ -82,12 +83,16 @@ def _places(kernel: Kernel, code: Spec) -> dict[str, int]:
     return places
 
 
-def _call(launcher: Launcher, launch: Launch, places: Mapping[str, int], hints: Mapping[str, int]) -> Any:
+def _call(launcher: Launcher, launch: Launch, places: Mapping[str, int], hints: Mapping[str, int],
+          counters: Callable[[object, int], torch.Tensor]) -> Any:
     """Return a launch as ``(stream, all that there is)``; None for one without programs."""
     grid = sizes_at(launch.grid, hints)
     if 0 in grid:
         return None
-    pick = _picker([places[name] for name, _ in launch.signature])
+    names = [name for name, _ in launch.signature]
+    pick = _picker([places[name] for name in names if name != ARRIVED])
+    if ARRIVED in names:  # the last argument
+        return lambda stream, held: launcher(stream, *grid, *pick(held), counters(stream, grid[0]))
     return lambda stream, held: launcher(stream, *grid, *pick(held))
 
 

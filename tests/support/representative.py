@@ -89,6 +89,7 @@ CASES: dict[str, Case] = {
     "rms_norm_backward": Case(rms_norm_backward, (((8192, 2048), BF16), ((2048,), BF16), ((8192, 2048), BF16))),
     "column_sum_split": Case(lambda x: x.sum(0), (((8192, 512), BF16),)),
     "full_sum_split": Case(lambda x: x.square().sum(), (((4096, 4096), F32),)),
+    "column_sum_small": Case(lambda x, b: x.sum(0) + b, (((4096, 32), BF16), ((32,), F32))),
     "argmax_rows": Case(lambda x: x.argmax(-1), (((4096, 300), F32),)),
     "variance_of_channels": Case(lambda x: torch.var_mean(x, (0, 2, 3)), (((16, 64, 56, 56), F32),)),
     "rope": Case(rope, (((4, 512, 1024), BF16), ((4, 512, 64), BF16), ((4, 512, 64), BF16))),
@@ -116,9 +117,14 @@ def traced(case: Case) -> GraphModule:
 
 def bounds(name: str, classes: bool = False) -> list[CanonicalRegion]:
     """The regions of a case, for a described H200; with ``classes`` as their sizes share kernels."""
-    plan = graphs.planned(traced(CASES[name]))
+    return bounds_of(CASES[name], classes)
+
+
+def bounds_of(case: Case, classes: bool = False) -> list[CanonicalRegion]:
+    """The same, of a case that has no name."""
+    plan = graphs.planned(traced(case))
     found = [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90", classes) for region in plan.regions]
-    return [shared for one in found if (shared := family(one, 3))] if CASES[name].family else found
+    return [shared for one in found if (shared := family(one, 3))] if case.family else found
 
 
 def text(name: str) -> str:

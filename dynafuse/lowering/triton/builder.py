@@ -7,15 +7,15 @@ Worked example: ``tile_dimension(builder, "r", "0", 4096, axes, emitter)`` defin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
-from dynafuse.ir import Classed, Launch, Size, Spec, Store, Workspace
-from dynafuse.lowering.triton.dependent import prologue
+from dynafuse.ir import ARRIVED, Classed, Launch, Size, Spec, Store, Workspace
+from dynafuse.lowering.triton.dependent import WAITS, prologue
 from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.eviction import innermost, keep_what_is_loaded_again
@@ -205,10 +205,11 @@ def emit_stores(builder: KernelBuilder, emitter: Emitter, stores: Sequence[tuple
             emitter.stored(store)
     for number, store in stores:
         name = f"out{number}" if store.into is None else f"in{store.into}"
-        emitter.store_op(name, store, barrier=name in _loaded_tensors(emitter))
+        emitter.store_op(name, store, barrier=name in loaded_tensors(emitter))
 
 
-def _loaded_tensors(emitter: Emitter) -> set[str]:
+def loaded_tensors(emitter: Emitter) -> set[str]:
+    """Return the names of the tensors that a kernel loads from."""
     return {access.tensor for access in emitter.accesses if not access.is_store}
 
 
@@ -216,7 +217,8 @@ def _loaded_tensors(emitter: Emitter) -> set[str]:
 
 
 def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimension], grid: tuple[Size, Size, Size],
-               suffix: str = "", block: dict[str, int] | None = None, warps: int | None = None) -> None:
+               suffix: str = "", block: dict[str, int] | None = None, warps: int | None = None,
+               function: Emitter | None = None) -> None:
     """Write one kernel and its launch.
 
     Args:
@@ -227,26 +229,68 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
         suffix: What its name has after the spec's: ``_combine`` for a second kernel.
         block: The size of a tile along each dimension, if not the schedule's.
         warps: Warps per program, if not the schedule's.
+        function: What the function computes that its last programs call, if there is one.
     """
     assert all(fits_grid(builder, size) for size in grid[1:]), grid
-    spec, name = builder.spec, builder.name + suffix
-    pointers = _pointer_parameters(builder, emitter)
-    sizes = [(symbol, _size_type(spec)) for symbol in spec.symbols]
-    floats = [(name, "fp32") for name in spec.hoisted if name in emitter.used_scalars]
-    counts = [(count, "i32") for count in spec.counts if count in emitter.used_scalars]
-    signature = (*pointers, *sizes, *floats, *counts)
-    constants = {f"{tile.upper()}BLOCK": size for tile, size in (block or builder.schedule.block).items()}
+    block, warps = block or builder.schedule.block, warps or builder.schedule.warps
+    parts = [emitter] if function is None else [emitter, function]
+    signature = _signature(builder, parts) + (() if function is None else ((ARRIVED, "*i32"),))
+    name, parameters, constants = builder.name + suffix, [name for name, _ in signature], _constants(block)
+    _place_loads(builder, emitter, suffix)
+    first = list(prologue(*_programs_and_points(builder, tiles, block, grid)))
+    docstring = _docstring(builder, suffix)
+    waits = f"{WAITS}: tl.constexpr = False"
+    builder.sources.append(render(emitter, tiles, name, [*parameters, *_typed(constants), waits], docstring, first))
+    elsewhere = set() if function is None else {access.tensor for access in function.accesses}
+    over = (pair for pair in overwrites(builder.spec, emitter, block, warps) if elsewhere.isdisjoint(pair))
+    builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps,
+                                   asserts=any(part.has_asserts for part in parts), overwrites=tuple(over)))
+
+
+def add_function(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimension], suffix: str,
+                 block: Mapping[str, int]) -> str:
+    """Write a function that a kernel of the spec calls; return the call, which takes the sizes of tiles as they are.
+
+    Args:
+        builder: The kernels of the spec, to which it is added.
+        emitter: What the function computes.
+        tiles: Its tile dimensions.
+        suffix: What its name has after the spec's.
+        block: The size of a tile along each dimension.
+    """
+    name, constants = builder.name + suffix, _constants(block)
+    parameters = [name for name, _ in _signature(builder, [emitter])]
+    _place_loads(builder, emitter, suffix)
+    docstring = _docstring(builder, suffix)
+    builder.sources.append(render(emitter, tiles, name, [*parameters, *_typed(constants)], docstring, []))
+    return f"{name}({', '.join([*parameters, *map(str, constants.values())])})"
+
+
+def _constants(block: Mapping[str, int]) -> dict[str, int]:
+    """Return the constexpr arguments of a kernel by name: the sizes of its tiles."""
+    return {f"{tile.upper()}BLOCK": size for tile, size in block.items()}
+
+
+def _typed(constants: Iterable[str]) -> Iterator[str]:
+    """Yield constexpr parameters."""
+    return (f"{constant}: tl.constexpr" for constant in constants)
+
+
+def _place_loads(builder: KernelBuilder, emitter: Emitter, suffix: str) -> None:
+    """Put the loads of a complete kernel where they are early enough, and say which of them stay in the cache."""
     if emitter.first_wait is not None:
         load_early(emitter.top, emitter.first_wait, along_rows=builder.schedule.loads_early or bool(suffix))
     loads = ((access.tensor, access.layout, access.offset) for access in emitter.accesses if not access.is_store)
     keep_what_is_loaded_again(emitter.top, loads)
-    parameters = [parameter for parameter, _ in signature]
-    block, warps = block or builder.schedule.block, warps or builder.schedule.warps
-    first = list(prologue(*_programs_and_points(builder, tiles, block, grid)))
-    builder.sources.append(render(emitter, tiles, name, parameters, list(constants), _docstring(builder, suffix), first))
-    over = overwrites(spec, emitter, block, warps)
-    builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps, asserts=emitter.has_asserts,
-                                   overwrites=over))
+
+
+def _signature(builder: KernelBuilder, parts: Sequence[Emitter]) -> tuple[tuple[str, str], ...]:
+    """Return what a kernel of some parts takes, but for constants: each argument with its Triton type."""
+    spec, scalars = builder.spec, set[str]().union(*(part.used_scalars for part in parts))
+    sizes = [(symbol, _size_type(spec)) for symbol in spec.symbols]
+    floats = [(name, "fp32") for name in spec.hoisted if name in scalars]
+    counts = [(count, "i32") for count in spec.counts if count in scalars]
+    return (*_pointer_parameters(builder, parts), *sizes, *floats, *counts)
 
 
 def _programs_and_points(builder: KernelBuilder, tiles: Sequence[TileDimension], block: Mapping[str, int],
@@ -271,13 +315,13 @@ def _size_type(spec: Spec) -> str:
 
 def _docstring(builder: KernelBuilder, suffix: str) -> str:
     """Return a kernel's docstring: its class, or what it is for, and the ops of the region."""
-    purpose = {"": builder.schedule.schedule_class, "_combine": "combines the partial states of the kernel above"}[suffix]
+    purpose = {"": builder.schedule.schedule_class, "_combine": "combines partial states"}[suffix]
     return f"{purpose}: {' '.join(op.target.split('.')[1] for op in builder.spec.ops)}"[:110]
 
 
-def _pointer_parameters(builder: KernelBuilder, emitter: Emitter) -> list[tuple[str, str]]:
-    """Return the tensors that a kernel touches, in a fixed order, with their Triton types."""
-    dtypes = {access.tensor: access.layout.dtype for access in emitter.accesses}
+def _pointer_parameters(builder: KernelBuilder, parts: Sequence[Emitter]) -> list[tuple[str, str]]:
+    """Return the tensors that a kernel's parts touch, in a fixed order, with their Triton types."""
+    dtypes = {access.tensor: access.layout.dtype for part in parts for access in part.accesses}
     names = [f"in{i}" for i in range(len(builder.spec.inputs))] + [f"out{i}" for i in range(len(builder.spec.stores))]
     names += [workspace.name for workspace in builder.workspaces]
     return [(name, POINTER_TYPES[dtypes[name]]) for name in names if name in dtypes]

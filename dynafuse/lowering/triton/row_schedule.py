@@ -29,6 +29,8 @@ from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
+LONGEST_SUMMED_TWICE = 8192  # elements of a row up to which a variance is summed up twice faster than in a loop
+FEW_READ = 3  # tensors that a row reads which a loop reads again fast enough
 FULL = 0.75  # share of the lanes' registers that a row fills from which on it counts as filling all
 MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
 LEAST_MOVED = BYTES / STARTED  # bytes that a program of many moves at least: memory is faster than they are started
@@ -50,6 +52,8 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
     can_be_held = facts.is_static and facts.length <= LONGEST_PERSISTENT
     loops = _online(facts) if online_sums else _looped(facts)
     if can_be_held and facts.length <= min(longest_held, longest_in_registers):
+        if facts.counts and facts.length > LONGEST_SUMMED_TWICE and facts.reads_along <= FEW_READ:
+            yield from _loops(facts, (4096, 8, 1))
         yield from _persistent(facts)
         yield from itertools.islice(loops, 2 if facts.length >= 2048 else 0)
     else:

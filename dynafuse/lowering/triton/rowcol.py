@@ -23,10 +23,10 @@ from dynafuse.lowering.triton.builder import (
     states_of_element,
     tile_dimension,
 )
+from dynafuse.lowering.triton.combine import Left, add_combine_kernel, write_partial
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.rows import reduce_held_row
-from dynafuse.lowering.triton.split import add_combine_kernel, write_partial
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
 
@@ -55,7 +55,7 @@ def rowcol(builder: KernelBuilder) -> None:
         tile_dimension(builder, "r", "0", builder.numel("r"), order["r"], emitter),
     ]
     add_launch(builder, emitter, tiles, (builder.schedule.splits, 1, 1))
-    add_combine_kernel(builder, order["r"], {number for number, _ in along_rows})
+    add_combine_kernel(builder, Left(order["r"], {number for number, _ in along_rows}))
 
 
 def _row_reducer(builder: KernelBuilder, emitter: Emitter) -> Callable[[int], Value]:

@@ -90,7 +90,8 @@ def states_of_tile(builder: KernelBuilder, emitter: Emitter, op: int, count: str
     return [whole, *combined(total, emitter.expression("({0} - {1}) * ({0} - {1})", dtype, element, mean))]
 
 
-def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loops: bool = False) -> None:
+def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loops: bool = False,
+                   function: Emitter | None = None) -> None:
     """Add the launch of a kernel whose programs each take a block of rows, or with ``split`` a part of one.
 
     Args:
@@ -98,6 +99,7 @@ def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loo
         emitter: What the kernel computes.
         row_start: The text of the first element of the row in a tile.
         loops: Whether the kernel loops over the row.
+        function: What the function computes that its last programs call, if there is one.
     """
     order, block = builder.schedule.order, builder.schedule.block
     x_start = f"{program_id(builder, 0)} * XBLOCK"
@@ -106,7 +108,7 @@ def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loo
         tile_dimension(builder, "r", row_start, builder.numel("r"), order["r"], emitter, in_loop=loops),
     ]
     splits = builder.schedule.splits if builder.schedule.schedule_class == "split" else 1
-    add_launch(builder, emitter, tiles, (block_count(builder.numel("x"), block["x"]), splits, 1))
+    add_launch(builder, emitter, tiles, (block_count(builder.numel("x"), block["x"]), splits, 1), function=function)
 
 
 def looped(builder: KernelBuilder) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import sympy
 
 from dynafuse.ir import Size
-from dynafuse.lowering.triton.dependent import WAITS
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Line, Scope
 from dynafuse.lowering.triton.text import factor_text, size_text
@@ -50,16 +49,15 @@ class TileDimension:
         return divides_evenly(self.block, inner)
 
 
-def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, parameters: Sequence[str], constants: Sequence[str],
-           docstring: str, prologue: Sequence[str]) -> str:
-    """Return the text of one kernel.
+def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, parameters: Sequence[str], docstring: str,
+           prologue: Sequence[str]) -> str:
+    """Return the text of one kernel, or of a function that one calls.
 
     Args:
         emitter: What the kernel computes.
         tiles: Its tile dimensions, whose axes are merged here where the text allows it.
         name: Its name.
-        parameters: The names of its arguments but for the constants.
-        constants: The names of its constexpr arguments.
+        parameters: Its parameters, as in a definition.
         docstring: Its docstring.
         prologue: What it does before it touches memory.
     """
@@ -73,9 +71,7 @@ def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, paramete
         (in_loop if tile.in_loop else before_loop).extend(lines)
     writer = _Body(in_loop, merged_axes, tiles, variables, first_variables)
     body = before_loop + list(writer.text(emitter.top, "")) or ["pass"]
-    typed = [f"{constant}: tl.constexpr" for constant in constants]
-    signature = ", ".join([*parameters, *typed, f"{WAITS}: tl.constexpr = False"])
-    text = "\n".join(f"    {line}" for line in (*prologue, *_without_unused(body)))
+    text, signature = "\n".join(f"    {line}" for line in (*prologue, *_without_unused(body))), ", ".join(parameters)
     return f'@triton.jit\ndef {name}({signature}):\n    """{docstring}"""\n{text}\n'
 
 

@@ -20,7 +20,7 @@ CLASSES = {  # what each case is there to show
     "pointwise_flat": "flat", "pointwise_broadcast": "flat", "transpose_tiled": "tiled",
     "softmax_persistent": "persistent", "softmax_looped": "looped", "layer_norm_forward": "persistent",
     "rms_norm_backward": "rowcol",
-    "column_sum_split": "split", "full_sum_split": "split", "argmax_rows": "persistent", "softmax_dynamic": "looped",
+    "column_sum_split": "split", "column_sum_small": "split", "full_sum_split": "split", "argmax_rows": "persistent", "softmax_dynamic": "looped",
     "pointwise_dynamic": "flat", "reduction_unrolled": "flat", "embedding_gather": "flat", "dropout_with_seed": "flat",
     "variance_of_channels": "split", "fold_family": "flat",
 }
