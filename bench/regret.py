@@ -5,10 +5,10 @@ Example:
     python -m bench.regret --case rms_norm,softmax --budget 300 --out regret.json
     python -m bench.regret --from regret.json                      # compare again, measure nothing
 
-The kernels are those of `bench.micro`, the systems dynafuse with all executors and with one each, eager, Inductor and
-nvFuser as Thunder drives it; one that is not there leaves its error and is not compared. What is wrong is no best. A
-regret of 1 says that no system was faster than the plan. Rows of suite `regret` join those of suite `micro` in the file;
-the row of case `all` has the geometric mean and the worst.
+The kernels are those of `bench.micro`, the systems dynafuse with all executors and with one each, eager, Inductor,
+nvFuser as Thunder drives it, and Liger's kernels; one that is not there leaves its error, or that it was skipped, and
+is not compared. What is wrong is no best. A regret of 1 says that no system was faster than the plan. Rows of suite
+`regret` join those of suite `micro` in the file; the row of case `all` has the geometric mean and the worst.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any
 from bench import run, table
 from bench.measure import Metrics
 
-SYSTEMS = "dynafuse-all,dynafuse-triton,dynafuse-nvfuser,eager,inductor,nvfuser"
+SYSTEMS = "dynafuse-all,dynafuse-triton,dynafuse-nvfuser,eager,inductor,nvfuser,liger"
 CHOSEN = "dynafuse-all"
 ALL = "all"
 

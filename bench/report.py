@@ -18,7 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "triton", "transformers", "torchvision", "timm", "dynafuse", "nvfuser-cu130-torch210", "numpy")
+PACKAGES = ("torch", "triton", "transformers", "torchvision", "timm", "dynafuse", "nvfuser-cu130-torch210", "liger-kernel",
+            "numpy")
 
 
 class Report:
@@ -55,6 +56,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else str(value)
     return value
+
+
+def settled(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of a row, where an error that says that something cannot run here is no failure but `skipped`."""
+    error = metrics.get("error", "")
+    return {"skipped": error.removeprefix("Skip: ")} if error.startswith("Skip: ") else metrics
 
 
 def describe_machine() -> dict[str, Any]:

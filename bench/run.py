@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import host, systems
-from bench.report import Report, describe_machine, describe_versions
+from bench.report import Report, describe_machine, describe_versions, settled
 from bench.worker import Failed, Inside, Process, Worker
 
 DEFAULT_CASES = {"models": "llama,gpt_neox,vit_b,resnet50", "layers": "llama", "micro": "", "host": "", "residual": ""}
@@ -78,9 +78,9 @@ class Runner:
 
 
 # What a progress line shows of a row.
-SHOWN = ("error", "cold_s", "right", "kernels", "loss_difference", "grad_norm_max", "grad_rmse", "eager_grad_rmse",
-         "step_ms", "host_us", "device_ms", "triton_ms", "peak_gb", "device_us", "wall_us", "predicted_us",
-         "output_vs_eager", "tb_per_s", "rmse", "eager_rmse")
+SHOWN = ("error", "skipped", "cold_s", "right", "kernels", "loss_difference", "grad_norm_max", "grad_rmse",
+         "eager_grad_rmse", "step_ms", "host_us", "device_ms", "triton_ms", "peak_gb", "device_us", "wall_us",
+         "predicted_us", "output_vs_eager", "tb_per_s", "rmse", "eager_rmse")
 
 
 # ------ models
@@ -209,13 +209,15 @@ def run_micro(runner: Runner) -> None:
 
 
 def micro_row(runner: Runner, workers: dict[str, Worker], name: str, case: str) -> dict[str, Any]:
-    """Metrics of one kernel, or its error."""
+    """Metrics of one kernel, its error, or why the system has none; only an error costs the worker."""
     try:
         return runner.ask(workers[name], runner.request(do="micro", system=name, case=case, steps=runner.options.steps))
     except Failed as failure:
-        workers[name].close()
-        workers[name] = runner.start(name)
-        return {"error": str(failure)}
+        row = settled({"error": str(failure)})
+        if "error" in row:
+            workers[name].close()
+            workers[name] = runner.start(name)
+        return row
 
 
 def micro_cases(wanted: list[str]) -> list[str]:

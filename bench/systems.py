@@ -32,13 +32,20 @@ class System:
     second: bool = False
 
     def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` as this system runs it; an unknown backend raises here or at the first call, as torch does."""
+        """`fn` as this system runs it; an unknown backend raises here or at the first call, as torch does.
+
+        A system of kernels alone raises Skip for what it has none for.
+        """
         if self.backend is None:
             return fn
         if self.backend == "thunderfx":
             from thunder.dynamo import thunderfx
 
             return thunderfx(fn)  # type: ignore[no-any-return]
+        if self.backend == "liger":
+            from bench import liger
+
+            return liger.kernel(fn)
         import torch
 
         compiled: Callable[..., Any] = torch.compile(fn, backend=self.backend, mode=self.mode)
@@ -74,6 +81,8 @@ SYSTEMS: dict[str, System] = {
         System("dynafuse-nvfuser", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "nvfuser"}),
         # nvFuser as Thunder drives it.
         System("nvfuser", backend="thunderfx"),
+        # Kernels written by hand, of the suite `micro` alone.
+        System("liger", backend="liger"),
     )
 }
 

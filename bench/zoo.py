@@ -30,7 +30,7 @@ from typing import Any
 from bench import systems
 from bench.measure import Metrics
 from bench.regions import gpus
-from bench.report import Report, describe_machine, describe_versions
+from bench.report import Report, describe_machine, describe_versions, settled
 from bench.run import Runner, alternate, default_device, each, split
 from bench.worker import Inside, Process, Worker
 from bench.zoo_models import CASES, MODES
@@ -79,8 +79,7 @@ class Lane(Runner):
 
     def put(self, case: str, system: str, metrics: dict[str, Any]) -> None:
         """Record metrics with their verdict; what is not installed is no error."""
-        if metrics.get("error", "").startswith("Skip: "):
-            metrics = {"skipped": metrics["error"].removeprefix("Skip: ")}
+        metrics = settled(metrics)
         self.report.put(SUITE, case, system, {**metrics, **judged(metrics)})
 
     def run(self, jobs: queue.SimpleQueue[Job]) -> None:
