@@ -3,12 +3,15 @@
 What is read at another offset is computed there anew, and so is all that it is computed from. Of values that each read two
 neighbours of the one before, as differences of slices do, the code grows with every step, and a compiler takes minutes.
 
+An op that reads a window counts once for each element of it.
+
 Worked example: in ``d = x[1:] - x[:-1]`` a fused ``x`` is computed at offsets 0 and 1, and in ``d[1:] - d[:-1]`` at 0, 1
 and 2: three times.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,6 +28,7 @@ from dynafuse.partition.iteration_space import Spaces
 MOST_EXPRESSIONS = 400  # of a kernel; of code several times as long Triton takes ten seconds
 ONCE: Mapping[Node, int] = {}
 FEW_MOVES = 6  # nodes that read elsewhere, of which no code becomes that large
+FEW_READS = 64  # if, one reading the other, they make an element of no more elements than this
 
 
 class CodeSize:
@@ -41,12 +45,13 @@ class CodeSize:
             nodes: What is computed along the kernel's axes.
             closure: All that it computes, operands first.
         """
-        if sum(node in self._offsets for node in closure) <= FEW_MOVES:
+        moving = [node for node in closure if node in self._offsets]
+        if len(moving) <= FEW_MOVES and math.prod(self._reads(node) for node in moving) <= FEW_READS:
             return ONCE
         at: dict[Node, set[int]] = {node: set() for node in closure} | {node: {0} for node in nodes}
         total = 0
         for node in reversed(closure):
-            total += len(at[node])
+            total += len(at[node]) * self._reads(node)
             if total > MOST_EXPRESSIONS:
                 return None
             offsets = self._offsets.get(node, {})
@@ -54,6 +59,10 @@ class CodeSize:
                 if argument in at:
                     at[argument] |= {here + offset for here in at[node] for offset in offsets.get(argument, (0,))}
         return {node: len(offsets) for node, offsets in at.items()}
+
+    def _reads(self, node: Node) -> int:
+        """Return at how many offsets a node reads the operand that it reads most often."""
+        return max(map(len, self._offsets.get(node, {}).values()), default=1)
 
     def _offsets_of(self, node: Node) -> Mapping[Node, tuple[int, ...]]:
         """Return at which offsets a node reads operands that it moves, in elements; of loaded ones a number of its own."""

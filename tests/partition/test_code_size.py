@@ -93,6 +93,24 @@ def test_regions_of_a_stencil_of_many_steps_stay_small() -> None:
     assert 1 < len(times) < 40 and all(time is not None and sum(time.values()) <= MOST_EXPRESSIONS for time in times)
 
 
+def test_windows_of_windows_count_all_their_elements() -> None:
+    def pooled(size: int) -> Write:
+        def write(build: graphs.Builder, x: Node) -> Node:
+            x = build.op("aten.relu.default", x)
+            for _ in range(2):
+                x = build.op("aten.avg_pool2d.default", x, [size, size])
+            return x
+
+        return write
+
+    images = torch.randn(2, 3, 50, 50)
+    assert expressions(pooled(2), images) == 0, "few, and not counted"
+    assert expressions(pooled(3), images) > 1 + 9 + 9
+    annotated = graphs.annotated(graphs.built(pooled(5), images))
+    computed = [node for node in annotated.graph.nodes if node.op == "call_function"]
+    assert CodeSize(Spaces(annotated, True)).times(computed[-1:], computed) is None
+
+
 def test_what_several_readers_pick_from_counts_once_for_each() -> None:
     """An upsampled image is padded in the kernel that computes it: its six neighbours are counted as six, not 36."""
     def write(build: graphs.Builder, x: Node, *neighbours: Node) -> Node:
