@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from dynafuse.lowering.registry import executor
 from dynafuse.lowering.triton import pool
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.forcing import Forcing
-from dynafuse.passes.decompositions import decompositions
+from dynafuse.passes.decompositions import decompositions, whole_in_autograd
 from dynafuse.passes.early import rewrite
 from dynafuse.passes.joint import NotSplit, split_joint
 from dynafuse.passes.layers import take_apart
@@ -171,7 +171,8 @@ def _compile_joint(gm: GraphModule, example_inputs: Sequence[Any], config: Confi
     # A new object per graph: it keeps state.
     compile_aot = guard.stage("set-up of AOTAutograd", through, left_out)
     # The backward is planned while worker processes compile the forward's kernels, not when it is first run.
-    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), _draws_as(config), suppress(NotSplit):
+    with (torch._functorch.config.patch(force_non_lazy_backward_lowering=True), _draws_as(config),
+          whole_in_autograd() if pools else nullcontext(), suppress(NotSplit)):
         if compile_aot is not None:
             compiled: Callable[..., Any] = compile_aot(gm, example_inputs)
             return compiled
@@ -193,7 +194,7 @@ def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int, poo
                  shared: Shared) -> Callable[..., Any]:
     """Return AOTAutograd with the pipeline behind it.
 
-    ``pools`` tells whether an executor keeps places within windows, ``shared`` is what forward and backward tell each other.
+    ``pools`` tells whether an executor has kernels of windows, ``shared`` is what forward and backward tell each other.
     """
     def compiler(kind: str) -> Callable[..., Any]:
         return functools.partial(pipeline.compile_graph, kind, config, shared=shared, forcing=forcing, calls=calls)

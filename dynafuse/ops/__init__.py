@@ -12,6 +12,7 @@ from dynafuse.ops import (  # noqa: F401  (fill the table)
     pooling,
     reductions,
     scatters,
+    upsampling,
     views,
 )
 from dynafuse.ops.nvfuser_rows import refusal as nvfuser_refusal

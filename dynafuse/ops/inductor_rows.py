@@ -22,6 +22,7 @@ import torch
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Call, Kind, Row
+from dynafuse.ops.upsampling import BACKWARD
 
 Number: TypeAlias = bool | int | float
 
@@ -35,7 +36,7 @@ MISSING = frozenset(overloads(
     "aten.softshrink_backward.default aten.detach_copy.default prims.clone.default prims.copy_to.default "
     "aten._adaptive_avg_pool3d.default aten._adaptive_avg_pool3d_backward.default "
     "aten.max_pool3d_with_indices_backward.default"
-))
+)) | frozenset(BACKWARD)
 """Ops that Inductor neither lowers nor decomposes."""
 
 

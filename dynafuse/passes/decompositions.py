@@ -5,16 +5,22 @@ Worked example: ``layer_norm`` becomes ``var_mean``, ``sub``, ``rsqrt``, ``mul``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, reduce
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import pw_cast_for_opmath
-from torch._ops import OpOverload
+from torch._C import DispatchKey
+from torch._decomp import decomposition_table
+from torch._decomp.decompositions import pw_cast_for_opmath, upsample_compute_output_size
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import suggest_memory_format
 
+from dynafuse.ops.literals import opmath
 from dynafuse.ops.pooling import maxima_and_offsets
+from dynafuse.ops.table import Call
+from dynafuse.ops.upsampling import BACKWARD, by_dimension
 
 aten = torch.ops.aten
 
@@ -52,6 +58,16 @@ PROMOTED = (aten.hardtanh_backward.default, aten.threshold_backward.default)
 TRUNCATING = (aten.threshold.default, aten.threshold_backward.default)
 """Ops whose numbers eager truncates where their tensors are of integers, and the decomposition does not."""
 
+UPSAMPLING = (
+    aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d, aten._upsample_nearest_exact1d,
+    aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d, aten.upsample_linear1d, aten.upsample_bilinear2d,
+    aten.upsample_trilinear3d, aten.upsample_bicubic2d,
+)
+"""Ops that torch decomposes before autograd, so that their gradients are scatters; the gradients of whole ops gather."""
+
+EARLY = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+"""Where torch asks an op for a decomposition before autograd sees it."""
+
 
 @cache
 def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict[OpOverload, Callable[..., Any]]:
@@ -73,6 +89,10 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
     if fallback_random:
         for target in DRAWN:
             table.pop(target, None)
+    for packet in UPSAMPLING:
+        table[packet.default] = decomposition_table[packet.default]
+    for target in BACKWARD:
+        table[target] = _by_dimension(target)
     table[aten.convolution.default] = _convolution
     table[aten.cat.default] = _cat(table[aten.cat.default])
     table[aten.smooth_l1_loss_backward.default] = pw_cast_for_opmath(_smooth_l1_loss_backward)
@@ -107,6 +127,30 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if bias is None or x.device.type != "cuda":
         return NotImplemented
     return aten.convolution.default(x, weight, None, *rest) + bias.view(-1, *[1] * (weight.dim() - 2))
+
+
+def _by_dimension(target: OpOverload) -> Callable[..., Any]:
+    """Return a decomposition of a gradient of upsampling: dimension by dimension, where many outputs read an element.
+
+    For a step, the other dimensions are not upsampled: they have as many outputs as elements, and each reads its own.
+    """
+    names = [argument.name for argument in target._schema.arguments]
+
+    def backward(*given: Any, **others: Any) -> Any:
+        args = {**dict.fromkeys(names), **dict(zip(names, given, strict=False)), **others}
+        grad: torch.Tensor = args["grad_output"]
+        if not by_dimension(Call(target, args, (), grad.dtype)):
+            return NotImplemented
+        outputs, sizes = list(args["output_size"]), list(args["input_size"])
+        scales = [name for name in names if name.startswith("scales")]
+        result = grad.to(opmath(grad.dtype))
+        for d, name in enumerate(scales):
+            before, outputs[d] = [*outputs], sizes[d - len(outputs)]
+            step = {"grad_output": result, "output_size": before, "input_size": [*sizes[:-len(outputs)], *outputs]}
+            result = target(**{**args, **step, **dict.fromkeys(scales), name: args[name]})
+        return result.to(grad.dtype)
+
+    return backward
 
 
 def _cat(decomposition: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,3 +219,47 @@ def _vector_norm(decomposition: Callable[..., torch.Tensor]) -> Callable[..., to
         return decomposition(x, ord, front, keepdim, dtype=dtype)
 
     return vector_norm
+
+
+@contextmanager
+def whole_in_autograd() -> Iterator[None]:
+    """Have autograd, while a graph is traced, take upsampling for one op: it is decomposed after that, by the table.
+
+    Torch asks the ops themselves for decompositions before autograd, so they have none meanwhile; Dynamo compiles one graph
+    at a time. Tensors with dynamic sizes or without elements are decomposed nevertheless: torch cannot trace the gradients.
+    """
+    ops = [op for packet in UPSAMPLING for op in (packet.vec, packet.default)]
+    before = [dict(op.py_kernels) for op in ops]
+    for packet in UPSAMPLING:
+        packet.vec.py_kernels.update(dict.fromkeys(EARLY, _with_sizes(packet)))
+        for key in EARLY:
+            packet.default.py_kernels.pop(key, None)
+    _forget_dispatch(ops)
+    try:
+        yield
+    finally:
+        for op, kernels in zip(ops, before, strict=True):
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+        _forget_dispatch(ops)
+
+
+def _forget_dispatch(ops: Sequence[OpOverload]) -> None:
+    for op in ops:
+        op._dispatch_cache.clear()
+
+
+def _with_sizes(packet: OpOverloadPacket) -> Callable[..., torch.Tensor]:
+    """Return the overload of an upsampling op that users call, by way of the one that takes sizes and has a gradient."""
+    decomposed = packet.vec.py_kernels[DispatchKey.Autograd]
+
+    def upsample(x: torch.Tensor, output_size: Sequence[int] | None, *rest: Any) -> torch.Tensor:
+        *options, factors = rest
+        sizes = upsample_compute_output_size(x.size(), output_size, factors)
+        if not all(isinstance(size, int) for size in (*x.shape, *sizes)) or x.numel() == 0:
+            result: torch.Tensor = decomposed(x, output_size, *rest)
+        else:
+            result = packet.default(x, sizes, *options, *(factors or [None] * len(sizes)))
+        return result
+
+    return upsample

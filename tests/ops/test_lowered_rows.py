@@ -11,6 +11,7 @@ import dynafuse.ops as ops
 from dynafuse.ops import Kind, Row
 from dynafuse.ops.overloads import overload
 from tests.support.reference_builder import lowered
+from tests.support.samples import nearest, smooth
 
 X = torch.arange(24.0).view(2, 3, 4)
 IMAGE = torch.randn(2, 2, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -148,6 +149,11 @@ CASES: list[tuple[str, list[Any]]] = [
     ("aten._adaptive_avg_pool2d_backward.default", [torch.randn(2, 2, 3, 2), torch.randn(2, 2, 6, 6)]),
     ("aten._adaptive_avg_pool3d.default", [VOLUME, [2, 1, 3]]),
     ("aten._adaptive_avg_pool3d_backward.default", [torch.randn(2, 2, 1, 3), torch.randn(2, 4, 5, 3)]),
+    *(("aten.upsample_nearest1d_backward.default", make(IMAGE)) for make in nearest(1)),
+    *(("aten._upsample_nearest_exact2d_backward.default", make(IMAGE)) for make in nearest(2)),
+    *(("aten.upsample_bilinear2d_backward.default", make(IMAGE)) for make in smooth(2)),
+    *(("aten.upsample_trilinear3d_backward.default", make(IMAGE)) for make in smooth(3)),
+    *(("aten.upsample_bicubic2d_backward.default", make(IMAGE)) for make in smooth(2)),
     ("prims._low_memory_max_pool_offsets_to_indices.default",
      [torch.arange(6, dtype=torch.int8).view(1, 3, 2), [2, 3], [9, 9], [2, 1], [1, 0], [1, 2]]),
     ("aten.embedding.default", [X[0], torch.tensor([[2, 0], [1, 1]])]),

@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions|signs`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
+``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions|signs|windows`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -172,6 +172,23 @@ def signs() -> Iterator[CanonicalRegion]:
         yield from graph.bounds.values()
 
 
+def windows() -> Iterator[CanonicalRegion]:
+    """Gradients of upsampling, of elements that few outputs read and many, planned for an H200."""
+    ways: list[dict[str, Any]] = [
+        {"scale_factor": 2}, {"size": (50, 90)}, {"scale_factor": 2, "mode": "bilinear"}, {"scale_factor": 4, "mode": "bilinear"},
+        {"scale_factor": 2, "mode": "bilinear", "align_corners": True}, {"scale_factor": 8, "mode": "bilinear"},
+        {"scale_factor": 2, "mode": "bicubic"}, {"size": (50, 90), "mode": "bicubic"}]
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for way, layout in itertools.product(ways, (torch.contiguous_format, torch.channels_last)):
+            torch._dynamo.reset()
+            x = torch.randn(2, 32, 28, 28, dtype=torch.bfloat16).to(memory_format=layout).requires_grad_()
+            torch.compile(lambda x, way=way: F.interpolate(x.relu(), **way), backend=backend.dynafuse,
+                          options={"device": "h200", "executors": "triton"})(x).sum().backward()
+    for graph in found:
+        yield from graph.bounds.values()
+
+
 def resources(kernel: Any) -> dict[str, int]:
     """What ptxas says of a compiled kernel's PTX, whether that came from libdevice in part, and its integers made bfloat16."""
     arch = f"sm_{CAPABILITY}a"
@@ -212,5 +229,6 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
 
 if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
-              "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs}
+              "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs,
+              "windows": windows}
     print(json.dumps(compiled(groups[sys.argv[1]]())))

@@ -7,6 +7,7 @@ outside masks must stay inside their tensors.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from dynafuse.ops.indexing_math import symbol
 Env = dict[sympy.Symbol, int]
 Number = bool | int | float
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
-_TL = SimpleNamespace(where=lambda c, x, y: x if c else y, minimum=min, maximum=max)
+_TL = SimpleNamespace(where=lambda c, x, y: x if c else y, minimum=min, maximum=max, floor=math.floor,
+                      full=lambda shape, value, dtype: value, float64=torch.float64)
 _LM = SimpleNamespace(div=operator.truediv, div_by=lambda x, high, low: x * (high + low), maximum=max,
                        sigmoid=lambda x: float(torch.tensor(float(x)).sigmoid()))
 

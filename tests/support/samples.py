@@ -297,6 +297,30 @@ def in_full(pool: list[Any], rank: int) -> list[Any]:
     return [*((value * rank)[:rank] for value in (pool[0], pool[1] or pool[0], pool[2], pool[3])), pool[4]]
 
 
+def upsampled(rank: int, *cases: tuple[list[int], list[Any]]) -> list[Make]:
+    """Arguments of the gradient of upsampling: an image as the gradient, sizes from which it was made, and options."""
+    def made(x: torch.Tensor, sizes: list[int], options: list[Any]) -> list[Any]:
+        grad = {1: x[0], 2: x, 3: x[None]}[rank]
+        return [grad, list(grad.shape[-rank:]), [*grad.shape[:-rank], *sizes[-rank:]], *options]
+
+    return [lambda x, case=case: made(x, *case) for case in cases]
+
+
+def nearest(rank: int) -> list[Make]:
+    """Of windows of one size and of several, of fewer outputs than elements, of one element."""
+    none = [None] * rank
+    return upsampled(rank, ([1, 7, 3], none), ([2, 3, 4], none), ([3, 9, 11], none), ([1, 1, 1], none),
+                     ([2, 3, 2], [1.0, 2.4, 3.3][-rank:]))
+
+
+def smooth(rank: int) -> list[Make]:
+    """The same with weights, between corners and between edges."""
+    none = [None] * rank
+    cases = [([1, 7, 3], [False, *none]), ([2, 7, 3], [True, *none]), ([3, 7, 11], [False, *none]), ([1, 1, 1], [True, *none]),
+             ([2, 7, 2], [False, *[1.0, 1.0, 3.3][-rank:]])]
+    return upsampled(rank, *(cases if rank < 3 else cases[:3]))
+
+
 RESHAPES: list[Make] = [
     lambda x: [x, [4, 6]], lambda x: [x, [2, 12]], lambda x: [x, [24]], lambda x: [x, [8, 1, 3]],
 ]
@@ -428,6 +452,11 @@ IMAGES: dict[str, list[Make]] = {
     "aten._adaptive_avg_pool2d.default": [lambda x: [x[..., :6, :], [3, 2]]],
     "aten._adaptive_avg_pool2d_backward.default": [lambda x: [x[..., :3, :2], x[..., :6, :]]],
     "aten.glu.default": [lambda x: [x, -1], lambda x: [x, 0]],
+    "aten.upsample_nearest1d_backward.default": nearest(1), "aten._upsample_nearest_exact1d_backward.default": nearest(1),
+    "aten.upsample_nearest2d_backward.default": nearest(2), "aten._upsample_nearest_exact2d_backward.default": nearest(2),
+    "aten.upsample_nearest3d_backward.default": nearest(3), "aten._upsample_nearest_exact3d_backward.default": nearest(3),
+    "aten.upsample_linear1d_backward.default": smooth(1), "aten.upsample_bilinear2d_backward.default": smooth(2),
+    "aten.upsample_trilinear3d_backward.default": smooth(3), "aten.upsample_bicubic2d_backward.default": smooth(2),
 }
 OFFSETS = "prims._low_memory_max_pool_offsets_to_indices.default"
 
