@@ -226,8 +226,8 @@ def test_around_the_call_of_a_compiled_function_it_holds_for_what_compiles() -> 
     assert forced(found[0])["sin"] == {"eager"} and forced(found[0])["tanh"] == {"triton"}
     assert forced(found[1])["cos"] == {"eager"} and forced(found[1])["sub"] == {"triton"}
     torch._dynamo.reset()
-    with force_backend("triton"), pytest.raises(BackendCompilerFailed, match=r"triton cannot run aten.cumsum.default"):
-        torch.compile(lambda x: torch.cumsum(x, 0), backend=backend.dynafuse, options={"device": "h200"})(X)
+    with force_backend("triton"), pytest.raises(BackendCompilerFailed, match=r"triton cannot run aten.histc.default"):
+        torch.compile(lambda x: torch.histc(x), backend=backend.dynafuse, options={"device": "h200"})(X)
 
 
 def test_a_compiled_module_can_be_forced() -> None:
@@ -617,13 +617,13 @@ def test_the_error_says_what_where_why_and_what_to_do() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         with force_backend("triton"):
             x = torch.sin(x)
-            return torch.cumsum(x, 1)  # line + 3
+            return torch.histc(x)  # line + 3
 
     line = inspect.getsourcelines(fn)[1] + 3
     assert str(raised(fn, X)) == "\n  ".join([
         "force_backend cannot be kept for 1 op:",
-        "triton cannot run aten.cumsum.default (float32[8, 16] on cpu): scan: an element needs all before it",
-        f"  {__file__}:{line}, in fn: return torch.cumsum(x, 1)  # line + 3",
+        "triton cannot run aten.histc.default (float32[100] on cpu): histogram: a scatter",
+        f"  {__file__}:{line}, in fn: return torch.histc(x)  # line + 3",
         "move them out, force another executor (enabled: triton, eager), or let them fall back: "
         "force_backend(..., strict=False), or `?` behind the executor of a `force` pattern",
     ])
@@ -632,11 +632,11 @@ def test_the_error_says_what_where_why_and_what_to_do() -> None:
 def test_the_error_lists_all_ops_that_cannot_run() -> None:
     @force_backend("triton")
     def fn(x: torch.Tensor) -> torch.Tensor:
-        return torch.sort(torch.cumsum(x.to(torch.complex64).abs(), 1)).values
+        return torch.sort(torch.cummax(x.to(torch.complex64).abs(), 1).values).values
 
     error = raised(fn, X)
     assert [v.op for v in error.violations] == [
-        "prims.convert_element_type.default", "aten.abs.default", "aten.cumsum.default", "aten.sort.default"]
+        "prims.convert_element_type.default", "aten.abs.default", "aten.cummax.default", "aten.sort.default"]
     assert error.violations[-1].tensor == "float32[8, 16] on cpu, int64[8, 16] on cpu"
     assert all(v.executor == "triton" and v.reason and v.where.startswith(__file__) for v in error.violations)
 
@@ -669,12 +669,12 @@ def test_patterns_are_held_to_it_and_may_be_let_off() -> None:
 def test_without_strict_it_falls_back_and_the_facts_say_so() -> None:
     @force_backend("triton", strict=False)
     def fn(x: torch.Tensor) -> torch.Tensor:
-        return torch.exp(torch.cumsum(torch.sin(x), 1))
+        return torch.exp(torch.histc(torch.sin(x)))
 
     (one,) = compiled(fn, X)
     facts = {str(node.target): f for node, f in one.plan.annotated.facts.items()}
-    scan = facts["aten.cumsum.default"]
-    assert (scan.role, scan.forced, scan.fallback) == ("eager", None, "triton: scan: an element needs all before it")
+    histogram = facts["aten.histc.default"]
+    assert (histogram.role, histogram.forced, histogram.fallback) == ("eager", None, "triton: histogram: a scatter")
     assert facts["aten.exp.default"].forced == "triton" and facts["aten.exp.default"].fallback == ""
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(fn, backend=backend.dynafuse)(X), fn(X))

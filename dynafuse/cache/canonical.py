@@ -279,28 +279,30 @@ class _Canonical:
         stores = tuple(self._store(node) for node in self.region.outputs)
         inputs = tuple(self._layout(node) for node in self.inputs)
         axes = tuple(Axis(self._size(axis.size), axis.reduced) for axis in self.region.axes)
-        reductions = tuple(
-            (self.ops[node], self.region.dims[node]) for node in self.ops if node in self.region.dims
-            and self._is_looped_reduction(node)
-        )
+        along = [(self.ops[node], self.region.dims[node], node) for node in self.ops if node in self.region.dims]
+        reductions = tuple((op, dims) for op, dims, node in along if node in self.region.reductions)
+        scans = tuple((op, dims) for op, dims, node in along if self._kind(node) is Kind.SCAN)
         symbols = self.integers.symbols
-        spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options)
+        spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options,
+                    scans)
         code = _code(spec, self.region.executor, self.classes)
         return CanonicalRegion(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
                      tuple(symbols), code.hoisted, key_of(code.spec, target), target, classes=self.classes,
                      sizes=code.sizes)
 
-    def _is_looped_reduction(self, node: Node) -> bool:
-        return node in self.region.reductions
+    def _kind(self, node: Node) -> Kind:
+        row = self.facts[node].row
+        assert row is not None, node
+        return row.kind
 
     # ------------------------------------------------------------------ one form of a call
 
     def _call(self, node: Node) -> dict[str, Any]:
         """Return a call's arguments; the dimensions of reductions and concatenations counted from the front."""
-        call, row = self.facts[node].call, self.facts[node].row
-        assert call is not None and row is not None
+        call = self.facts[node].call
+        assert call is not None
         args = {name: value for name, value in call.args.items() if name not in IGNORED}
-        if row.kind is not Kind.REDUCTION and node.target not in CONCATENATION:
+        if self._kind(node) not in (Kind.REDUCTION, Kind.SCAN) and node.target not in CONCATENATION:
             return args
         rank = max((len(t.shape) for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None), default=0)
         return {name: counted_from_front(value, rank) if name in DIMENSIONS else value for name, value in args.items()}

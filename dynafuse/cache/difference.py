@@ -49,7 +49,7 @@ class _Pair:
             yield from _layout(f"input {i}", a, b)
 
     def ops(self) -> Iterator[str]:
-        first_axes, second_axes = dict(self.first.reductions), dict(self.second.reductions)
+        first_axes, second_axes = dict(self.first.of_rows), dict(self.second.of_rows)
         for i, j in self.paired:
             if i is None or j is None:
                 yield from self._alone(i, j)

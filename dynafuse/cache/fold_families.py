@@ -218,9 +218,10 @@ class _Widened:
         stores = tuple(replace(store, op=self.placed[Ref("op", store.op)].position,
                                into=None if store.into is None else self._place(Ref("in", store.into)).position)
                        for store in self.code.stores)
-        reductions = sorted((self.placed[Ref("op", op)].position, dims) for op, dims in self.code.reductions)
+        reductions, scans = (tuple(sorted((self.placed[Ref("op", op)].position, dims) for op, dims in given))
+                             for given in (self.code.reductions, self.code.scans))
         code = replace(self.code, inputs=tuple(self.code.inputs[i] for i in self.inputs), ops=tuple(self.ops),
-                       reductions=tuple(reductions), stores=stores)
+                       reductions=reductions, stores=stores, scans=scans)
         return Member(len(self.fold.links) + 1, self.width, code, tuple(self.inputs), tuple(self.hoisted))
 
     # ------------------------------------------------------------------ order

@@ -105,10 +105,10 @@ class _Class:
         return isinstance(tensor, OpSpec) or _is_outermost_in_memory(tensor)
 
     def _reads(self) -> Reads:
-        """Yield per read of a tensor whether it runs along the axis: of stores, reductions, then ops, the last first."""
+        """Yield per read of a tensor whether it runs along the axis: of stores, whole rows, then ops, the last first."""
         for store in self.spec.stores:
             yield from self._stored(store)
-        for position, dims in self.spec.reductions:
+        for position, dims in self.spec.of_rows:
             yield next(references(self.spec.ops[position].args)), self._along(dims)
         for position in reversed(range(len(self.spec.ops))):
             op = self.spec.ops[position]
@@ -233,7 +233,7 @@ def _rule(op: OpSpec) -> Rule:
     row = lookup(overload(op.target))
     if row is None:
         return _unknown
-    by_kind = {Kind.POINTWISE: _broadcast, Kind.REDUCTION: _reduced}
+    by_kind = {Kind.POINTWISE: _broadcast, Kind.REDUCTION: _reduced, Kind.SCAN: _along_others}
     by_view = {View.RESHAPE: _reshaped, View.EXPAND: _broadcast, View.PERMUTE: _permuted}
     return _RULES.get(op.target) or (by_view[row.view] if row.view else by_kind.get(row.kind, _unknown))
 

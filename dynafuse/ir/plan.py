@@ -47,6 +47,8 @@ class RefusalKind(str, Enum):
     UNKNOWN_LENGTH = "rows of unknown length for one pass"
     INCOMPLETE = "used before it is complete"
     SEVERAL_STATES = "a column reduction of several states"
+    SCANNED_APART = "scans along different dimensions, or in different orders"
+    SCANNED_ACROSS = "a scan across rows that others reduce"
 
     def __str__(self) -> str:
         return self.value

@@ -118,6 +118,12 @@ class Spec:
     stores: tuple[Store, ...]
     symbols: tuple[str, ...]  # each an integer argument of the kernel; what is known of its sign is in its name
     options: tuple[tuple[str, Any], ...] = ()
+    scans: tuple[tuple[int, Dims], ...] = ()  # op, its operand's dims, which are its own
+
+    @property
+    def of_rows(self) -> tuple[tuple[int, Dims], ...]:
+        """Return the ops that need whole rows, reductions and scans, with their operands' dims."""
+        return (*self.reductions, *self.scans)
 
     def tensor(self, ref: Ref) -> Layout | OpSpec:
         """Return the input or the op that an argument of an op is: either has a shape and a dtype."""

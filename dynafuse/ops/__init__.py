@@ -11,6 +11,7 @@ from dynafuse.ops import (  # noqa: F401  (fill the table)
     pointwise_rows,
     pooling,
     reductions,
+    scans,
     scatters,
     upsampling,
     views,

@@ -64,6 +64,8 @@ def refusal(row: Row, call: Call) -> str:
         return "random numbers: the bits would depend on the executor"
     if row.kind is Kind.SCATTER:
         return "writes at loaded indices"
+    if row.kind is Kind.SCAN:
+        return "a scan: Inductor's C++ calls eager's"
     if row.target.namespace not in ("aten", "prims"):
         return f"Inductor does not know {row.target.namespace}"
     if row.target in DIVISIONS and not call.dtype.is_floating_point and not _is_nonzero(tuple(call.args.values())[1]):

@@ -32,6 +32,7 @@ class Kind(enum.Enum):
 
     POINTWISE = "pointwise"  # output element i needs the (broadcast) operand elements i
     REDUCTION = "reduction"  # closes over some dimensions of its one tensor operand
+    SCAN = "scan"  # each element closes over those before it along one dimension of its one tensor operand
     VIEW = "view"  # no data moves; an index rewrite without masks
     INDEX = "index"  # moves data by an index rewrite, perhaps under masks: cat, pad, flip, slice_scatter, pooling
     GATHER = "gather"  # the index holds a loaded value: embedding, gather, index
@@ -234,7 +235,7 @@ class Row:
     view: View | None = None  # view, index: what it does to dimensions; None where it takes parts of them
     order: Order | None = None  # view, index: of one that permutes, the order
     indices: Callable[[Mapping[str, Any]], Iterable[Indexed]] | None = None  # gather: its index tensors, by its arguments
-    reduction: str | None = None  # reduction: the name of its recurrence in lowering/triton/reductions.py
+    reduction: str | None = None  # reduction, scan: the name of its recurrence in lowering/triton/reductions.py
     states: int = 1  # reduction: how many values its recurrence keeps
     aligned: tuple[str, ...] = ()  # arguments that are read at the output's (of a scatter: the point's) broadcast index
     scatter: Scatter | None = None  # scatter: what it writes and where

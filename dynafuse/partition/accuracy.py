@@ -31,8 +31,8 @@ MOVING = frozenset({Kind.VIEW, Kind.INDEX, Kind.GATHER, Kind.SCATTER})
 CHOOSING = frozenset(overloads("aten.max_pool2d.default aten.max_pool3d.default"))
 """Ops of these kinds that compare elements."""
 
-ADDING = frozenset({"sum", "mean"})
-"""Reductions that choose no element."""
+ADDING = frozenset({"sum", "mean", "cumsum"})
+"""Reductions and scans that choose no element."""
 
 
 def ends_narrow(graph: Graph, facts: Mapping[Node, Facts]) -> frozenset[Node]:
@@ -66,7 +66,7 @@ def _decides(node: Node, user: Node, use: Facts) -> bool:
         return False
     if row is None or call is None:
         return True
-    if row.kind is Kind.REDUCTION:
+    if row.kind in (Kind.REDUCTION, Kind.SCAN):
         return row.reduction not in ADDING
     if row.kind is Kind.POINTWISE:
         at = {position for position, value in enumerate(call.args.values()) if value is node}

@@ -150,7 +150,8 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return EMPTY
     if not is_dense(tensor.shape, tensor.stride):
         return "its output is not dense"
-    if row.kind is Kind.REDUCTION and row.states > 1 and _reduced_count(tensors[1].shape, call) == 1:
+    is_never_written_out = row.kind is Kind.SCAN or (row.kind is Kind.REDUCTION and row.states > 1)
+    if is_never_written_out and _reduced_count(tensors[1].shape, call) == 1:
         return ONE_ELEMENT
     if row.kind is Kind.SCATTER and not owns_base(node):
         return "writes at loaded indices of a tensor that is read elsewhere, too"

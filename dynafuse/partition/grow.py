@@ -347,26 +347,31 @@ class _Growth:
         """Return a value that one kernel knows only along its own axes, and that the region also reads at another index.
 
         Such are readers of a tensor that the region overwrites, and what is computed from them. What is computed from a
-        reduction of rows is known in its row, wherever along it.
+        reduction of rows is known in its row, wherever along it; a scan, and what is computed from one, only where it is.
         """
         memory = self.spaces.annotated.memory
         written = {memory(n.all_input_nodes[0]) for n in nodes if n.target is COPIES_INTO}
         closed = {frozenset(leaves(axis for dim in self.spaces.reduced_axes(n) for axis in dim))
-                  for n in nodes if self.spaces.is_reduction(n)}
+                  for n in nodes if self.spaces.takes_rows(n)}
         if not written and not closed:
             return None
         row: frozenset[object] = next(iter(closed)) if len(closed) == 1 and not written else frozenset()
-        fixed: set[Node] = set()
+        fixed: dict[Node, frozenset[object]] = {}  # with the axes along which each is known anywhere
         for node in nodes:
             if node in inlined:  # its readers' reads go on to what it reads
                 continue
             reads = self._reads_through(node, inlined)
             for source, place in reads:
-                if source in fixed and not self._is_known(source, place, row):
+                if source in fixed and not self._is_known(source, place, fixed[source]):
                     return source
             sources = {source for source, _ in reads}
-            if self.spaces.is_reduction(node) or sources & fixed or (written and written.intersection(map(memory, sources))):
-                fixed.add(node)
+            needed = [fixed[source] for source in sources if source in fixed]
+            if self.spaces.is_reduction(node):
+                fixed[node] = row
+            elif self.spaces.is_scan(node):
+                fixed[node] = frozenset()
+            elif needed or (written and written.intersection(map(memory, sources))):
+                fixed[node] = row.intersection(*needed)
         return None
 
     def _reads_through(self, node: Node, inlined: frozenset[Node]) -> Iterable[tuple[Node, Place]]:

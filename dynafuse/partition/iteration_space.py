@@ -14,6 +14,7 @@ from functools import cached_property
 
 from torch.fx import Node
 
+from dynafuse.fx import hint
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Combine, Kind, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
@@ -120,8 +121,10 @@ class Spaces:
         self.dims: dict[Node, AxisDims] = {}
         self._readings: dict[Node, Mapping[Node, Reading] | None] = {}
         self._scatters = frozenset(node for node, facts in self.facts.items() if facts.scatters_into is not None)
-        self._reductions = frozenset(node for node, facts in self.facts.items()
-                                     if facts.is_fused and self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node))
+        fused = [node for node, facts in self.facts.items() if facts.is_fused]
+        self._scans = frozenset(node for node in fused if self._kind(node) is Kind.SCAN)
+        self._reductions = frozenset(
+            node for node in fused if self._kind(node) is Kind.REDUCTION and not self.is_unrolled(node))
         self.operands = {node: self._operands_of(node) for node in self.graph.nodes}
         self.flops = {node: self._flops_of(node) for node in self.graph.nodes}
         for node in self.graph.nodes:
@@ -278,6 +281,22 @@ class Spaces:
         """Return whether ``node`` is a reduction that its kernel must loop or combine for."""
         return node in self._reductions
 
+    def is_scan(self, node: Node) -> bool:
+        """Return whether ``node`` is a scan, of which an element is made of all before it along one dimension."""
+        return node in self._scans
+
+    def takes_rows(self, node: Node) -> bool:
+        """Return whether ``node`` takes in whole rows: a reduction that is not written out, or a scan."""
+        return node in self._reductions or node in self._scans
+
+    def row_count(self, node: Node) -> int:
+        """Return a hint of how many rows a reduction or a scan takes in."""
+        tensor = self.tensor(node)
+        if not self.is_scan(node):
+            return tensor.hint
+        (dim,), value = self._reduced(node), node.meta["val"]
+        return tensor.hint // max(hint(value.shape[dim]), 1)
+
     def is_scatter(self, node: Node) -> bool:
         """Return whether ``node`` writes at computed places, so that nothing of it is known before its kernel has ended."""
         return node in self._scatters
@@ -346,7 +365,7 @@ class Spaces:
         return tuple(axes for d, axes in enumerate(dims) if d not in reduced)
 
     def reduced_axes(self, node: Node) -> AxisDims:
-        """Return the axes that reduction ``node`` closes over."""
+        """Return the axes that a reduction closes over; those that a scan walks, outermost first."""
         return tuple(self.dims[node][d] for d in self._reduced(node))
 
     # ------------------------------------------------------------------ reads
@@ -416,7 +435,7 @@ class Spaces:
     def _operand_place(self, node: Node, argument: Node, place: Place) -> Place:
         facts = self.facts[node]
         assert facts.row is not None and facts.call is not None
-        if self.is_reduction(node):
+        if self.takes_rows(node):
             return place
         if self.is_scatter(node) and not self._lines_up(node, argument):
             return (None,) * len(self.tensor(argument).shape)

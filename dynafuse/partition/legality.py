@@ -54,13 +54,14 @@ class Member:
 
     node: Node
     axes: tuple[Axis, ...]
-    reduced: frozenset[Axis]  # of a reduction
+    reduced: frozenset[Axis]  # of a reduction or a scan
     stored: bool
+    scanned: tuple[Axis, ...] = ()  # of a scan the same, outermost first
 
     @property
     def out(self) -> frozenset[Axis]:
         """Return the axes that its output runs along."""
-        return frozenset(self.axes) - self.reduced
+        return frozenset(self.axes) - (frozenset() if self.scanned else self.reduced)
 
 
 def members_of(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], outputs: frozenset[Node]) -> list[Member]:
@@ -76,10 +77,9 @@ def members_of(spaces: Spaces, nodes: Sequence[Node], inlined: frozenset[Node], 
     for node in nodes:
         if node not in inlined:
             axes = tuple(leaves(chain.from_iterable(spaces.dims[node])))
-            reduced: Iterable[Axis] = ()
-            if spaces.is_reduction(node):
-                reduced = leaves(axis for dim in spaces.reduced_axes(node) for axis in dim)
-            members.append(Member(node, axes, frozenset(reduced), node in outputs))
+            row = leaves(chain.from_iterable(spaces.reduced_axes(node))) if spaces.takes_rows(node) else ()
+            scanned = tuple(row) if spaces.is_scan(node) else ()
+            members.append(Member(node, axes, frozenset(row), node in outputs, scanned))
     return members
 
 
@@ -93,6 +93,9 @@ def classify(spaces: Spaces, members: Sequence[Member]) -> Shape | Refusal:
     for member in members:
         if len(set(member.axes)) != len(member.axes):
             return _refuse(RefusalKind.REPEATED_AXIS, member, members[0])
+    scans = list({member.scanned: member for member in members if member.scanned}.values())
+    if len(scans) > 1:
+        return _refuse(RefusalKind.SCANNED_APART, scans[0], scans[1])
     full = tuple(dict.fromkeys(axis for m in sorted(members, key=lambda m: -len(m.axes)) for axis in m.axes))
     sets = list(dict.fromkeys(m.reduced for m in members if m.reduced))
     if not sets:
@@ -137,6 +140,9 @@ def _rowcol(
         return Refusal(RefusalKind.NOT_CONTIGUOUS, members[0].node.name, members[-1].node.name)
     if not all(isinstance(axis.size, int) for axis in row):
         return Refusal(RefusalKind.UNKNOWN_LENGTH, members[0].node.name, members[-1].node.name)
+    scan = next((m for m in members if m.scanned and m.reduced == column), None)
+    if scan is not None:
+        return _refuse(RefusalKind.SCANNED_ACROSS, scan, members[-1])
     early = _used_early(spaces, members, column, row)
     if early:
         return Refusal(RefusalKind.INCOMPLETE, early[0].name, early[1].name)
@@ -202,8 +208,8 @@ def _reaches(spaces: Spaces, node: Node, targets: set[Node] | frozenset[Node]) -
 
 
 def computes_anywhere(spaces: Spaces, nodes: Iterable[Node]) -> Node | None:
-    """Return a node that cannot be computed at any index: a reduction, a scatter, an overwriting copy; else None."""
+    """Return a node that cannot be computed at any index: a reduction, a scan, a scatter, an overwriting copy; else None."""
     for node in nodes:
-        if spaces.is_reduction(node) or spaces.is_scatter(node) or node.target is spaces.copies_into:
+        if spaces.takes_rows(node) or spaces.is_scatter(node) or node.target is spaces.copies_into:
             return node
     return None

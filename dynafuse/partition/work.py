@@ -102,19 +102,21 @@ def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources:
 def torch_work(spaces: Spaces, node: Node) -> Work:
     """Predict the work of torch's kernel for a node that could be fused; of a reduction in the class that ours would have.
 
-    It takes two launches where it splits rows: the first clears the counters by which its programs wait for each other.
+    It takes two launches where it splits rows: the first clears the counters by which its programs wait for each other. A
+    scan of a single row it splits as well, as ours never does.
     """
     tensors = [spaces.tensor(n) for n in {node: None, **dict.fromkeys(node.all_input_nodes)} if spaces.facts[n].tensor]
-    points = spaces.tensor(node.all_input_nodes[0] if spaces.is_reduction(node) else node).hint
+    points = spaces.tensor(node.all_input_nodes[0] if spaces.takes_rows(node) else node).hint
     moved, flops = sum(t.bytes for t in tensors), _flops_of(spaces, node, points, points)
-    if not spaces.is_reduction(node):
+    if not spaces.takes_rows(node):
         return Work(moved, flops, MANY, "pointwise")
     axes, reduced = _leaves(spaces.dims[node]), _leaves(spaces.reduced_axes(node))
     length = product(reduced)
     rows = product(axes) // max(length, 1)
     dims = zip(spaces.dims[node], spaces.tensor(node.all_input_nodes[0]).stride, strict=True)
     contiguous = any(stride == 1 and dim and leaves(dim)[-1] in reduced for dim, stride in dims)
-    kernel_class = reduction_class(rows, length, contiguous=contiguous, splittable=True)
+    splittable = rows == 1 or not spaces.is_scan(node)
+    kernel_class = reduction_class(rows, length, contiguous=contiguous, splittable=splittable)
     itemsize = max(tensors, key=lambda t: t.bytes).dtype.itemsize
     programs, launches = _programs(kernel_class, rows, rows * length, itemsize), 2 if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, length=length)
@@ -136,7 +138,7 @@ def _rows(spaces: Spaces, asked: Asked, points: int) -> int:
     reduced = asked.shape.reduced
     if _is_static(asked.shape.axes):
         return max(asked.shape.rows if reduced else points, 1)
-    rows = (spaces.tensor(m.node).hint for m in asked.members if reduced and m.reduced == reduced)
+    rows = (spaces.row_count(m.node) for m in asked.members if reduced and m.reduced == reduced)
     return max(1, next(rows, points))
 
 
@@ -253,7 +255,9 @@ def _accesses(spaces: Spaces, asked: Asked) -> Iterator[tuple[Node, AxisDims]]:
 
 
 def _splits(spaces: Spaces, asked: Asked) -> bool:
-    """Return whether rows can be split over programs: then nothing may need a complete row before the end."""
+    """Return whether rows can be split over programs: then nothing may need a row, or what is before it, before the end."""
+    if any(m.scanned for m in asked.members):
+        return False
     reductions = frozenset(m.node for m in asked.members if m.reduced)
     late = legality.after(spaces, asked.members, reductions)
     return not any(m.node in late and (m.reduced or m.out & asked.shape.reduced) for m in asked.members)

@@ -200,7 +200,7 @@ class Prices:
         kernels = self.uses.kernels(node)
         stores = len(kernels) > 1 or any(isinstance(kernel, Node) for kernel in kernels)
         largest = max([node, *operands], key=self._move)
-        passes = self._move(largest) if facts.row.kind is Kind.REDUCTION else 0.0
+        passes = self._move(largest) if facts.row.kind in (Kind.REDUCTION, Kind.SCAN) else 0.0
         return (self._arithmetic(facts.row.flops, largest) + passes + stores * (1 + len(kernels)) * self._move(node)
                 + sum(map(self._move, elsewhere)))
 

@@ -76,7 +76,7 @@ def _alike(regions: Mapping[str, CanonicalRegion], families: Mapping[str, Canoni
 
 def _sums_alike(region: CanonicalRegion, shared: CanonicalRegion) -> bool:
     """Return whether rows are summed up in the same order by a region's own kernel and by its family's."""
-    return not region.spec.reductions or choose_schedule(shared.code) == choose_schedule(region.code)
+    return not region.spec.of_rows or choose_schedule(shared.code) == choose_schedule(region.code)
 
 
 def _terms(shared: CanonicalRegion) -> int:

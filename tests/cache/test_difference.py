@@ -132,6 +132,7 @@ CHANGES: dict[str, list[Spec]] = {
     "axes": [replace(SPEC, axes=changed) for changed in (
         (Axis(4),), (Axis(5), Axis(4, True)), (Axis(sympy.Symbol("s0")), Axis(4, True)), (Axis(4), Axis(4)))],
     "reductions": [replace(SPEC, reductions=changed) for changed in ((), ((0, ((1,), (0,))),))],
+    "scans": [replace(SPEC, scans=((1, ((0,),)),))],
     "stores": [replace(SPEC, stores=changed) for changed in (
         (), (STORE, STORE), (replace(STORE, op=0),), (replace(STORE, layout=LAYOUT),), (replace(STORE, dims=((1,),)),),
         (replace(STORE, into=0),))],

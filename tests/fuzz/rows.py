@@ -135,13 +135,14 @@ def _number(state: State, row: Row, argument: Any, default: Any) -> str:
 
 @maker(8)
 def reduction(state: State) -> bool:
-    """A reduction row over some dimensions of a value."""
+    """A reduction row over some dimensions of a value, or a scan row along one."""
     name = state.pick(lambda t: t.numel() > 0)
-    return proposed(state, call) if name and (call := reduction_call(state, state.rng.choice(rows_of(Kind.REDUCTION)), name)) else False
+    rows = rows_of(Kind.REDUCTION, Kind.SCAN)
+    return proposed(state, call) if name and (call := reduction_call(state, state.rng.choice(rows), name)) else False
 
 
 def reduction_call(state: State, row: Row, name: str) -> str | None:
-    """A call of a reduction row; of one with two results the first or the second."""
+    """A call of a reduction or scan row; of one with two results the first or the second."""
     if not settled(state, row, name):
         return None
     rank = state.rank(name)

@@ -32,7 +32,7 @@ def test_frequent_ops_have_rows(name: str) -> None:
 def test_a_row_is_made_in_the_way_of_its_kind(row: Row) -> None:
     assert (row.emit is not None) == (row.kind is Kind.POINTWISE)
     assert (row.lower is not None) == (row.kind in LOWERED)
-    assert (row.reduction is not None) == (row.kind is Kind.REDUCTION)
+    assert (row.reduction is not None) == (row.kind in (Kind.REDUCTION, Kind.SCAN))
     assert bool(row.reason) == (row.kind is Kind.OPAQUE) == (not row.fusible)
     assert row.flops > 0
 

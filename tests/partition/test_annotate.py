@@ -39,7 +39,11 @@ def test_roles() -> None:
 
 @pytest.mark.parametrize(("write", "inputs", "reason"), [
     (lambda b, x: b.op("aten.sort.default", x), (X,), "sort: a selection over the whole dimension"),
-    (lambda b, x: b.op("aten.cumsum.default", x, 0), (X,), "scan: an element needs all before it"),
+    (lambda b, x: b.op("aten.cummax.default", x, 0), (X,), "scan: two outputs"),
+    (lambda b, x: b.op("aten.cumsum.default", x, 1), (X[:, :1],), "reduces no more than one element"),
+    (lambda b, x: b.op("aten.cumsum.default", x, 0), (torch.ones(()),), "reduces no more than one element"),
+    (lambda b, x: b.op("aten.cumsum.default", x, 0, dtype=torch.bool), (X,), "a scan of bools"),
+    (lambda b, x: b.op("aten.cumsum.default", x, 0), (X,), ""),
     (lambda b, x: b.op("aten.neg.default", x), (torch.empty(0, 3),), "an empty tensor"),
     (lambda b, x: b.op("aten.neg.default", x), (X.to(torch.complex64),), "dtype torch.complex64 is not fused"),
     (lambda b, x: b.op("aten.argmax.default", x, 1), (X[:, :1],), "reduces no more than one element"),
@@ -47,7 +51,7 @@ def test_roles() -> None:
     (lambda b, x: b.op("aten.neg.default", x), (X[:, ::2],), ""),
     (lambda b, x: b.op("aten.roll.default", x, [1], [0]), (X,), ""),
     (lambda b, x: b.op("prims.convert_element_type.default", x, torch.float8_e4m3fn), (X,), "torch.float8_e4m3fn"),
-], ids=range(9))
+], ids=range(13))
 def test_reasons(write: Any, inputs: Any, reason: str) -> None:
     role, said = last(write, *inputs)
     assert role == ("eager" if reason else "fused")

@@ -1,6 +1,6 @@
 """Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
 
-``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions|signs|windows`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
+``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions|signs|windows|scans`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -189,6 +189,25 @@ def windows() -> Iterator[CanonicalRegion]:
         yield from graph.bounds.values()
 
 
+def scans() -> Iterator[CanonicalRegion]:
+    """Scans of short and long rows and of columns, in each dtype that is accumulated, of sizes known and not."""
+    cases: list[tuple[Callable[[torch.Tensor, int], Any], torch.dtype]] = [
+        (lambda x, dim: (x.cumsum(dim), x.cumsum(dim).amax(dim)), torch.bfloat16), (torch.cumsum, torch.float64),
+        (lambda x, dim: x.softmax(dim).cumprod(dim), torch.float32), (torch.logcumsumexp, torch.float32)]
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for (function, dtype), (shape, dim) in itertools.product(cases, (((4096, 70), 1), ((512, 8192), 1), ((300, 20000), 1), ((2048, 1024), 0))):
+            torch._dynamo.reset()
+            torch.compile(function, backend=backend.dynafuse, dynamic=shape == (4096, 70), options={"device": "h200"})(
+                torch.randn(shape, dtype=dtype), dim)
+        for shape, dim in itertools.product(((4096, 70), (300, 20000)), (0, 1)):
+            torch._dynamo.reset()
+            torch.compile(lambda x, dim: ((x > 0).cumsum(dim), x.int().cumsum(dim, dtype=torch.int8)), backend=backend.dynafuse,
+                          options={"device": "h200"})(torch.randn(shape), dim)
+    for graph in found:
+        yield from graph.bounds.values()
+
+
 def resources(kernel: Any) -> dict[str, int]:
     """What ptxas says of a compiled kernel's PTX, whether that came from libdevice in part, and its integers made bfloat16."""
     arch = f"sm_{CAPABILITY}a"
@@ -230,5 +249,5 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
 if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
               "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs,
-              "windows": windows}
+              "windows": windows, "scans": scans}
     print(json.dumps(compiled(groups[sys.argv[1]]())))

@@ -91,6 +91,8 @@ CASES: dict[str, Case] = {
     "full_sum_split": Case(lambda x: x.square().sum(), (((4096, 4096), F32),)),
     "column_sum_small": Case(lambda x, b: x.sum(0) + b, (((4096, 32), BF16), ((32,), F32))),
     "argmax_rows": Case(lambda x: x.argmax(-1), (((4096, 300), F32),)),
+    "cumulative_softmax": Case(lambda x: x.softmax(-1).cumsum(-1), (((8192, 1000), BF16),)),
+    "cumulative_columns": Case(lambda x, y: torch.logcumsumexp(x, 0) * y, (((8192, 1024), F32), ((1024,), F32))),
     "variance_of_channels": Case(lambda x: torch.var_mean(x, (0, 2, 3)), (((16, 64, 56, 56), F32),)),
     "rope": Case(rope, (((4, 512, 1024), BF16), ((4, 512, 64), BF16), ((4, 512, 64), BF16))),
     "cat_of_slices": Case(lambda x, y: torch.cat([x[:, 8:], y.relu()], 1), (((512, 72), F32), ((512, 100), F32))),

@@ -241,6 +241,55 @@ def _reduction_sample(row: Row, dtype: torch.dtype, layout: str, shape: tuple[in
     yield sample
 
 
+SCANNED: tuple[tuple[str, tuple[int, ...], int], ...] = (  # layout, sizes, the dimension
+    ("same", (4, 12), -1),
+    ("same", (12, 5), 0),
+    ("transposed", (4, 13), 1),
+    ("transposed", (4, 13), 0),
+    ("strided", (3, 10, 4), 1),
+    ("same", (5, 2), 1),
+    ("same", (17,), 0),
+    ("same", (5, 1), 1),
+    ("same", (), 0),
+    ("empty", (0, 12), 1),
+    ("dynamic", (4, 12), 1),
+    ("dynamic", (12, 4), 0),
+    ("nan", (4, 12), 1),
+    ("infinite", (4, 12), 1),
+    ("same", (3, 600), 1),
+    ("same", (2, 20000), 1),
+    ("same", (2500, 3), 0),
+)
+
+
+def scan_samples(row: Row) -> Iterator[Sample]:
+    """Every case in float32; every other dtype in some, and as what another one is converted to."""
+    for case in SCANNED:
+        yield _scan_sample(row, torch.float32, *case)
+    for k, dtype in enumerate(DTYPES[1:]):
+        yield _scan_sample(row, dtype, *SCANNED[k % 6])
+        yield _scan_sample(row, dtype, *SCANNED[(k + 3) % 6])
+    if any(argument.name == "dtype" for argument in row.target._schema.arguments):
+        for k, dtype in enumerate(dtype for dtype in DTYPES if dtype is not torch.bool):
+            sample = _scan_sample(row, (torch.float32, torch.int64, torch.bool)[k % 3], *SCANNED[k % 6])
+            yield Sample(f"{sample.what} as {dtype}", sample.args, {"dtype": dtype})
+
+
+def _scan_sample(row: Row, dtype: torch.dtype, layout: str, shape: tuple[int, ...], dim: int) -> Sample:
+    operand, name = values(shape, dtype, 1, low=-2), str(row.target)
+    is_long = max(shape, default=1) > 1000
+    if "prod" in name and dtype.is_floating_point:
+        operand = operand.sign() if is_long else (operand * 0.3 + 1).to(dtype)
+    elif "cumsum" in name and is_long:  # partial sums near 0 would be off by what others are rounded to
+        operand = operand.round()
+    if layout == "nan":
+        operand[1, 3] = operand[2, 0] = float("nan")
+    if layout == "infinite":
+        operand[0, 3] = operand[1, 0] = operand[2, :5] = float("inf")
+        operand[1, 7] = operand[3, :5] = float("-inf")
+    return Sample(f"{layout} {dtype}", [laid_out(operand, layout), dim], dynamic=layout == "dynamic")
+
+
 def _accepted(row: Row, dims: Any, rank: int) -> Any:
     """The reduced dimensions as the row's schema takes them; None (with a `dim` argument) for no such call."""
     argument = next((a for a in row.target._schema.arguments if a.name in ("dim", "dims")), None)
@@ -523,6 +572,8 @@ def samples(row: Row) -> list[Sample]:
         return list(pointwise_samples(row))
     if row.kind is Kind.REDUCTION:
         return list(reduction_samples(row))
+    if row.kind is Kind.SCAN:
+        return list(scan_samples(row))
     if row.kind in (Kind.CREATION, Kind.RANDOM):
         return list(creation_samples(row))
     return list(move_samples(row))

@@ -28,7 +28,7 @@ from dynafuse.ops.literals import rounded
 from dynafuse.ops.promotion import comparands
 from dynafuse.ops.torch_calls import torch_call
 
-VALUES = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.CREATION, Kind.RANDOM})
+VALUES = frozenset({Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN, Kind.CREATION, Kind.RANDOM})
 """Kinds of ops whose numbers make values, not places."""
 
 

@@ -145,7 +145,7 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
         emitter.exact_tiles = PER_STEP.union(exact_tiles)
         if loop == "r":
             emitter.tile_of.update((emitter.axes[axis], PER_STEP) for axis in builder.even_axes("r"))
-    if tile_of is None and (loop == "r" or not builder.spec.reductions):  # elsewhere a branch might hold a reduction
+    if tile_of is None and (loop == "r" or not builder.spec.of_rows):  # elsewhere a branch might hold a reduction
         order = {"x": schedule.order["x"]} if loop == "r" else schedule.order
         counts = values_per_tile(builder.spec, order, schedule.block)
         emitter.values_per_tile = {emitter.axes[axis]: count for axis, count in counts}
@@ -368,7 +368,7 @@ def element_and_position(
         op: The reduction's position in the spec.
         rule: Its recurrence.
     """
-    index = emitter.index(dict(builder.spec.reductions)[op])
+    index = emitter.index(dict(builder.spec.of_rows)[op])
     element = emitter.reduction_element(op, index, rule.element_dtype)
     if not rule.needs_position:
         return element, None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import sympy
 import torch
 
+from dynafuse.errors import LoweringError
 from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope, Scopes
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Value
@@ -23,6 +24,9 @@ from dynafuse.ops.literals import literal, opmath, triton_type
 
 Comparison = tuple[sympy.Expr, str, sympy.Expr]
 """Left, operator, right."""
+
+REDUCED = "reduced"
+"""Begins the keys of what ops have made of whole rows among a scope's values; an op follows."""
 
 OPPOSITES = {"<": ">=", ">=": "<", "<=": ">", ">": "<="}
 
@@ -111,6 +115,31 @@ class ControlFlow(Scopes):
 
         return tuple(mask for mask in self.masks
                      if mask.tiles <= tiles or mask.name not in self.comparisons or not is_of_others(mask))
+
+    def of_whole_row(self, op: int, compute: Callable[[int], Value] | None) -> Value:
+        """Return the result of an op that takes in whole rows, whichever elements are asked for: what was kept, if it was.
+
+        Args:
+            op: The op's position in the spec.
+            compute: Computes and keeps it; None where it cannot be known yet.
+
+        Raises:
+            LoweringError: It cannot be known yet.
+        """
+        for scope in self.visible_scopes():
+            if (REDUCED, op) in scope.values:
+                return scope.values[REDUCED, op]
+        if compute is None:
+            raise LoweringError(f"op {op}", "its result is needed before it is complete")
+        outer, self.masks = self.masks, ()
+        value = compute(op)
+        self.masks = outer
+        return value
+
+    def keep_reduced(self, op: int, value: Value) -> Value:
+        """Keep what an op has made of whole rows for whoever asks where its scope is visible, and return it."""
+        self.scope(value.tiles).values[REDUCED, op] = value
+        return value
 
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
         """Return ``body()`` where a condition holds, else a number.

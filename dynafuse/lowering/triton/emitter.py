@@ -36,9 +36,6 @@ from dynafuse.ops.promotion import comparand
 FEW_PLACES = 64
 """Places that a tile adds to, up to which each is looked for in the whole tile."""
 
-REDUCED = "reduced"
-"""Begins the keys of the results of reductions among a scope's values; an op follows."""
-
 
 @dataclass(frozen=True)
 class Access:
@@ -79,6 +76,7 @@ class Emitter(ControlFlow):
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
         self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
+        self.on_scan: Callable[[int], Value] | None = None  # computes a scan of the tile's rows, the same
         self._rounded_texts: dict[tuple[str, torch.dtype], str] = {}  # rounded values before they were widened again
         self.eviction = Eviction(self.axes, self.tile_of, self.unit_tiles)
         self._current_op: int | None = None  # the op that is being lowered
@@ -237,6 +235,8 @@ class Emitter(ControlFlow):
             return self._round_result(position, self._pointwise(position, row, call, index))
         if row.kind is Kind.REDUCTION:
             return self._reduction(position, index)
+        if row.kind is Kind.SCAN:
+            return self._round_result(position, self._scan(position, index))
         assert row.lower is not None, row
         self.used_scalars |= {arg.name for arg in call.args.values() if isinstance(arg, HoistedScalar)}
         value = row.lower(self, call, index)
@@ -343,22 +343,16 @@ class Emitter(ControlFlow):
 
     def _reduction(self, position: int, index: Index) -> Value:
         """Return the result of a reduction: of a whole row, or written out where its row is short."""
-        for scope in self.visible_scopes():
-            if (REDUCED, position) in scope.values:
-                return scope.values[REDUCED, position]
         if any(op == position for op, _ in self.spec.reductions):
-            if self.on_reduction is None:
-                raise LoweringError(self.spec.ops[position].target, "its result is needed before it is complete")
-            outer, self.masks = self.masks, ()  # it takes in its whole row, whichever results are asked for
-            value = self.on_reduction(position)
-            self.masks = outer
-            return value
+            return self.of_whole_row(position, self.on_reduction)
         return unrolled(self, position, index)
 
-    def keep_reduced(self, position: int, value: Value) -> Value:
-        """Keep the result of a reduction for whoever asks for it at any index where its scope is visible, and return it."""
-        self.scope(value.tiles).values[REDUCED, position] = value
-        return value
+    def _scan(self, position: int, index: Index) -> Value:
+        """Return the value of a scan, which its kernel knows nowhere but where it walks the row."""
+        walked = self.index(dict(self.spec.scans)[position])
+        if any(sympy.expand(here - at) != 0 for here, at in zip(index, walked, strict=True)):
+            raise LoweringError(self.spec.ops[position].target, "its value is needed elsewhere than its kernel walks")
+        return self.of_whole_row(position, self.on_scan)
 
     # ------------------------------------------------------------------ memory
 

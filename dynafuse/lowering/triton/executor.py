@@ -64,7 +64,7 @@ class Triton(Executor):
     def variants(self, region: CanonicalRegion) -> tuple[str, ...]:
         """Return the schedules of a pointwise kernel of known sizes: other kernels' decide the order of their sums."""
         code = region.code
-        if code.reductions or code.symbols or any(store.scatters for store in code.stores):
+        if code.of_rows or code.symbols or any(store.scatters for store in code.stores):
             return ()
         return tuple(map(str, candidates(code)))
 

@@ -179,6 +179,29 @@ any_of = _reduction(np.bitwise_or.reduce)
 all_of = _reduction(np.bitwise_and.reduce)
 
 
+def _scan(combine: Callable[..., Array]) -> Callable[..., tl.tensor]:
+    """Return a scan of interpreted tensors by a function of two NumPy arrays.
+
+    As on a GPU, every step combines twice as many elements: one after the other they would be rounded more often.
+    """
+
+    def call(x: tl.tensor, axis: int) -> tl.tensor:
+        data = np.moveaxis(x.handle.data, axis, 0).copy()
+        step = 1
+        while step < len(data):
+            with np.errstate(all="ignore"):  # lanes beyond the end hold anything
+                data[step:] = combine(data[:-step], data[step:])
+            step *= 2
+        return _tensor(np.moveaxis(data, 0, axis), x.dtype, block=True)
+
+    return call
+
+
+cumsum = _scan(np.add)
+cumprod = _scan(np.multiply)
+logcumsumexp = _scan(np.logaddexp)
+
+
 def _arg_reduction(pick: Callable[..., Array]) -> Callable[..., tuple[tl.tensor, tl.tensor]]:
     """Return NumPy's argmax or argmin as a reduction of (value, index) pairs.
 

@@ -25,7 +25,7 @@ from dynafuse.lowering.triton.builder import (
 )
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
-from dynafuse.lowering.triton.source import HEADER, QUICK
+from dynafuse.lowering.triton.source import HEADER, QUICK, SCANS
 from dynafuse.lowering.triton.split import split
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.lowering.triton.tiles import Schedule
@@ -75,7 +75,7 @@ def write_kernels(spec: Spec, schedule: Schedule, round_like_eager: bool) -> Low
     builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule), round_like_eager)
     CLASSES[schedule.schedule_class](builder)
     kernels = "".join(f"\n\n{text}" for text in builder.sources)
-    source = HEADER + (QUICK if "lq." in kernels else "") + kernels
+    source = HEADER + (QUICK if "lq." in kernels else "") + (SCANS if spec.scans else "") + kernels
     return Lowered(source, tuple(builder.launches), tuple(builder.workspaces), schedule.schedule_class,
                    schedule.fills_registers)
 

@@ -15,7 +15,18 @@ from dynafuse.lowering.triton.builder import recurrence_of, with_guests
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import runs_along
-from dynafuse.lowering.triton.tiles import Schedule, by_stride, clamp, point_count, strides_of, traffic, vector_length
+from dynafuse.lowering.triton.tiles import (
+    Schedule,
+    along_row,
+    by_stride,
+    clamp,
+    point_count,
+    strides_of,
+    traffic,
+    vector_length,
+)
+from dynafuse.ops import lookup
+from dynafuse.ops.overloads import overload
 from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
@@ -27,6 +38,7 @@ MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a 
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 REGISTER = 4  # bytes of a register
+FUNCTIONS = 8  # of a scan, from how much arithmetic per element on its code is as large as that of so many tensors
 
 
 def full_reads(spec: Spec, probed: Emitter) -> list[Access]:
@@ -68,7 +80,10 @@ def _ops_that_need(spec: Spec, results: frozenset[int]) -> set[int]:
 
 
 def splittable(spec: Spec, reduced: frozenset[int]) -> bool:
-    """Return whether rows may be split over programs: no store along the row, and no reduction, needs a complete row."""
+    """Return whether rows may be split over programs: no store along the row, no reduction, needs a complete row, no scan
+    what is before it."""
+    if spec.scans:
+        return False
     reductions = frozenset(op for op, _ in spec.reductions)
     dependent = _ops_that_need(spec, reductions)
     stored_along_row = [store.op for store in spec.stores if runs_along(store, reduced)]
@@ -83,7 +98,7 @@ class Rows:
     order: dict[str, tuple[int, ...]]
     rows: int
     length: int
-    tensors: int  # how many are read along all axes
+    tensors: int  # how many are read along all axes, or scanned
     held: int  # registers for an element of each tensor that is read along rows and across them
     reads_along: int  # accesses that vary along the row
     reads_of_rows: int  # accesses that vary across rows alone
@@ -112,7 +127,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reduced: The axes along which it reduces.
     """
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
-    order = {"x": by_stride(probed, accesses, remaining), "r": by_stride(probed, accesses, sorted(reduced))}
+    order = {"x": by_stride(probed, accesses, remaining), "r": along_row(spec, probed, accesses, reduced)}
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
     along, across = (_contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
     reads = [access for access in probed.accesses if not access.is_store]
@@ -122,7 +137,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
     rules = [recurrence_of(spec, op) for op in with_guests(spec, [op for op, _ in spec.reductions])]
     return Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
-        tensors=max(1, len(full_reads(spec, probed))),
+        tensors=max(1, len(full_reads(spec, probed)) + sum(_weight_of_scan(spec, op) for op, _ in spec.scans)),
         held=max(1, sum(-(-access.layout.dtype.itemsize // REGISTER) for access in reads
                         if _varies(probed, access, reduced) and _varies(probed, access, remaining))),
         reads_along=sum(_varies(probed, access, reduced) for access in reads),
@@ -142,6 +157,14 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         piece=math.gcd(*(bound for axes, bound in probed.conditions().values() if bound and axes == {*order["x"][-1:]})),
         block=_even_block(spec, probed, order["r"]),
     )
+
+
+def _weight_of_scan(spec: Spec, op: int) -> int:
+    """Return how many tensors take as many registers as a scan; of one that calls functions the code is larger still."""
+    row = lookup(overload(spec.ops[op].target))
+    assert row is not None
+    registers = -(-recurrence_of(spec, op).element_dtype.itemsize // REGISTER)
+    return registers * FUNCTIONS if row.flops > FUNCTIONS else registers
 
 
 def _varies(probed: Probe, access: Access, axes: Iterable[int]) -> bool:

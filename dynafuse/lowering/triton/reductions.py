@@ -88,6 +88,16 @@ def _extreme(operand: torch.dtype, largest: bool) -> Recurrence:
     return _one_state(dtype, identity, f"lm.{name}imum({{s}}, {{v}})", f"lm.a{name}")
 
 
+SCANS = {"cumsum": ("0", "{s} + {v}"), "cumprod": ("1", "{s} * {v}"),
+         "logcumsumexp": ('float("-inf")', "lm.logaddexp({s}, {v})")}
+"""The recurrences of scans: the state before the first element, and with one element more, or with the state of more."""
+
+
+def _scan(name: str, dtype: torch.dtype) -> Recurrence:
+    """Return the recurrence of a scan: its combination of lanes leaves in each the state of all up to it."""
+    return _one_state(dtype, *SCANS[name], f"ls.{name}")
+
+
 def _position(operand: torch.dtype, largest: bool) -> Recurrence:
     """Return the recurrence of argmax or argmin: the lowest position of the extreme, which is NaN if there is one."""
     dtype = torch.int32 if operand is torch.bool else opmath(operand)
@@ -131,6 +141,8 @@ def recurrence(name: str, operand: torch.dtype, out: torch.dtype, correction: fl
         return _extreme(operand, name == "max")
     if name in ("argmax", "argmin"):
         return _position(operand, name == "argmax")
+    if name in SCANS:
+        return _scan(name, acc)
     if name == "any":
         return _one_state(torch.bool, "False", "{s} | {v}", "lm.any_of")
     if name == "all":

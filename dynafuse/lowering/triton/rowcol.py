@@ -27,6 +27,7 @@ from dynafuse.lowering.triton.combine import Left, add_combine_kernel, write_par
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.rows import reduce_held_row
+from dynafuse.lowering.triton.scans import scan_rows
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
 
@@ -40,6 +41,7 @@ def rowcol(builder: KernelBuilder) -> None:
     emitter.open_loop(builder.loop_header("x_base", f"{program_id(builder, 0)} * XBLOCK", size_text(builder.numel("x")),
                                           "tl.num_programs(0) * XBLOCK"))
     emitter.on_reduction = _row_reducer(builder, emitter)
+    emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
     along_rows = [(number, store) for number, store in enumerate(spec.stores) if runs_along(store, order["x"])]
     if any(store.into is not None for _, store in along_rows):  # what the columns read is loaded before it is overwritten
         for op in columns:

@@ -12,7 +12,7 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import LONGEST_AHEAD, SHARED_BYTES, bytes_read_along, full_reads
-from dynafuse.lowering.triton.tiles import Schedule, by_stride, clamp, point_count, power_of_two, reduced_axes
+from dynafuse.lowering.triton.tiles import Schedule, along_row, by_stride, clamp, point_count, power_of_two, reduced_axes
 from dynafuse.partition.kernel_class import PROCESSORS
 
 LONG = 4096  # elements of a row that fill a program's registers
@@ -33,7 +33,7 @@ def rowcol(
     """
     row = frozenset(k for k, axis in enumerate(spec.axes) if axis.reduced)
     column = next(axes for axes in reduced_sets if axes != row)
-    order = {"x": by_stride(probed, accesses, sorted(column)), "r": by_stride(probed, accesses, sorted(row))}
+    order = {"x": by_stride(probed, accesses, sorted(column)), "r": along_row(spec, probed, accesses, row)}
     rows, length = point_count(spec, column), point_count(spec, row)
     r = power_of_two(length)
     deferred = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)

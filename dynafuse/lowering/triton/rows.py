@@ -38,6 +38,7 @@ from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.online import OnlineSum, find_online_sums
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
+from dynafuse.lowering.triton.scans import scan_rows
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
 from dynafuse.ops.literals import opmath, triton_type
@@ -47,6 +48,7 @@ def persistent(builder: KernelBuilder) -> None:
     """Add a kernel that holds whole rows in registers and computes every value once."""
     emitter = make_emitter(builder)
     emitter.on_reduction = lambda op: reduce_held_row(builder, emitter, op)
+    emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
     add_row_launch(builder, emitter, "0")
 
@@ -120,6 +122,7 @@ def looped(builder: KernelBuilder) -> None:
     """
     spec, row_axes = builder.spec, builder.schedule.order["r"]
     emitter = make_emitter(builder, loop="r")
+    emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
     online_sums = find_online_sums(spec)
     needed_passes = passes_before(spec, online_sums)
     outputs = list(enumerate(spec.stores))
@@ -132,7 +135,7 @@ def looped(builder: KernelBuilder) -> None:
         if reductions or stores:
             emitter.eviction.of_row = ("evict_last" if current < count - 1 else "evict_first") if count > 1 else ""
             # Lanes of a recurrence that counts, of which some end early, have to begin with the others.
-            needs_order = any(recurrence_of(spec, op).counts for op in reductions)
+            needs_order = bool(spec.scans) or any(recurrence_of(spec, op).counts for op in reductions)
             emit_pass(builder, emitter, reductions, stores, online_sums=online_sums,
                       backwards=current % 2 == 1 and not needs_order)
     emit_stores(builder, emitter, [output for output in outputs if output not in along_row])

@@ -44,7 +44,7 @@ def candidates(spec: Spec) -> tuple[Schedule, ...]:
 def _schedules(spec: Spec) -> Iterable[Schedule]:
     """Return schedules of a spec, the best first, some more than once."""
     probed = probe(spec)
-    reduced_sets = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.reductions))
+    reduced_sets = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.of_rows))
     if not reduced_sets:
         return pointwise_schedules(spec, probed)
     accesses = sorted(probed.accesses, key=lambda access: -traffic(spec, probed, access))

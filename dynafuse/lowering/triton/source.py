@@ -28,6 +28,8 @@ from dynafuse.lowering.triton import libm as lm
 """
 QUICK = "from dynafuse.lowering.triton import libm_quick as lq\n"
 """The line of a module's header that kernels with quick functions need besides."""
+SCANS = "from dynafuse.lowering.triton import libm_scans as ls\n"
+"""The same for kernels with scans."""
 
 
 Variables = dict[sympy.Symbol, sympy.Expr]

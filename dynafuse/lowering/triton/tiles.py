@@ -77,22 +77,25 @@ def clamp(value: int, low: int, high: int) -> int:
 def probe(spec: Spec) -> Probe:
     """Return an emitter that has emitted everything once, with a tile dimension per axis: its accesses are the kernel's."""
     emitter = Probe(spec)
-    reductions = dict(spec.reductions)
+    dims = dict(spec.of_rows)
 
-    def load_operand(op: int) -> Value:
+    def load_operand(op: int, tiles: frozenset[str] = frozenset()) -> Value:
         operand = next(iter(emitter.calls[op][1].args.values()))
-        emitter.operand(operand, emitter.index(reductions[op]))
-        return emitter.keep_reduced(op, Value(emitter.new_name("red"), spec.ops[op].dtype))
+        emitter.operand(operand, emitter.index(dims[op]))
+        return emitter.keep_reduced(op, Value(emitter.new_name("red"), spec.ops[op].dtype, tiles))
 
-    emitter.on_reduction = load_operand
+    def load_scanned(op: int) -> Value:
+        return load_operand(op, frozenset().union(*map(emitter.tiles, emitter.index(dims[op]))))
+
+    emitter.on_reduction, emitter.on_scan = load_operand, load_scanned
     for store in spec.stores:
         emitter.store_op("out", store)
     return emitter
 
 
 def reduced_axes(spec: Spec, op: int) -> frozenset[int]:
-    """Return the axes that a reduction of the spec closes over."""
-    operand_dims = dict(spec.reductions)[op]
+    """Return the axes that a reduction or a scan of the spec closes over."""
+    operand_dims = dict(spec.of_rows)[op]
     reduced = reduced_dims(dict(spec.ops[op].args), len(operand_dims))
     remaining = {axis for d, axes in enumerate(operand_dims) if d not in reduced for axis in axes}
     return frozenset(axis for axes in operand_dims for axis in axes if axis not in remaining)
@@ -164,6 +167,22 @@ def by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) 
         if all(strides[k] is not None for k in axes):
             return tuple(sorted(axes, key=lambda k: (-(strides[k] or 0), k)))
     return tuple(axes)
+
+
+def along_row(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: Iterable[int]) -> tuple[int, ...]:
+    """Return the axes of a row, outermost first: in the order of the dimension that is scanned, else by falling stride.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        accesses: Accesses of that, the largest first.
+        reduced: The axes.
+    """
+    if not spec.scans:
+        return by_stride(probed, accesses, sorted(reduced))
+    op, dims = spec.scans[0]
+    (scanned,) = reduced_dims(dict(spec.ops[op].args), len(dims))
+    return dims[scanned]
 
 
 def point_count(spec: Spec, axes: Iterable[int]) -> int:

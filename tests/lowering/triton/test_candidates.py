@@ -57,6 +57,11 @@ def norm_backward(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> 
     return torch.func.vjp(lambda x, w: F.layer_norm(x, [x.shape[-1]], w), x, weight)[1](grad)
 
 
+def scans(x: torch.Tensor) -> Any:
+    """Scans of each kind, and what is reduced from one: an accumulation of whole numbers is exact in whatever order."""
+    return x.cumsum(1), (x.cumsum(1) * 2).amax(1), x.clamp(-1, 1).cumprod(1), x.logcumsumexp(1)
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "columns": (lambda x: x.sum(0), (random(37, 9, 21)[:, :, :20],)),
     "columns_of_odd_rows": (lambda x: x.float().sum(0), (random(130, 3, 65, dtype=BF16)[:, :, :63],)),
@@ -81,12 +86,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "long_rows": (lambda x: x.log_softmax(-1), (special(random(4, 33000)),)),
     "softmax_of_columns": (lambda x: x.softmax(0), (special(random(700, 40)),)),
     "sum_of_long_rows": (lambda x: (x.sum(-1), x.var(-1)), (random(2, 33001),)),
+    "scans": (scans, (special(random(9, 1000)).round(),)),
+    "scans_of_columns": (lambda x: scans(x.t()), (special(random(700, 40)).round(),)),
+    "long_scans": (lambda x: x.cumsum(1).softmax(1), (random(3, 17000).round(),)),
+    "rows_and_columns_of_a_scan": (lambda x: ((y := (x * 2).cumsum(1)), y.sum(0)), (random(300, 77),)),
     "rows_and_columns": (norm_backward, (random(70, 96), random(96), random(70, 96))),
     "rows_and_columns_of_odd_length": (norm_backward, (random(300, 77), random(77), random(300, 77))),
 }
 
 
-DYNAMIC = ["columns", "columns_of_odd_rows", "mean_of_channels", "rows", "rows_and_columns", "softmax_of_columns", "whole"]
+DYNAMIC = ["columns", "columns_of_odd_rows", "mean_of_channels", "rows", "rows_and_columns", "scans", "scans_of_columns",
+           "softmax_of_columns", "whole"]
 """Cases that are also run with sizes that are known only at run time."""
 
 

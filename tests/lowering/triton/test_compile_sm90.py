@@ -16,7 +16,7 @@ MOST_SHARED = 228 * 1024 - 1024
 """Bytes of shared memory that a program may have on an H100 or H200."""
 
 FEWEST = {"goldens": 20, "classes": 10, "llama": 10, "numbers": 40, "folds": 5, "doubles": 40, "indices": 10, "integers": 60, "positions": 20,
-          "signs": 9, "windows": 30}
+          "signs": 9, "windows": 30, "scans": 20}
 """Kernels that there are at least: fewer means that the sources went missing."""
 
 NEEDS_LIBDEVICE = re.compile("_sin|_cos|_log")

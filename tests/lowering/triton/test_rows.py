@@ -99,7 +99,7 @@ def assert_fused(row: Row, sample: Sample, run: graphs.Run) -> None:
     facts = run.plan.annotated.facts
     refused = [f.call is not None and ops.refusal(f.row, f.call) for f in facts.values() if f.row]
     trivial = any(not t.numel() for t in tensors(sample)) or _empty(run) or (
-        row.kind is Kind.REDUCTION and reduced_count(row, sample) <= 1)
+        row.kind in (Kind.REDUCTION, Kind.SCAN) and reduced_count(row, sample) <= 1)
     if trivial or any(refused) or NOT_DENSE in run.reasons:
         return
     assert not run.computed, f"{sample}: not fused: {run.reasons}"
