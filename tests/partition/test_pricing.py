@@ -17,6 +17,7 @@ from dynafuse.partition.grow import partition
 from dynafuse.partition.iteration_space import Spaces
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.pricing import Priced, Pricing
+from dynafuse.partition.work import torch_work
 from tests.support import graphs
 
 H200 = describe("h200")
@@ -159,6 +160,27 @@ def test_rows_are_not_split_where_all_of_a_row_is_needed() -> None:
     assert region_of(softmax, torch.empty(4, 1 << 14)).decision.kernel_class == "row"
 
 
+def scan(g: graphs.Builder, x: Node, dim: int = 1) -> Node:
+    return g.op("aten.cumsum.default", x, dim)
+
+
+@pytest.mark.parametrize(("shape", "dim", "expected"), [
+    ((64, 1 << 16), 1, "row"), ((512, 512), 0, "column"), ((8192, 8192), 0, "column"), ((4096,), 0, "row")])
+def test_scans_by_shape(shape: tuple[int, ...], dim: int, expected: str) -> None:
+    """Few rows are scanned by few programs, however long they are."""
+    region = region_of(lambda g, x: scan(g, x, dim), torch.empty(shape))
+    assert region.decision.kernel_class == expected
+
+
+def test_torch_splits_a_single_row_that_it_scans() -> None:
+    works = []
+    for rows in (1, 2):
+        pricing = pricing_of(scan, torch.empty(rows, 1 << 20))
+        works.append(torch_work(pricing.spaces, next(iter(pricing.spaces.dims))))
+    assert [(work.kernel_class, work.programs) for work in works] == [("split", 256), ("row", 2)]
+    assert plan_of(scan, torch.empty(1, 1 << 20)).regions == () and plan_of(scan, torch.empty(2, 1 << 20)).regions
+
+
 def test_sums_of_rows_and_columns_are_a_class_of_their_own() -> None:
     def write(g: graphs.Builder, x: Node) -> list[Node]:
         return [g.op("aten.sum.dim_IntList", x, [1]), g.op("aten.sum.dim_IntList", x, [0])]
@@ -234,9 +256,10 @@ def test_sums_of_columns_take_the_time_of_their_bytes(rows: int) -> None:
     assert memory + H200.launch_us_triton < region.predicted_us < 1.2 * memory + launches
 
 
-def test_with_dynamic_sizes_work_is_that_of_the_example() -> None:
+@pytest.mark.parametrize("write", [softmax, scan])
+def test_with_dynamic_sizes_work_is_that_of_the_example(write: Any) -> None:
     """What a kernel computes and how it spreads follows the example; only its class has to do without."""
-    static, dynamic = (pricing_of(softmax, torch.empty(64, 512), dynamic=dynamic) for dynamic in (False, True))
+    static, dynamic = (pricing_of(write, torch.empty(64, 512), dynamic=dynamic) for dynamic in (False, True))
     works = []
     for pricing in (static, dynamic):
         priced = pricing.price([unit := next(iter(pricing.spaces.dims))], pricing.spaces.reads(unit), frozenset())
