@@ -82,7 +82,8 @@ def _launches_of_split(rows: int, points: int, contiguous: bool) -> int:
 
 
 def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> int:
-    """Count the bytes of registers that a row + column kernel takes: for a row of what it reads, and a state per column sum.
+    """Count the bytes of registers that a row + column kernel takes: for a row of what it reads or scans, and a state per
+    column sum.
 
     What is computed from 16-bit floats takes four bytes each. Registers beyond the row's end, up to the next power of two,
     are constants, which the compiler drops.
@@ -95,7 +96,7 @@ def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources:
     """
     points = product(shape.axes)
     read = sum(max(4, t.dtype.itemsize) for t in map(spaces.tensor, sources) if t.hint >= points)
-    running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in members if m.reduced == shape.columns)
+    running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in members if m.scanned or m.reduced == shape.columns)
     return shape.length * (read + running)
 
 

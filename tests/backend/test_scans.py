@@ -140,11 +140,12 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", FUSED)
-def test_what_one_kernel_computes(name: str) -> None:
+def test_what_one_kernel_computes(name: str, dynamic: bool) -> None:
     function, inputs = FUSED[name]
     with torch.no_grad():
-        alone(function, *inputs)
+        alone(function, *inputs, dynamic=dynamic)
 
 
 APART: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], RefusalKind]] = {

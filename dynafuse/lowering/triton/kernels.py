@@ -1,7 +1,7 @@
 """The kernel classes: how tile dimensions walk the iteration space, pass by pass.
 
 - ``flat`` and ``tiled``: pointwise, one or two tile dimensions (here).
-- ``persistent`` and ``looped``: rows (``rows.py``, ``online.py``).
+- ``persistent`` and ``looped``: rows (``rows.py``, ``online.py``, ``scans.py``).
 - ``split``: several programs per row (``split.py``).
 - ``rowcol``: rows and columns in one pass (``rowcol.py``).
 

@@ -38,7 +38,7 @@ MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a 
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 REGISTER = 4  # bytes of a register
-FUNCTIONS = 8  # of a scan, from how much arithmetic per element on its code is as large as that of so many tensors
+FUNCTIONS = 8  # arithmetic per element above which a scan calls functions: its code then takes as much as so many tensors
 
 
 def full_reads(spec: Spec, probed: Emitter) -> list[Access]:

@@ -40,7 +40,7 @@ def rowcol(
     bytes_read = sum(access.layout.dtype.itemsize for access in full_reads(spec, probed))
     bytes_ahead = bytes_read_along(probed, column, row)
     most = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
-    held = 4 * len(deferred) + bytes_read  # bytes per element of a tile
+    held = 4 * (len(deferred) + len(spec.scans)) + bytes_read  # bytes per element of a tile
 
     def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
         room = 2 * SHARED_BYTES // per_processor
