@@ -116,11 +116,12 @@ class ControlFlow(Scopes):
         return tuple(mask for mask in self.masks
                      if mask.tiles <= tiles or mask.name not in self.comparisons or not is_of_others(mask))
 
-    def of_whole_row(self, op: int, compute: Callable[[int], Value] | None) -> Value:
+    def of_whole_row(self, op: int, target: str, compute: Callable[[int], Value] | None) -> Value:
         """Return the result of an op that takes in whole rows, whichever elements are asked for: what was kept, if it was.
 
         Args:
             op: The op's position in the spec.
+            target: Its name.
             compute: Computes and keeps it; None where it cannot be known yet.
 
         Raises:
@@ -130,7 +131,7 @@ class ControlFlow(Scopes):
             if (REDUCED, op) in scope.values:
                 return scope.values[REDUCED, op]
         if compute is None:
-            raise LoweringError(f"op {op}", "its result is needed before it is complete")
+            raise LoweringError(target, "its result is needed before it is complete")
         outer, self.masks = self.masks, ()
         value = compute(op)
         self.masks = outer

@@ -344,15 +344,15 @@ class Emitter(ControlFlow):
     def _reduction(self, position: int, index: Index) -> Value:
         """Return the result of a reduction: of a whole row, or written out where its row is short."""
         if any(op == position for op, _ in self.spec.reductions):
-            return self.of_whole_row(position, self.on_reduction)
+            return self.of_whole_row(position, self.spec.ops[position].target, self.on_reduction)
         return unrolled(self, position, index)
 
     def _scan(self, position: int, index: Index) -> Value:
         """Return the value of a scan, which its kernel knows nowhere but where it walks the row."""
-        walked = self.index(dict(self.spec.scans)[position])
+        target, walked = self.spec.ops[position].target, self.index(dict(self.spec.scans)[position])
         if any(sympy.expand(here - at) != 0 for here, at in zip(index, walked, strict=True)):
-            raise LoweringError(self.spec.ops[position].target, "its value is needed elsewhere than its kernel walks")
-        return self.of_whole_row(position, self.on_scan)
+            raise LoweringError(target, "its value is needed elsewhere than its kernel walks")
+        return self.of_whole_row(position, target, self.on_scan)
 
     # ------------------------------------------------------------------ memory
 
