@@ -6,8 +6,8 @@ The counters are zero before the kernel and after it (``counters.py``). States a
 
 Source: CUDA C++ Programming Guide, "Memory Fence Functions", whose example is such a sum.
 
-Worked example: for ``sum(x, dim=0)`` of ``bfloat16[4096, 32]`` 128 programs leave partial sums of all columns, which the last
-one of them adds up.
+Worked example: for ``sum(x, dim=0)`` of ``bfloat16[4096, 32]`` 128 programs leave partial sums of all columns, which the
+last of them adds up.
 """
 
 from __future__ import annotations
