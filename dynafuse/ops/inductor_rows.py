@@ -36,7 +36,7 @@ MISSING = frozenset(overloads(
     "aten.softshrink_backward.default aten.detach_copy.default prims.clone.default prims.copy_to.default "
     "aten._adaptive_avg_pool3d.default aten._adaptive_avg_pool3d_backward.default "
     "aten.max_pool3d_with_indices_backward.default"
-)) | frozenset(BACKWARD)
+)) | frozenset(BACKWARD).difference(overloads("aten.upsample_nearest2d_backward.default"))
 """Ops that Inductor neither lowers nor decomposes."""
 
 

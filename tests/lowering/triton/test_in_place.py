@@ -82,5 +82,5 @@ def test_the_first_of_two_launches_may_overwrite_what_the_second_does_not_read()
         return (build.op("aten.sum.dim_IntList", x, [0]),
                 build.op("aten.sub.Tensor", x, build.op("aten.amax.default", x, [1], True)))
 
-    first, second = overwrites(write, torch.randn(4096, 64))
+    first, second = overwrites(write, torch.randn(1 << 16, 64))
     assert first == {("out1", "in0")} and second == set()
