@@ -1,7 +1,9 @@
 """How much a kernel computes in its code: every node as often as there are different offsets at which it is read.
 
 What is read at another offset is computed there anew, and so is all that it is computed from. Of values that each read two
-neighbours of the one before, as differences of slices do, the code grows with every step, and a compiler takes minutes.
+neighbours of the one before, as differences of slices do, the code grows with every step, and a compiler takes minutes. So
+it does where each of many columns is computed from the one before: a kernel that puts them side by side computes each one
+under a condition of its own, with all that precede it.
 
 An op that reads a window counts once for each element of it.
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
 import torch
@@ -54,15 +56,22 @@ class CodeSize:
             total += len(at[node]) * self._reads(node)
             if total > MOST_EXPRESSIONS:
                 return None
-            offsets = self._offsets.get(node, {})
             for argument in node.all_input_nodes:
                 if argument in at:
-                    at[argument] |= {here + offset for here in at[node] for offset in offsets.get(argument, (0,))}
+                    at[argument] |= self._read_at(node, argument, at[node])
         return {node: len(offsets) for node, offsets in at.items()}
 
     def _reads(self, node: Node) -> int:
         """Return at how many offsets a node reads the operand that it reads most often."""
         return max(map(len, self._offsets.get(node, {}).values()), default=1)
+
+    def _read_at(self, node: Node, argument: Node, at: Collection[int]) -> set[int]:
+        """Return at which offsets a node that is computed at some reads an operand: a mixed part at one of its own."""
+        operand = self.spaces.operands[node].get(argument)
+        if operand is not None and operand.is_mixed:
+            return {_own(node)}
+        offsets = self._offsets.get(node, {}).get(argument, (0,))
+        return {here + offset for here in at for offset in offsets}
 
     def _offsets_of(self, node: Node) -> Mapping[Node, tuple[int, ...]]:
         """Return at which offsets a node reads operands that it moves, in elements; of loaded ones a number of its own."""
@@ -75,9 +84,13 @@ class CodeSize:
             strides = _strides(spaces.tensor(argument).shape)
             starts = {_start(index, strides) for index in reading.indices}
             told = tuple(start for start in starts if start is not None)
-            own = zlib.crc32(node.name.encode()) << 40
-            offsets[argument] = told if reading.told and len(told) == len(starts) else (own,)
+            offsets[argument] = told if reading.told and len(told) == len(starts) else (_own(node),)
         return offsets
+
+
+def _own(node: Node) -> int:
+    """Return an offset that no other node has."""
+    return zlib.crc32(node.name.encode()) << 40
 
 
 def _start(index: Index, strides: Sequence[int]) -> int | None:

@@ -20,7 +20,7 @@ from dynafuse.ops import Combine, Kind, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
-from dynafuse.partition.kernel_class import LANES
+from dynafuse.partition.kernel_class import LANES, estimate
 from dynafuse.partition.places import Reading, readings
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
@@ -74,12 +74,14 @@ class Operand:
 
     ``reach`` is how many elements: several for a window, 0 if only sizes matter. ``share`` is how many have to be computed,
     which is less than one where the operand is a part of the result. ``is_picked`` says that loaded indices tell which ones,
-    so that no other node is known to read the same.
+    so that no other node is known to read the same. ``is_mixed`` says that it is a part of the result in runs shorter than a
+    warp: then all lanes compute it, under a condition of its own, and whatever it is made of anew.
     """
 
     reach: int = 1
     share: float = 1.0
     is_picked: bool = False
+    is_mixed: bool = False
 
 
 ELEMENTWISE = Operand()
@@ -411,10 +413,34 @@ class Spaces:
             reading = moved.get(argument)
             if reading is None:
                 return Operand(0, 0.0)
-        reach, share, tensor = 1 if reading is None else len(reading.indices), 1.0, self.facts[argument].tensor
-        if reach == 1 and tensor is not None and self._kind(node) is Kind.INDEX:
-            share = min(1.0, tensor.hint / max(self.tensor(node).hint, 1))
-        return Operand(reach, reach * share, reading is not None and not reading.told)
+        reach, is_picked = 1 if reading is None else len(reading.indices), reading is not None and not reading.told
+        if reach > 1 or self._kind(node) is not Kind.INDEX or (reading is not None and reading.shifted is None):
+            return Operand(reach, reach, is_picked)
+        share = self._share(node, argument)
+        is_mixed = share < 1.0 and reading is not None and self._run(node, argument, reading) < LANES
+        return Operand(share=1.0 if is_mixed else share, is_mixed=is_mixed)
+
+    def _share(self, node: Node, part: Node) -> float:
+        """Return how much of a node one of its parts makes up."""
+        tensor = self.facts[part].tensor
+        return 1.0 if tensor is None else min(1.0, tensor.hint / max(self.tensor(node).hint, 1))
+
+    def _run(self, node: Node, part: Node, reading: Reading) -> int:
+        """Return how many elements side by side in a node's memory belong to one of its parts."""
+        result, run = self.tensor(node), 1
+        sizes = dict(zip(reading.shifted or (), self.tensor(part).shape, strict=True))
+        for k in sorted(range(len(result.shape)), key=lambda k: (estimate(result.stride[k]), -k)):
+            run *= estimate(sizes.get(k, 1))
+            if sizes.get(k, 1) != result.shape[k]:
+                break
+        return run
+
+    def spread(self, node: Node, argument: Node) -> int:
+        """Return the elements of an operand that a node repeats, or is made of by windows; 0 of any other operand."""
+        reading, tensor = (self.moves(node) or {}).get(argument), self.facts[argument].tensor
+        if reading is None or reading.shifted is not None or tensor is None or tensor.hint >= self.tensor(node).hint:
+            return 0
+        return tensor.hint
 
     def _flops_of(self, node: Node) -> float:
         """Return the arithmetic of one element of a node, once for each that it takes from its widest operand."""

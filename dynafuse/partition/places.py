@@ -30,12 +30,14 @@ UNTOLD = Value("", torch.float32)
 class Reading:
     """Where an op reads an operand: at which indices, over the result's, and which dimensions follow the result's.
 
-    ``told``: whether the indices tell which elements are read, because none of them is loaded.
+    ``told``: whether the indices tell which elements are read, because none of them is loaded. ``shifted`` is like
+    ``followed``, but at any distance, of an operand each of whose elements one of the result is made of; None of any other.
     """
 
     indices: frozenset[Index]
     followed: Followed
     told: bool = True
+    shifted: Followed | None = None
 
 
 def readings(node: Node, facts: Mapping[Node, Facts]) -> Mapping[Node, Reading] | None:
@@ -68,8 +70,21 @@ class _Asked:
         agreed = tuple(a if a == b else None for a, b in zip(here, before.followed, strict=True))
         symbols = frozenset[sympy.Symbol]().union(*(at.free_symbols for at in index))
         loaded = any(isinstance(part, IndexSymbol) and part not in self.dimension for part in symbols)
-        self.readings[arg] = Reading(before.indices | {index}, agreed, before.told and not loaded)
+        indices = before.indices | {index}
+        shifted = self._shifted(index) if len(indices) == 1 else None
+        self.readings[arg] = Reading(indices, agreed, before.told and not loaded, shifted)
         return UNTOLD
+
+    def _shifted(self, index: Index) -> Followed | None:
+        """Return the dimensions that an index follows at any distance; None unless all of it does, and none twice."""
+        dimensions = [self._dimension(at) for at in index]
+        return tuple(dimensions) if None not in dimensions and len(set(dimensions)) == len(dimensions) else None
+
+    def _dimension(self, at: sympy.Expr) -> int | None:
+        """Return the dimension that a part of an index is, plus what is the same everywhere."""
+        symbols = [part for part in at.free_symbols if isinstance(part, IndexSymbol)]
+        is_shifted = len(symbols) == 1 and not (at - symbols[0]).has(symbols[0])
+        return self.dimension.get(symbols[0]) if is_shifted else None
 
     def rounded(self, arg: Any, index: Index) -> Value:
         """Note an index of an operand."""

@@ -56,8 +56,8 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     shape, count = asked.shape, len(asked.outputs)
     points = _points(spaces, asked)
     rows = _rows(spaces, asked, points)
-    evaluations = _evaluations(spaces, asked, points)
-    moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points, rows)
+    evaluations = _evaluations(spaces, asked, points, rows)
+    moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points)
     tensors = (spaces.tensor(n) for n in (*asked.sources, *asked.outputs))
     largest = max(tensors, key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
     width, length = largest.dtype.itemsize if largest else 2, max(points // rows, 1)
@@ -188,20 +188,39 @@ def _written(spaces: Spaces, node: Node) -> int:
     return min(tensor.bytes, spaces.point_count(node) * tensor.dtype.itemsize)
 
 
-def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], points: int, rows: int) -> float:
-    """Count arithmetic, of all wherever it is read, but of what is known per row once; and loads again from a cache."""
-    reduced = asked.shape.reduced
-    per_row = {m.node for m in asked.members if reduced and not m.reduced and not m.out & reduced}
-    computed = 0.0
+def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], points: int) -> float:
+    """Count arithmetic, of all wherever it is computed, and loads again from a cache.
+
+    Those are loads beyond one per point, and what is spread beyond one per element of it.
+    """
+    computed, spread = 0.0, _spread(spaces, asked)
     loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
-    for node, count in evaluations.items():
-        times = rows if node in per_row else count
+    for node, times in evaluations.items():
         computed += spaces.flops[node] * times
         for argument, operand in spaces.operands[node].items():
             if argument not in evaluations:
                 reader = None if operand.is_picked else node
                 loads[reader, argument] = loads.get((reader, argument), 0.0) + times * operand.reach
-    return computed + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads.values())
+    again = (count - _first_loads(spaces, argument, spread.get(reader, points), points)
+             for (reader, argument), count in loads.items())
+    return computed + LOAD_FLOPS * sum(max(count, 0.0) for count in again)
+
+
+def _first_loads(spaces: Spaces, argument: Node, elements: int, points: int) -> int:
+    """Count the loads from memory of what a node of so many elements reads; what has fewer is not loaded with each."""
+    tensor = spaces.facts[argument].tensor
+    return min(points, elements) if tensor is not None and tensor.hint >= elements else points
+
+
+def _spread(spaces: Spaces, asked: Asked) -> Mapping[Node | None, int]:
+    """Return what is computed for each of several elements that repeat it, with how many elements there are of it."""
+    members, spread = {member.node for member in asked.members}, dict[Node | None, int]()
+    for node in reversed(asked.closure):
+        for argument in spaces.operands[node]:
+            elements = spaces.spread(node, argument) or spread.get(node, 0)
+            if elements and argument not in members:
+                spread[argument] = max(spread.get(argument, 0), elements)
+    return spread
 
 
 def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
@@ -210,12 +229,14 @@ def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
     return spaces.flops[node] * times + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
 
 
-def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, float]:
+def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int) -> Mapping[Node, float]:
     """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read.
 
-    What is picked from counts for each reader that picks; what is read at several offsets in other ways, for each offset.
+    What is known per row is computed once for each. What is picked from counts for each reader that picks; what is read at
+    several offsets in other ways, for each offset.
     """
-    evaluations = dict.fromkeys(asked.closure, 0.0) | {member.node: float(points) for member in asked.members}
+    along = {member.node: float(rows if _is_per_row(member, asked.shape) else points) for member in asked.members}
+    evaluations = dict.fromkeys(asked.closure, 0.0) | along
     once, picked = dict(evaluations), dict.fromkeys(asked.closure, 0.0)  # for the reader that asks most; for those that pick
     for node in reversed(asked.closure):
         evaluations[node] = max(evaluations[node], once[node] * asked.times.get(node, 1))
@@ -227,6 +248,11 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int) -> Mapping[Node, flo
                     reads = picked[argument] = picked[argument] + reads
                 evaluations[argument] = max(evaluations[argument], reads)
     return evaluations
+
+
+def _is_per_row(member: Member, shape: Shape) -> bool:
+    """Return whether a member is computed from what is known of a row, once for each."""
+    return bool(shape.reduced) and not member.reduced and not member.out & shape.reduced
 
 
 # How rows are reduced -------------------------------------------------------------------------------------------------

@@ -137,3 +137,34 @@ def test_sizes_that_are_symbols_are_no_zeros() -> None:
 
     module = graphs.built(write, X, dynamic=True)
     assert graphs.planned(module).regions
+
+
+def recurrence(steps: int, dim: int) -> Write:
+    """Slices along a dimension, each computed from the one before, put side by side."""
+    def write(build: graphs.Builder, x: Node) -> Node:
+        last = result = build.op("aten.select.int", x, dim, 0)
+        result = build.op("aten.sigmoid.default", x)
+        for step in range(steps):
+            last = build.op("aten.exp.default", build.op("aten.mul.Tensor", last, build.op("aten.select.int", x, dim, step)))
+            result = build.op("aten.select_scatter.default", result, last, dim, step)
+        return result
+
+    return write
+
+
+def test_columns_side_by_side_are_each_computed_with_all_before_it() -> None:
+    """Rows that are long in memory are computed apart from one another."""
+    steps = FEW_MOVES + 2
+    expected = {1: steps * (steps + 1) // 2, 0: steps}
+    for dim, times in expected.items():
+        annotated = graphs.annotated(graphs.built(recurrence(steps, dim), X))
+        computed = [node for node in annotated.graph.nodes if node.op == "call_function"]
+        counted = CodeSize(Spaces(annotated, True)).times(computed[-1:], computed)
+        assert counted is not None
+        assert sum(count for node, count in counted.items() if node.name.startswith("exp")) == times
+
+
+def test_columns_that_follow_from_one_another_are_stored() -> None:
+    """Else the last one is computed from the first one for every element of a row; they are as many bytes as the result."""
+    x = torch.empty(1 << 16, 64)
+    assert [len(plan_of(recurrence(16, dim), x if dim else x.t().contiguous()).regions) for dim in (0, 1)] == [1, 2]

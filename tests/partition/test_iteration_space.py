@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch.fx import GraphModule, Node
 
 from dynafuse.partition.axes import leaves
-from dynafuse.partition.iteration_space import LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Read, Spaces
+from dynafuse.partition.iteration_space import LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Operand, Read, Spaces
 from dynafuse.partition.kernel_class import LANES
 from tests.support import graphs
 
@@ -69,6 +69,32 @@ def reads_of(write: Any, *inputs: torch.Tensor) -> list[tuple[str, Any, int]]:
 ], ids=["pointwise", "transposed", "permuted", "row", "column", "expanded", "split", "flattened", "slice", "flip", "reduction"])
 def test_a_unit_reads_along_its_own_axes(write: Any, inputs: list[torch.Tensor], expected: Any) -> None:
     assert reads_of(write, *inputs) == expected
+
+
+IMAGE = torch.randn(2, 64, 8, 8)
+PARTS: dict[str, tuple[Any, torch.Tensor, Operand]] = {
+    "a quarter of each row": (
+        lambda g, x: g.op("aten.constant_pad_nd.default", x, [64, 128], 0.0), torch.randn(8, 64), Operand(share=0.25)),
+    "the first rows": (
+        lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 0, 0, 8], 0.0), torch.randn(8, 16), Operand(share=0.5)),
+    "a few of each row": (
+        lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 16], 0.0), torch.randn(8, 16), Operand(is_mixed=True)),
+    "a few rows of images": (
+        lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 0, 0, 8], 0.0), IMAGE, Operand(share=0.5)),
+    "a few rows of images, channels last": (
+        lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 8], 0.0), IMAGE.to(memory_format=torch.channels_last),
+        Operand(share=0.5)),
+    "repeated": (lambda g, x: g.op("aten.repeat.default", x, [2, 1]), torch.randn(8, 64), Operand()),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_a_result_are_computed_alone_if_they_are_long_enough(name: str) -> None:
+    """What is repeated is computed for all of the result, and so is what lanes beside one another need only in part."""
+    write, x, expected = PARTS[name]
+    spaces = spaces_of(graphs.built(write, x))
+    (unit,) = spaces.dims
+    assert list(spaces.operands[unit].values()) == [expected]
 
 
 def test_views_in_a_row_are_looked_through_together() -> None:

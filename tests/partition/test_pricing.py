@@ -67,6 +67,44 @@ def test_what_several_gathers_read_is_computed_once() -> None:
     assert [len(plan.regions) for plan in plans] == [1, 2]
 
 
+SLOW_UNITS = H200.overridden({"flops_tflops": 0.1})
+
+
+def predicted(write: Any, *inputs: torch.Tensor) -> float:
+    """The microseconds of a graph in one kernel, on a device whose arithmetic takes longer than anything else."""
+    annotated = graphs.annotated(graphs.built(write, *inputs))
+    (region,) = partition(annotated, SLOW_UNITS, Executors(annotated.facts, ("triton",))).regions
+    return region.predicted_us
+
+
+def test_what_is_known_per_row_is_computed_once_for_each() -> None:
+    """Whether a value of its own or computed where it is read."""
+    def write(g: graphs.Builder, x: Node, *, ops: list[str]) -> Node:
+        total = g.op("aten.sum.dim_IntList", g.op("aten.exp.default", x), [1])
+        for op in ops:
+            total = g.op(f"aten.{op}.default", total)
+        return total
+
+    few, many = (predicted(lambda g, x, ops=ops: write(g, x, ops=ops), X) for ops in (["neg"], ["log", "neg", "log", "neg"]))
+    assert few < many < 1.1 * few
+
+
+SMALL, LARGE = torch.empty(4, 64, 16, 16, dtype=BF16), torch.empty(4, 64, 64, 64, dtype=BF16)
+
+
+def gradient_of_averages(g: graphs.Builder, large: Node, *small: Node) -> Node:
+    total = g.op("aten.exp.default", small[0])
+    for term in small[1:]:
+        total = g.op("aten.add.Tensor", total, term)
+    return g.op("aten.avg_pool2d_backward.default", total, large, [4, 4], [4, 4], [0, 0], False, True, None)
+
+
+def test_what_is_spread_is_computed_for_each_element() -> None:
+    """So are its operands loaded: many are rather added up before."""
+    plans = [plan_of(gradient_of_averages, LARGE, *[SMALL] * count, captured=True) for count in (2, 40)]
+    assert [len(plan.regions) for plan in plans] == [1, 2]
+
+
 # Bytes ----------------------------------------------------------------------------------------------------------------
 
 TABLE, PLACES = torch.empty(50000, 64), torch.zeros(10, dtype=torch.int64)
