@@ -232,10 +232,12 @@ def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
 def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int) -> Mapping[Node, float]:
     """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read.
 
-    What is known per row is computed once for each. What is picked from counts for each reader that picks; what is read at
-    several offsets in other ways, for each offset.
+    What is known per row is computed once for each, what only becomes a part of something, there. What is picked from counts
+    for each reader that picks; what is read at several offsets in other ways, for each offset.
     """
-    along = {member.node: float(rows if _is_per_row(member, asked.shape) else points) for member in asked.members}
+    closure = frozenset(asked.closure)
+    along = {member.node: float(rows if _is_per_row(member, asked.shape) else points) for member in asked.members
+             if not _is_part(spaces, member, closure)}
     evaluations = dict.fromkeys(asked.closure, 0.0) | along
     once, picked = dict(evaluations), dict.fromkeys(asked.closure, 0.0)  # for the reader that asks most; for those that pick
     for node in reversed(asked.closure):
@@ -248,6 +250,13 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int) -> Mappin
                     reads = picked[argument] = picked[argument] + reads
                 evaluations[argument] = max(evaluations[argument], reads)
     return evaluations
+
+
+def _is_part(spaces: Spaces, member: Member, closure: Collection[Node]) -> bool:
+    """Return whether a member is computed for nothing but parts of what reads it, such as the pieces of a ``cat``."""
+    shares = [operand.share for reader in member.node.users if reader in closure
+              if (operand := spaces.operands[reader].get(member.node)) is not None]
+    return bool(shares) and max(shares) < 1 and not (member.stored or member.reduced)
 
 
 def _is_per_row(member: Member, shape: Shape) -> bool:

@@ -89,6 +89,16 @@ def test_what_is_known_per_row_is_computed_once_for_each() -> None:
     assert few < many < 1.1 * few
 
 
+def test_what_only_becomes_a_part_is_computed_there() -> None:
+    """Such as the gradients of heads that share a key, which are added up where they are put beside those of queries."""
+    def write(g: graphs.Builder, queries: Node, shared: Node) -> Node:
+        wide = g.op("aten.tanh.default", g.op("aten.exp.default", shared))
+        return g.op("aten.cat.default", [queries, g.op("aten.sum.dim_IntList", wide, [2], True)], 2)
+
+    inputs = (torch.empty(2, 1 << 15, heads, 128, dtype=BF16) for heads in (31, 4))
+    assert len(plan_of(write, *inputs).regions) == 1
+
+
 SMALL, LARGE = torch.empty(4, 64, 16, 16, dtype=BF16), torch.empty(4, 64, 64, 64, dtype=BF16)
 
 
