@@ -13,7 +13,6 @@ and 2: three times.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -47,8 +46,7 @@ class CodeSize:
             nodes: What is computed along the kernel's axes.
             closure: All that it computes, operands first.
         """
-        moving = [node for node in closure if node in self._offsets]
-        if len(moving) <= FEW_MOVES and math.prod(self._reads(node) for node in moving) <= FEW_READS:
+        if sum(node in self._offsets for node in closure) <= FEW_MOVES and self._most_reads(closure) <= FEW_READS:
             return ONCE
         at: dict[Node, set[int]] = {node: set() for node in closure} | {node: {0} for node in nodes}
         total = 0
@@ -60,6 +58,14 @@ class CodeSize:
                 if argument in at:
                     at[argument] |= self._read_at(node, argument, at[node])
         return {node: len(offsets) for node, offsets in at.items()}
+
+    def _most_reads(self, closure: Sequence[Node]) -> int:
+        """Return how many elements an element is made of at most, by way of nodes of which one reads the other."""
+        most: dict[Node, int] = {}
+        for node in closure:
+            operands = (most[argument] for argument in node.all_input_nodes if argument in most)
+            most[node] = self._reads(node) * max(operands, default=1)
+        return max(most.values(), default=1)
 
     def _reads(self, node: Node) -> int:
         """Return at how many offsets a node reads the operand that it reads most often."""

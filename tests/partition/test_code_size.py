@@ -168,3 +168,14 @@ def test_columns_that_follow_from_one_another_are_stored() -> None:
     """Else the last one is computed from the first one for every element of a row; they are as many bytes as the result."""
     x = torch.empty(1 << 16, 64)
     assert [len(plan_of(recurrence(16, dim), x if dim else x.t().contiguous()).regions) for dim in (0, 1)] == [1, 2]
+
+
+def test_windows_side_by_side_are_no_windows_of_windows() -> None:
+    """The maxima of windows and where they are come from the same elements, computed once for both."""
+    def write(build: graphs.Builder, x: Node) -> list[Node]:
+        x = build.op("aten.relu.default", x)
+        return [build.op("aten.avg_pool2d.default", x, [3, 3], [2, 2]), build.op("aten.avg_pool2d.default", x, [3, 3], [2, 2], [1, 1])]
+
+    annotated = graphs.annotated(graphs.built(write, torch.empty(2, 8, 65, 65)))
+    computed = [node for node in annotated.graph.nodes if node.op == "call_function"]
+    assert CodeSize(Spaces(annotated, True)).times(computed[-2:], computed) == {}
