@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dynafuse.forks import Lock
 from dynafuse.lowering.triton.combine import MOST_COUNTERS
+from dynafuse.lowering.triton.launch import Captured
 
 FOR_CAPTURED = 1 << 18
 """Counters of a device for captured launches; once they are taken, further ones are allocated and cleared by replays."""
@@ -26,15 +27,8 @@ FOR_CAPTURED = 1 << 18
 class Counters:
     """The counters of a device."""
 
-    def __init__(self, device: torch.device, is_captured: Callable[[object], bool]) -> None:
-        """Begin without any.
-
-        Args:
-            device: The device.
-            is_captured: Tells of a stream whether what is launched there is being captured.
-        """
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_captured = is_captured
         self._of_stream: dict[object, Tensor] = {}
         self._for_captured: Tensor | None = None
         self._taken = 0
@@ -47,7 +41,7 @@ class Counters:
             stream: Where it is launched: the device's current stream.
             count: How many it needs.
         """
-        if self._is_captured(stream):
+        if isinstance(stream, Captured):
             return self._own(count)
         counters = self._of_stream.get(stream)
         return self._new(stream) if counters is None else counters
@@ -95,8 +89,4 @@ def interpreted(stream: object, count: int) -> Tensor:
 @cache
 def counters_on(device: int | None) -> Callable[[object, int], Tensor]:
     """Return what gives launches their counters on a CUDA device or, for None, in the interpreter."""
-    from dynafuse.lowering.triton.launch import Captured
-
-    if device is None:
-        return interpreted
-    return Counters(torch.device("cuda", device), lambda stream: isinstance(stream, Captured))
+    return interpreted if device is None else Counters(torch.device("cuda", device))

@@ -89,7 +89,7 @@ def test_what_programs_read_is_overwritten_by_a_second_kernel() -> None:
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Counters:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    return Counters(torch.device("cpu"), lambda stream: isinstance(stream, Captured))
+    return Counters(torch.device("cpu"))
 
 
 def test_launches_of_a_stream_share_counters_and_those_of_others_do_not(cpu: Counters) -> None:
