@@ -388,6 +388,16 @@ def test_rows_that_one_pass_would_have_to_hold_have_a_largest_length() -> None:
     assert [refusal.detail for refusal in plan.refusals] == ["209 KiB to hold, at most 208"]
 
 
+def test_rows_that_crowd_the_registers_are_rather_read_again_for_the_columns() -> None:
+    """For loads of the next row there is no room then: 160 KiB of float32 with a running sum each are 20,480 elements."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        wide = g.op("aten.exp.default", x)
+        rows = g.op("aten.sum.dim_IntList", wide, [1], True)
+        return [g.op("aten.mul.Tensor", wide, rows), g.op("aten.sum.dim_IntList", wide, [0])]
+
+    assert [len(plan_of(write, torch.empty(4096, kib << 7)).regions) for kib in (160, 161)] == [1, 2]
+
+
 def test_units_that_do_not_fit_together_have_no_price() -> None:
     """Asked without lining up their axes first: as far as prices know, nothing is common to them."""
     pricing = pricing_of(lambda g, x, w: [g.op("aten.sin.default", x), g.op("aten.sin.default", w)], X, ROW)

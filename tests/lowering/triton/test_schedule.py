@@ -260,6 +260,16 @@ def test_columns_of_heavy_arithmetic_with_a_vector_are_narrow(function: str, wid
     assert (found.schedule_class, found.block["x"]) == ("split", width)
 
 
+@pytest.mark.parametrize(("length", "kind"), [(8192, "persistent"), (12288, "looped")])
+def test_long_rows_with_a_variance_are_walked_twice(length: int, kind: str) -> None:
+    """The states of a variance hold each element until its mean is known; of long rows, reading them again is faster."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        variance = g.op("aten.var.correction", x, [1], correction=0, keepdim=True)
+        return g.op("aten.mul.Tensor", g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True)), variance)
+
+    assert scheduled(write, torch.empty(4096, length, dtype=BF16)).schedule_class == kind
+
+
 def test_rows_that_leave_many_lanes_idle_are_held_by_half_as_many_warps() -> None:
     held = [scheduled(normalized, torch.empty(8192, length, dtype=BF16)).warps for length in (4096, 5120, 6144, 8192)]
     assert held == [4, 4, 4, 8]
