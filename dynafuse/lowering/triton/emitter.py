@@ -261,7 +261,8 @@ class Emitter(ControlFlow):
         """Return a value rounded to a 16-bit float, if one is given; literals are rounded already."""
         if dtype is None or is_literal(value):
             return value
-        rounded_text = f"{value}.to({triton_type(dtype)})"
+        held = self.cast(value, opmath(dtype))  # float64 is rounded to float32 first, as in eager
+        rounded_text = f"{held}.to({triton_type(dtype)})"
         rounded = self.define(f"{rounded_text}.to({triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
         self._rounded_texts[rounded.name, dtype] = rounded_text
         return rounded
