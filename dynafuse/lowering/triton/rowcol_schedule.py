@@ -15,8 +15,7 @@ from dynafuse.lowering.triton.reduced_rows import LONGEST_AHEAD, SHARED_BYTES, b
 from dynafuse.lowering.triton.tiles import Schedule, along_row, by_stride, clamp, point_count, power_of_two, reduced_axes
 from dynafuse.partition.kernel_class import PROCESSORS
 
-LONG = 4096  # elements of a row that fill a program's registers
-LONGEST_IN_FEW = 4096  # elements of a row of which four warps hold as many as there are registers for
+LONG = 4096  # elements of a row of which four warps hold as many as there are registers for
 LIGHT = 48 << 10  # bytes below which four warps hold a longer row as well, if they hold nothing that all rows share
 
 
@@ -43,11 +42,11 @@ def rowcol(
     held = 4 * (len(deferred) + len(spec.scans)) + bytes_read  # bytes per element of a tile
 
     def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
-        room = 2 * SHARED_BYTES // per_processor
-        room = room if r > LONGEST_AHEAD else min(SHARED_BYTES, room)
+        most_ahead = 2 * SHARED_BYTES if r > LONGEST_AHEAD else SHARED_BYTES
+        room = min(most_ahead, 2 * SHARED_BYTES // per_processor)
         stages = min(stages, clamp(1 + room // max(x * r * bytes_ahead, 1), 1, 3))
         programs = min(-(-rows // x), PROCESSORS * per_processor)
-        hoists = r <= (LONGEST_IN_FEW if warps <= 4 else LONGEST_AHEAD)
+        hoists = r <= (LONG if warps <= 4 else LONGEST_AHEAD)
         return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages, programs, deferred, hoist_invariants=hoists)
 
     def warps_for(x: int) -> int:
@@ -55,7 +54,7 @@ def rowcol(
 
     half, quarter = max(most // 2, 1), max(most // 4, 1)
     if r >= LONG:  # two programs of few warps, as long as these hold a row, or one, whose next rows are on their way
-        yield schedule(1, 4, 2, 3) if r <= LONGEST_IN_FEW or length * held < LIGHT else schedule(1, 8, 1, 3)
+        yield schedule(1, 4, 2, 3) if r == LONG or length * held < LIGHT else schedule(1, 8, 1, 3)
     yield schedule(quarter, warps_for(quarter), 4, 3)
     yield schedule(half, warps_for(half), 2, 3)
     yield schedule(half, warps_for(half), 4, 1)
