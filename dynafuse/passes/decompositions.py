@@ -33,6 +33,7 @@ WHOLE = {
     aten.index_select: "negative indices are out of range in eager; in the decomposition they are not",
     aten.logit_backward: "NaN where the input is NaN; 0 in the decomposition",
     aten.max_pool2d_with_indices: "one kernel of eager's makes both results; decomposed only where kernels do so too",
+    aten.max_pool3d_with_indices: "as in two dimensions",
     aten.max_unpool2d: "keeps channels-last strides; the decomposition does not",
     aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",
     aten.eye: "the decomposition compares positions in 8 bits, and ptxas loses numbers that are added to pairs of such",
@@ -85,7 +86,8 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
         for name in packet.overloads():
             table.pop(getattr(packet, name), None)
     if offsets:
-        table[aten.max_pool2d_with_indices.default] = _max_pool2d
+        table[aten.max_pool2d_with_indices.default] = _max_pool(2)
+        table[aten.max_pool3d_with_indices.default] = _max_pool(3)
     if fallback_random:
         for target in DRAWN:
             table.pop(target, None)
@@ -107,19 +109,25 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
     return table
 
 
-def _max_pool2d(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0, 0),
-                dilation: Sequence[int] = (1, 1), ceil_mode: bool = False) -> Any:
-    """Return maxima, and their indices made of their places in the windows, for windows that kernels write out."""
-    from torch._inductor import inductor_prims  # noqa: F401  (registers the two ops; slow to import)
+def _max_pool(rank: int) -> Callable[..., Any]:
+    """Return a decomposition of max pooling in ``rank`` dimensions, for windows that kernels write out.
 
-    given = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
-    if maxima_and_offsets(given, self.dtype) is None:
-        return NotImplemented
-    window = [list(sizes) * (2 // len(sizes)) for sizes in (kernel_size, stride or kernel_size, padding, dilation)]
-    maxima, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(self, *window, ceil_mode)
-    size, *places = window
-    indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(offsets, size, self.shape[-2:], *places)
-    return maxima, indices
+    It makes maxima, and their indices of their places in the windows.
+    """
+    def max_pool(self: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
+                 dilation: Sequence[int] = (1,), ceil_mode: bool = False) -> Any:
+        from torch._inductor import inductor_prims  # noqa: F401  (registers the two ops; slow to import)
+
+        given = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+        if maxima_and_offsets(given, self.dtype) is None:
+            return NotImplemented
+        window = [list(sizes) * (rank // len(sizes)) for sizes in (kernel_size, stride or kernel_size, padding, dilation)]
+        maxima, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(self, *window, ceil_mode)
+        size, *places = window
+        indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(offsets, size, self.shape[-rank:], *places)
+        return maxima, indices
+
+    return max_pool
 
 
 def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> Any:

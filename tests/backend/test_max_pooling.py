@@ -173,6 +173,18 @@ def test_volumes_and_rows() -> None:
     check(losses, image("ties").requires_grad_(), executors="triton")
 
 
+@pytest.mark.parametrize("executors", ["triton", "eager"])
+def test_volumes_need_no_lowerings_of_inductors(monkeypatch: pytest.MonkeyPatch, executors: str) -> None:
+    """Whether somebody has imported them by now depends on what ran before."""
+    monkeypatch.delattr(torch._inductor, "lowering", raising=False)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.nn.functional.max_pool3d(x * 2, (2, 3, 2), (1, 2, 2), (1, 1, 0), return_indices=True)
+
+    for x in (image("ties"), image("ties").requires_grad_()):
+        check(both, x, executors=executors)
+
+
 def test_a_window_that_is_too_large_runs_whole() -> None:
     def ends(x: Tensor) -> list[Tensor]:
         return list(prims._low_memory_max_pool_with_offsets(x, [6, 6], [2, 2], [3, 3], [1, 1], False))
