@@ -15,8 +15,9 @@ import torch
 
 from dynafuse.ir import Ref, Spec, references
 from dynafuse.lowering.calls import row_and_call
-from dynafuse.ops import Call, Kind, Row
+from dynafuse.ops import Call, Cast, Kind, Row
 from dynafuse.ops.literals import opmath
+from dynafuse.ops.promotion import promoted
 
 _MOVING_KINDS = frozenset({Kind.VIEW, Kind.GATHER})
 """Kinds of ops whose elements are elements of an operand."""
@@ -49,7 +50,18 @@ class Rounding:
         """
         row, call = self.calls[op]
         shows = row.rounds or position in row.steps or not call.dtype.is_floating_point
-        return self.narrow_dtype(ref) if shows else None
+        return self._common_dtype(row, call, ref) or self.narrow_dtype(ref) if shows else None
+
+    def _common_dtype(self, row: Row, call: Call, ref: Ref) -> torch.dtype | None:
+        """Return the 16-bit float that eager casts a wider operand to, because what it is compared with has that dtype.
+
+        Return None if nothing is cast. Worked example: ``eq(bfloat16[8], float32[])``.
+        """
+        if row.cast is not Cast.PROMOTED:
+            return None
+        tensors = map(self.spec.tensor, references(_args(call)))
+        dtype = promoted(tuple((tensor.dtype, not tensor.shape) for tensor in tensors))
+        return dtype if _is_narrow(dtype) and _narrows(self.dtype(ref), dtype) else None
 
     def rounds_result(self, op: int) -> bool:
         """Return whether an op's result is rounded to its dtype."""

@@ -146,6 +146,27 @@ def test_what_is_compared_is_rounded(executor: str, dtype: torch.dtype) -> None:
     assert not [name for name, ours, eager in zip(COMPARED, actual, expected, strict=True) if not same(ours, eager)]
 
 
+COMPARED_WITH_A_WIDER_ONE: dict[str, Function] = {
+    "eq": lambda x, wide: x == wide,
+    "ne": lambda x, wide: wide != x,
+    "lt": lambda x, wide: x < wide,
+    "ge computed": lambda x, wide: x * 1 >= wide * 1,
+    "eq integer": lambda x, wide: x == (wide * 0).long() + 257,
+}
+
+
+@executors_and_dtypes(NARROW, in_cpp=BF16)
+def test_a_wider_operand_of_no_dimensions_is_rounded_before_it_is_compared(executor: str, dtype: torch.dtype) -> None:
+    """It does not promote the others, which have dimensions."""
+    def every(x: torch.Tensor, wide: torch.Tensor) -> list[torch.Tensor]:
+        return [function(x, wide) for function in COMPARED_WITH_A_WIDER_ONE.values()]
+
+    wide = torch.tensor(0.7004)
+    x = torch.stack([wide, -wide, 3 * wide.to(dtype).float(), torch.tensor(256.0), torch.tensor(257.0)]).to(dtype)
+    expected, actual = every(x, wide), compiled(every, executors=executor)(x, wide)
+    assert not [name for name, ours, eager in zip(COMPARED_WITH_A_WIDER_ONE, actual, expected, strict=True) if not same(ours, eager)]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_what_is_compared_or_cast_is_rounded_on_a_gpu(dtype: torch.dtype) -> None:
