@@ -219,6 +219,20 @@ def test_results_that_share_memory(machine: Machine) -> None:
     assert machine.replayed() >= 3
 
 
+def test_views_among_results_are_views_of_what_they_are_in_eager(machine: Machine) -> None:
+    """Whichever comes first: a later graph that writes to one looks at the base."""
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y, z = x * 2, x * 3
+        return y.unsqueeze(0), y, z, z.t()
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        view, base, other_base, other_view = call(machine.randn(3, 4))
+        assert base._base is None and view._base is base
+        assert other_base._base is None and other_view._base is other_base
+    assert machine.replayed() >= 3
+
+
 def test_a_result_that_shares_memory_with_what_is_saved(machine: Machine) -> None:
     """Writing to it is the error that it is in eager, and no wrong gradient."""
     def function(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -278,7 +278,7 @@ def _group(outputs: Sequence[Tensor], saved: bool) -> Group:
         raise Unrecordable("outputs of several dtypes share memory")
     cdata = cdata_of(first)
     end = max(output.storage_offset() + extent_of(output) if output.numel() else 0 for output in outputs)
-    for output in outputs:
+    for output in sorted(outputs, key=Tensor._is_view):  # views are made of what eager has them of
         if output.storage_offset() == 0 and extent_of(output) == end and _is_dense(output):
             return Group(output, cdata, saved)
     return Group(first.as_strided((end,), (1,), 0), cdata, saved)
