@@ -45,6 +45,7 @@ from dynafuse.runtime import random
 from dynafuse.runtime.alignment import aligned, allocates, draws_by_address, starts_aligned
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.buffers import has_more_elements, is_given_up
+from dynafuse.runtime.devices import launch_on
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text
 
@@ -558,12 +559,6 @@ def _attribute(module: GraphModule, target: str) -> Any:
     for part in target.split("."):
         holder = getattr(holder, part)
     return holder
-
-
-def launch_on(index: int, launch: Callable[[], None]) -> None:
-    """Launch with a device current."""
-    with torch.cuda.device(index):
-        launch()
 
 
 def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],

@@ -79,9 +79,10 @@ def located(binary: bytes, places: Places) -> bytes:
 
 def _native(compiled: Any, launch: Launch, device: int, places: Places) -> Launcher:
     scratch = [getattr(compiled.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
-    if any(scratch) or not hasattr(torch._C, "_StaticCudaLauncher"):
-        return _generated(compiled, launch, device)
-    return _static(compiled, launch, device, places, unused=sum(size is not None for size in scratch))
+    with torch.cuda.device(device):  # a binary is loaded for the device that is current
+        if any(scratch) or not hasattr(torch._C, "_StaticCudaLauncher"):
+            return _generated(compiled, launch)
+        return _static(compiled, launch, device, places, unused=sum(size is not None for size in scratch))
 
 
 def _static(compiled: Any, launch: Launch, device: int, places: Places, unused: int) -> Launcher:
@@ -105,10 +106,9 @@ def _static(compiled: Any, launch: Launch, device: int, places: Places, unused: 
     return call
 
 
-def _generated(compiled: Any, launch: Launch, device: int) -> Launcher:
+def _generated(compiled: Any, launch: Launch) -> Launcher:
     """Return a launch by Triton's launcher, which it compiles for every signature."""
-    with torch.cuda.device(device):
-        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     constants = tuple(constants_of(launch, compiled.metadata.target.arch).values())
 
     def call(stream: int, x: int, y: int, z: int, *arguments: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +26,17 @@ class Api:
     def __init__(self) -> None:
         self.loaded: list[tuple[Any, ...]] = []
         self.launched: list[tuple[Any, ...]] = []
+        self.current = 0
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        """Make a device current."""
+        before, self.current = self.current, index
+        yield
+        self.current = before
 
     def _load_kernel(self, path: str, name: str, shared: int, device: int) -> tuple[int, int, int]:
+        assert device == self.current, "the driver loads a binary for the device that is current"
         self.loaded.append((Path(path).read_bytes(), name, shared, device))
         return 1000 + device, 32, 0
 
@@ -37,6 +48,7 @@ class Api:
 def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     found = Api()
     monkeypatch.setattr(torch._C, "_StaticCudaLauncher", found, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", found.device)
     return found
 
 
