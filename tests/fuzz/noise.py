@@ -105,7 +105,7 @@ class Noise(TorchDispatchMode):
         if BY_ORDER.search(func._schema.name.split("::")[1]):
             other = (other[0], torch.where(other[1].isfinite(), other[1], _mean(*args, **kwargs)))
         if exact is None or not _alike(result, other, exact):
-            return tree_map(self._note, other)
+            return tree_map(lambda value: self._note(self._disturbed(value, 1.0)), other)
         return tree_map(self._where_rounded, result, other, exact)
 
     def _note(self, value: Any) -> Any:
