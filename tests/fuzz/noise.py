@@ -55,6 +55,9 @@ BY_ORDER = re.compile(r"^(var|std)_mean$")
 IN_FLOAT32 = re.compile(r"^(hardswish_?|hardsigmoid(_|_backward)?)$")
 """Ops whose sixth eager's kernels for GPUs have in float32, whatever the dtype."""
 
+BY_WEIGHT = re.compile(r"^upsample_.*_backward$")
+"""Ops that multiply gradients by weights of 0 in eager, which makes NaN of infinite ones (docs/differences.md)."""
+
 BY_SIGN = re.compile(r"^(signbit|copysign)$")
 """Ops that read the sign of NaN, of which IEEE 754 says nothing."""
 
@@ -80,6 +83,8 @@ class Noise(TorchDispatchMode):
         moves, mutable = bool(EXACT.search(name)), func._schema.is_mutable
         if BY_LOOP.search(name):
             args, kwargs = tree_map(_with_gaps, args), tree_map(_with_gaps, kwargs)
+        if BY_WEIGHT.search(name):
+            args, kwargs = tree_map(_finite, args), tree_map(_finite, kwargs)
         if BY_SIGN.search(name):
             args, kwargs = tree_map(self._signed, args), tree_map(self._signed, kwargs)
         exact = _in_float64(func, args, kwargs)
@@ -183,6 +188,11 @@ class WithoutMasks(TorchFunctionMode):
 def _with_gaps(value: Any) -> Any:
     """The same tensor, every second element of its memory."""
     return torch.stack([value, value], -1)[..., 0] if isinstance(value, torch.Tensor) else value
+
+
+def _finite(value: Any) -> Any:
+    """The same tensor with numbers for what is none: what comes of those differs from what eager makes of them."""
+    return value.nan_to_num(1.0, 2.0, -2.0) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _mean(value: torch.Tensor, dim: Any = None, *, keepdim: bool = False, **_: Any) -> torch.Tensor:
