@@ -150,6 +150,8 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
             return EMPTY
     if not is_dense(tensor.shape, tensor.stride):
         return "its output is not dense"
+    if any(isinstance(v, torch.Tensor) and v.is_neg() for v in _operand_values(node)):
+        return "an operand is negated by whoever reads it, as torch marks parts of conjugated numbers"
     is_never_written_out = row.kind is Kind.SCAN or (row.kind is Kind.REDUCTION and row.states > 1)
     if is_never_written_out and _reduced_count(tensors[1].shape, call) == 1:
         return ONE_ELEMENT
@@ -157,7 +159,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
         return "writes at loaded indices of a tensor that is read elsewhere, too"
     if node.target is COPIES_INTO and not _into_input(node):
         return "copies into something else than an input"
-    if any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in _scalar_values(node)):
+    if any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in _operand_values(node)):
         return "takes a number that is known only at run time"
     return ""
 
@@ -167,7 +169,7 @@ def _into_input(node: Node) -> bool:
     return isinstance(into, Node) and into.op == "placeholder" and isinstance(source, Node)
 
 
-def _scalar_values(node: Node) -> Sequence[Any]:
+def _operand_values(node: Node) -> Sequence[Any]:
     return [a.meta.get("val") for a in node.all_input_nodes]
 
 

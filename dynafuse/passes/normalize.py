@@ -254,8 +254,7 @@ def _undone(view: Node, value: torch.Tensor) -> Node | None:
 def _reads_alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether two views of one memory have the same elements at the same indices."""
     offsets = [as_expr(value.storage_offset()) for value in (left, right)]
-    lazy = [(value.dtype, value.is_conj(), value.is_neg()) for value in (left, right)]
-    return offsets[0] == offsets[1] and lazy[0] == lazy[1] and same_layout(left, right)
+    return offsets[0] == offsets[1] and left.dtype == right.dtype and same_layout(left, right)
 
 
 def _scattered(node: Node) -> Node | None:

@@ -212,7 +212,12 @@ def place_views(module: GraphModule, sources: set[Node]) -> None:
 
 
 def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether two tensors have the same sizes and strides, of dynamic ones those that are known to be."""
+    """Return whether two tensors have the same sizes and strides, of dynamic ones those that are known to be.
+
+    Tensors that torch marks as conjugated or negated by whoever reads them are laid out as others that are marked so.
+    """
+    if (left.is_conj(), left.is_neg()) != (right.is_conj(), right.is_neg()):
+        return False
     shapes = [tuple(map(as_expr, value.shape)) for value in (left, right)]
     return shapes[0] == shapes[1] and _strides_of(left) == _strides_of(right)
 
