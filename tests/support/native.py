@@ -28,6 +28,7 @@ from dynafuse.cache.canonical import CanonicalRegion, canonical, family
 from dynafuse.lowering.triton.compiler import compile_launch
 from dynafuse.lowering.triton.launch import located
 from dynafuse.lowering.triton.lower import lower
+from dynafuse.lowering.triton.packed_sums import PACKED_SUM
 from dynafuse.lowering.triton.room import registers
 from dynafuse.ops import Row, rows
 from dynafuse.passes.decompositions import decompositions
@@ -240,6 +241,7 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
             places = {op.target: "model.py:12" for op in bound.code.ops}
             assert (b", at model.py:12\0" in located(kernel.asm["cubin"], places)) == launch.asserts, launch
             assert waits_first(kernel.asm["ptx"]), launch.entry
+            assert not PACKED_SUM.search(kernel.asm["ptx"]), launch.entry
             used = resources(kernel)
             assert registers(kernel.asm["cubin"]) == used["registers"], launch.entry
             found[f"{launch.entry} {key[:8]}"] = used

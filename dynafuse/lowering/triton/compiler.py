@@ -12,6 +12,7 @@ from typing import Any
 
 from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.triton.dependent import WAITS
+from dynafuse.lowering.triton.packed_sums import assembled_apart
 
 DEPENDENT_FROM = 90
 """The capability from which on kernels can wait for the one before (PTX's ``griddepcontrol``)."""
@@ -68,7 +69,8 @@ def compile_launch(source: str, launch: Launch, capability: int) -> Any:
                "enable_reflect_ftz": False}  # libdevice keeps subnormal numbers, as eager's functions do
     if launch.asserts:  # without it Triton leaves them out; it would also check integers for overflow
         options |= {"debug": True, "sanitize_overflow": False}
-    return triton.compile(built, target=gpu_target(capability), options=options)
+    target = gpu_target(capability)
+    return assembled_apart(triton.compile(built, target=target, options=options), target, options)
 
 
 def load(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:
