@@ -1,13 +1,12 @@
 """Sums of two 16-bit integers at a time, which ptxas gets wrong: a kernel's PTX is assembled without them.
 
-LLVM adds up small positions two at a time (``add.s16x2``, from compute capability 9.0 on). Where one operand is a constant and
-the halves of the sum are used in different blocks, ptxas (12.8 to 13.0) emits additions of 0: the kernel reads other elements,
-silently.
+LLVM adds up small positions two at a time (``add.s16x2``, from compute capability 9.0 on). Where one operand is a constant,
+and the halves of the sum are used in different blocks, ptxas (12.8 to 13.0) emits additions of 0: the kernel reads other
+elements, silently.
 
 Source: PTX ISA, "Integer Arithmetic Instructions: add".
 
-Worked example: ``add.s16x2 %r3, %r1, %r2;`` becomes two ``add.s16`` of the halves of ``%r1`` and ``%r2``, of which ``%r3`` is
-made.
+Worked example: ``add.s16x2 %r3, %r1, %r2;`` becomes two ``add.s16`` of the halves of ``%r1`` and ``%r2``: those of ``%r3``.
 """
 
 from __future__ import annotations
