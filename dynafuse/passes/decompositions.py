@@ -104,6 +104,7 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
         table[target] = _promoted(table[target])
     for target in TRUNCATING:
         table[target] = _truncating(table[target])
+    table[aten.lerp.Scalar] = _lerp(table[aten.lerp.Scalar])
     table[aten.index_add.default] = _index_add(table[aten.index_add.default])
     table[aten.linalg_vector_norm.default] = _vector_norm(table[aten.linalg_vector_norm.default])
     return table
@@ -206,6 +207,16 @@ def _truncating(decomposition: Callable[..., torch.Tensor]) -> Callable[..., tor
         return decomposition(*arguments)
 
     return threshold
+
+
+def _lerp(decomposition: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return a decomposition that keeps the op whole where its weight is known only once it runs: it asks for its size."""
+    def lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
+        if isinstance(weight, (torch.SymInt, torch.SymFloat)) and not weight.node.has_hint():
+            return NotImplemented
+        return decomposition(start, end, weight)
+
+    return lerp
 
 
 def _index_add(decomposition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

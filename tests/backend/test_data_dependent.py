@@ -78,12 +78,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, 
     "repeat_interleave twice": (lambda x, n: (x.repeat_interleave(n, 0) * 2, x.repeat_interleave(n, 0).sum(0)), lambda: (rows(6, 5), IDS)),
     "bincount twice": (lambda t: (torch.bincount(t) * 2, torch.bincount(t) + 1), lambda: (IDS,)),
     "number twice": (numbers, lambda: (rows(12), torch.tensor(3))),
+    "weight of a number": (lambda x, n: x.sin().lerp(x.exp(), n.item()) + 1, lambda: (rows(12, grad=False), torch.tensor(0.7))),
     "rows of a size": (folded, lambda: (rows(3, 8), torch.tensor(6))),
     "written to in between": (after_writing, lambda: (rows(12, grad=False),)),
     "experts by rows": (routed, lambda: (rows(6, 5), rows(6, 4), rows(4, 5, 5))),
     "experts by masks": (scattered, lambda: (rows(6, 5), rows(6, 4), rows(4, 5, 5))),
 }
-IN_CPP = ("mask twice", "repeat_interleave twice", "rows of a size")
+IN_CPP = ("mask twice", "repeat_interleave twice", "weight of a number", "rows of a size")
 needs_compiler = pytest.mark.skipif(not availability.find("cpu").available, reason="Inductor has no C++ compiler")
 CASES = [*(pytest.param(name, "triton", id=name) for name in FUNCTIONS),
          *(pytest.param(name, "inductor", id=f"{name} in C++", marks=needs_compiler) for name in IN_CPP)]
