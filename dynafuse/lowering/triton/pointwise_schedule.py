@@ -10,6 +10,7 @@ so that the reads of both tensors are contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from dynafuse.ir import Spec
@@ -29,9 +30,10 @@ from dynafuse.partition.kernel_class import LANES, PROCESSORS
 
 Order = dict[str, tuple[int, ...]]
 
-MOST_ORDERS = 4  # accesses whose order is tried
+MOST_ORDERS = 4  # ways to walk memory whose order is tried
 SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
+NARROW = 32  # points of columns up to which the axis outside of them is tried as one more of them
 MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
 PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
 PREFERENCE_SIZE = 1.05  # how much cheaper a tile of one dimension must be than one of the usual size
@@ -93,17 +95,28 @@ def _orders(cost: TileCost, probed: Probe, accesses: Sequence[Access], base: tup
         for cut in cuts:
             columns = base[cut:]
             others = tuple(axis for axis in rows if axis not in columns)
-            # Lanes beside each other are to touch memory side by side, in every access: columns are one for all of them.
-            if len(cost.groups(columns)) == 1 and point_count(cost.spec, others) > 1:
+            if _is_run(cost, columns) and point_count(cost.spec, others) > 1:
                 orders.append({"y": others, "x": columns})
     return list({str(order): order for order in orders}.values())
+
+
+def _is_run(cost: TileCost, columns: tuple[int, ...]) -> bool:
+    """Return whether lanes beside each other along columns touch memory side by side: columns are one for all accesses.
+
+    Narrow columns are tried with the axis outside of them, if they are one for some access: such as pairs of elements.
+    """
+    groups = cost.groups(columns)
+    if len(groups) < 2:
+        return len(groups) == 1
+    return math.prod(group.size for group in groups[1:]) <= NARROW and cost.is_contiguous(columns)
 
 
 def _row_orders(cost: TileCost, probed: Probe, accesses: Sequence[Access],
                 base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield orders in which rows may be walked: that of the largest access, and those of accesses that lie across it."""
     yield base
-    for strides in [strides_of(probed, access) for access in accesses[:MOST_ORDERS]]:
+    ways = dict.fromkeys(tuple(strides_of(probed, access)) for access in accesses)
+    for strides in list(ways)[:MOST_ORDERS]:
         if any(stride == 1 and size > 1 for stride, size in zip(strides, cost.sizes, strict=True)):
             yield tuple(sorted(base, key=lambda k: (strides[k] is not None, strides[k] != 0, -(strides[k] or 0))))
 

@@ -175,6 +175,11 @@ class TileCost:
                 groups.append(_Group(self.sizes[axis], axis))
         return [group for group in groups if group.size > 1]
 
+    def is_contiguous(self, axes: Sequence[int]) -> bool:
+        """Return whether some access walks axes, given outermost first, as one run of neighbouring elements."""
+        inner = [math.prod(self.sizes[axis] for axis in axes[k + 1:]) for k in range(len(axes))]
+        return any([access.strides[axis] for axis in axes] == inner for access in self.accesses)
+
     # ------------------------------------------------------------------ price
 
     @cached_property
