@@ -21,7 +21,7 @@ from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.eviction import innermost, keep_what_is_loaded_again
 from dynafuse.lowering.triton.overwrites import overwrites
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
-from dynafuse.lowering.triton.scopes import PER_STEP
+from dynafuse.lowering.triton.scopes import PER_PROGRAM, PER_STEP
 from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
 from dynafuse.lowering.triton.text import escape, size_text
 from dynafuse.lowering.triton.tiles import Schedule, reduced_axes, values_per_tile
@@ -145,6 +145,7 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
         emitter.exact_tiles = PER_STEP.union(exact_tiles)
         if loop == "r":
             emitter.tile_of.update((emitter.axes[axis], PER_STEP) for axis in builder.even_axes("r"))
+            emitter.tile_of.update((emitter.axes[axis], PER_PROGRAM) for axis in builder.even_axes("x"))
     if tile_of is None and (loop == "r" or not builder.spec.of_rows):  # elsewhere a branch might hold a reduction
         order = {"x": schedule.order["x"]} if loop == "r" else schedule.order
         counts = values_per_tile(builder.spec, order, schedule.block)
@@ -170,7 +171,8 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     cast = ".to(tl.int64)" if builder.spec.wide else ""
     zero = f" + tl.full([], 0, tl.int{64 if builder.spec.wide else 32})" if in_loop else ""  # a tensor for the interpreter
     define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){cast}{spread}", f"{name}_first = {start}{zero}"]
-    block = builder.schedule.block[name] if in_loop else 0
+    is_even = in_loop or any(emitter.tile_of[emitter.axes[k]] == PER_PROGRAM for k in axes)
+    block = builder.schedule.block[name] if is_even else 0
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
     return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block)
 

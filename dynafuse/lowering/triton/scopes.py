@@ -21,6 +21,9 @@ from dynafuse.ops.symbols import is_name
 PER_STEP = frozenset("s")
 """Stands among tile dimensions for the steps of a loop: a value that varies along it alone is one for a whole tile."""
 
+PER_PROGRAM = frozenset[str]()
+"""The tile dimensions of a value that is one for a whole program."""
+
 
 @dataclass
 class Line:

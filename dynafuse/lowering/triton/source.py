@@ -44,7 +44,7 @@ class TileDimension:
     define: tuple[str, ...]
     axes: list[sympy.Symbol]
     in_loop: bool = False  # whether it begins anew in every step of the loop
-    block: int = 0  # in a loop, the number of points of which every tile begins at a multiple; 0 if not known
+    block: int = 0  # the number of points of which every tile begins at a multiple; 0 if that is not used
 
     def is_even(self, inner: Size) -> bool:
         """Return whether an axis has one value all over a tile, given the points of the axes inside it."""
