@@ -63,6 +63,28 @@ def per_row(x: torch.Tensor, label: torch.Tensor, scale: torch.Tensor) -> torch.
     return torch.where(hit, -1.0, 0.0) * scale[:, None] - x.exp()
 
 
+def rotated_heads(x: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two of three projections by head, rotated by halves; the second by columns."""
+    batch, length, _ = x.shape
+    first, second, _ = x.view(batch, length, 3, -1, cos.shape[-1]).unbind(2)
+
+    def rotated(part: torch.Tensor) -> torch.Tensor:
+        part = part.transpose(1, 2).float()
+        left, right = part.chunk(2, -1)
+        return part * cos + torch.cat([-right, left], -1) * cos
+
+    return rotated(first).contiguous(), rotated(second).transpose(2, 3).contiguous()
+
+
+def rotated_pairs(x: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads rotated by pairs of neighbours, by rows and by columns."""
+    batch, length, _ = x.shape
+    part = x.view(batch, length, -1, cos.shape[-1]).transpose(1, 2)
+    turned = torch.stack([-part[..., 1::2], part[..., ::2]], -1).reshape(part.shape)
+    result = part * cos + turned * cos
+    return result.contiguous(), result.transpose(2, 3).contiguous()
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "batch norm": (batch_norm, [torch.empty(3, 21, 13, 9), torch.empty(21), torch.empty(21)]),
     "batch norm in bf16": (batch_norm, [torch.empty(2, 40, 8, 16, dtype=BF16), torch.empty(40), torch.empty(40)]),
@@ -85,6 +107,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "gathered": (lambda x, i: x[:, i].permute(1, 2, 0) * 2, [torch.empty(16, 31, 33), torch.empty(20, dtype=torch.int64)]),
     "by rows": (per_row, [torch.empty(37, 205), torch.empty(37, dtype=torch.int64), torch.empty(37)]),
     "upsampled": (lambda x: F.interpolate(x, scale_factor=2, mode="nearest") * 2, [torch.empty(2, 9, 15, 11)]),
+    "rotated heads": (rotated_heads, [torch.empty(2, 40, 288, dtype=BF16), torch.empty(40, 32)]),
+    "rotated pairs": (rotated_pairs, [torch.empty(2, 40, 96), torch.empty(40, 32)]),
     "pooled back": (
         lambda g, x: torch.ops.aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [1, 1], False, True, None) + x,
         [torch.empty(2, 8, 8, 10), torch.empty(2, 8, 15, 19)]),
@@ -160,6 +184,18 @@ def test_an_access_that_walks_all_axes_as_one_divides_nothing() -> None:
     assert "tl.store(out0 + (x)," in write_kernels(spec, flat, False).source
     tiled = next(schedule for schedule in candidates(spec) if schedule.schedule_class == "tiled")
     assert "//" not in write_kernels(spec, tiled, False).source
+
+
+@pytest.mark.parametrize(("function", "columns"), [(rotated_heads, [64]), (rotated_pairs, [32, 2])])
+def test_rows_are_walked_as_what_lies_across_is_stored(function: Callable[..., Any], columns: list[int]) -> None:
+    """However many reads there are that walk memory in another way, and though pairs are told apart by some of them."""
+    heads = 3 if function is rotated_heads else 1
+    bounds = bounds_of(function, torch.empty(16, 512, heads * 768, dtype=BF16), torch.empty(512, 64, dtype=BF16))
+    spec = max((bound.code for bound in bounds), key=lambda code: len(code.stores))
+    found = choose_schedule(spec)
+    assert len(spec.stores) == 2 and found.schedule_class == "tiled"
+    assert [spec.axes[axis].size for axis in found.order["x"]] == columns
+    assert spec.axes[found.order["y"][-1]].size == 512 and found.block["y"] >= 16
 
 
 def test_lanes_that_jump_in_memory_take_few_points_each() -> None:
