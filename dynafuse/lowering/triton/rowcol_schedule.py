@@ -45,9 +45,7 @@ def rowcol(
         most_ahead = 2 * SHARED_BYTES if r > LONGEST_AHEAD else SHARED_BYTES
         room = min(most_ahead, 2 * SHARED_BYTES // per_processor)
         stages = min(stages, clamp(1 + room // max(x * r * bytes_ahead, 1), 1, 3))
-        tiles = -(-rows // x)
-        programs = min(tiles, PROCESSORS * per_processor)
-        stages = 1 if programs == tiles else stages  # no program has a next tile
+        programs = min(-(-rows // x), PROCESSORS * per_processor)
         hoists = r <= (LONG if warps <= 4 else LONGEST_AHEAD)
         return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages, programs, deferred, hoist_invariants=hoists)
 

@@ -248,17 +248,6 @@ def test_long_rows_beside_columns_have_few_warps_and_the_next_rows_on_their_way(
     assert (found.warps, found.splits, found.stages) == (warps, per_processor * PROCESSORS, stages)
 
 
-@pytest.mark.parametrize(("rows", "stages"), [(128, 1), (1024, 1), (65536, 3)])
-def test_nothing_is_loaded_ahead_where_no_program_has_a_next_tile(rows: int, stages: int) -> None:
-    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
-        product = g.op("aten.mul.Tensor", x, y)
-        scaled = g.op("aten.mul.Tensor", y, g.op("aten.sum.dim_IntList", product, [1], True))
-        return [g.op("aten.sub.Tensor", x, scaled), g.op("aten.sum.dim_IntList", product, [0])]
-
-    found = scheduled(write, *[torch.empty(rows, 512, dtype=BF16) for _ in range(2)])
-    assert (found.schedule_class, found.stages) == ("rowcol", stages)
-
-
 @pytest.mark.parametrize(("function", "width"), [("aten.erf.default", 64), ("aten.neg.default", 128)])
 def test_columns_of_heavy_arithmetic_with_a_vector_are_narrow(function: str, width: int) -> None:
     """Triton would compute each element twice: beside what is read once a column, and where it is stored."""
