@@ -146,8 +146,7 @@ class _Growth:
             if self.spaces.facts[tensor].tensor is None:
                 continue
             size = self.spaces.tensor(tensor).bytes
-            inside = sorted((r for r in readers if r in self.group), key=self.dependencies.position)
-            units = self._one_of_each(inside, tensor)
+            units = self._one_of_each(sorted((r for r in readers if r in self.group), key=self.dependencies.position))
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
             yield from (Candidate(size, *pair, tensor) for pair in itertools.pairwise(units))
@@ -158,14 +157,12 @@ class _Growth:
             if self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY:
                 yield Candidate(0, first, second, None)
 
-    def _one_of_each(self, units: Iterable[Node], tensor: Node | None = None) -> list[Node]:
-        """Return one unit of each group, in order: the first, or the first that reads a tensor along whole axes of it."""
-        of_group: dict[int, Node] = {}
+    def _one_of_each(self, units: Iterable[Node]) -> list[Node]:
+        """Return the first unit of each group, in order."""
+        firsts: dict[int, Node] = {}
         for unit in units:
-            known = of_group.setdefault(id(self.group[unit]), unit)
-            if tensor is not None and known is not unit and None in self._reads_along(known, tensor):
-                of_group[id(self.group[unit])] = known if None in self._reads_along(unit, tensor) else unit
-        return list(of_group.values())
+            firsts.setdefault(id(self.group[unit]), unit)
+        return list(firsts.values())
 
     def _equal_loops(self) -> Iterable[list[Node]]:
         """Return the units that run over equally many points in equal dimensions, in order: one launch does for several."""

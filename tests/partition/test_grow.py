@@ -137,18 +137,6 @@ def test_readers_of_a_tensor_share_a_region_though_others_of_its_readers_lie_bet
     assert len(second.outputs) == 2
 
 
-def test_rows_share_a_region_with_what_reads_their_halves_and_all_of_them() -> None:
-    """A norm of each head, whose halves are then rotated: the first reader of the rows sees half of them, another one all."""
-    def write(g: graphs.Builder, x: Node) -> tuple[Node, ...]:
-        scale = g.op("aten.rsqrt.default", g.op("aten.mean.dim", g.op("aten.mul.Tensor", x, x), [-1], True))
-        normal = g.op("aten.mul.Tensor", x, scale)
-        left, right = (g.op("aten.slice.Tensor", normal, 2, begin, begin + 64) for begin in (0, 64))
-        turned = g.op("aten.cat.default", [g.op("aten.neg.default", right), left], -1)
-        return scale, g.op("aten.add.Tensor", normal, turned)
-
-    assert len(plan_of(write, torch.empty(4096, 16, 128)).regions) == 1
-
-
 def test_small_loops_over_equally_many_points_share_a_launch() -> None:
     def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
         return [g.op("aten.sin.default", x), g.op("aten.cos.default", y), g.op("aten.sum.dim_IntList", y, [1])]
