@@ -198,6 +198,12 @@ def test_rows_are_walked_as_what_lies_across_is_stored(function: Callable[..., A
     assert spec.axes[found.order["y"][-1]].size == 512 and found.block["y"] >= 16
 
 
+def test_places_of_windows_are_no_columns() -> None:
+    """Nine of them beside each other would have to be divided among lanes."""
+    spec = spec_of(lambda x: F.pad(x, (0, 0, 4, 4)).unfold(0, 9, 1).contiguous(), torch.empty(8192, 384, dtype=BF16))
+    assert all(point_count(spec, schedule.order["x"]) == 9 for schedule in candidates(spec) if schedule.schedule_class == "tiled")
+
+
 def test_lanes_that_jump_in_memory_take_few_points_each() -> None:
     """Windows of a pooling are two apart: lanes with eight neighbours each would touch eight lines at a time."""
     found = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, 2, 1), torch.empty(8, 64, 112, 112, dtype=BF16)))
