@@ -90,6 +90,7 @@ CASES: dict[str, Case] = {
     "column_sum_split": Case(lambda x: x.sum(0), (((8192, 512), BF16),)),
     "full_sum_split": Case(lambda x: x.square().sum(), (((4096, 4096), F32),)),
     "column_sum_small": Case(lambda x, b: x.sum(0) + b, (((4096, 32), BF16), ((32,), F32))),
+    "mean_of_positions": Case(lambda x, m: (x * m.rsqrt()).mean(1), (((64, 784, 768), BF16), ((64, 784, 1), F32))),
     "argmax_rows": Case(lambda x: x.argmax(-1), (((4096, 300), F32),)),
     "cumulative_softmax": Case(lambda x: x.softmax(-1).cumsum(-1), (((8192, 1000), BF16),)),
     "cumulative_columns": Case(lambda x, y: torch.logcumsumexp(x, 0) * y, (((8192, 1024), F32), ((1024,), F32))),
