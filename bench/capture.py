@@ -1,7 +1,8 @@
-"""Writes the fusible regions of a model to a file that `bench.regions` reads.
+"""Writes the fusible regions of models to a file that `bench.regions` reads.
 
 Example:
     python -m bench.capture llama --scale full --modes train,infer -o llama.jsonl.xz
+    python -m bench.capture bert,swin -o zoo.jsonl.xz                        # models of bench.zoo
     python -m bench.capture my_package.models:build -o mine.jsonl            # build() returns (model, arguments)
 
 The model runs once under `torch.compile` with a backend that compiles nothing: it runs the graphs that AOTAutograd makes,
@@ -16,6 +17,7 @@ import argparse
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import operator
@@ -32,6 +34,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from bench import zoo_models
 from bench.models import CASES, Build
 from bench.region_file import Region, TensorSpec, write
 from bench.run import default_device, split
@@ -41,6 +44,9 @@ from dynafuse.ops import Kind
 from dynafuse.partition.annotate import annotate
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.normalize import normalize
+
+KNOWN = {**zoo_models.CASES, **CASES}
+"""The models that go by a name: those of bench.models, and the others of bench.zoo."""
 
 INSIDE = frozenset({Role.FUSED, Role.VIEW})
 NAMED_REDUCTIONS = 3
@@ -322,12 +328,14 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Any
     if colon:
         yield options.model, *getattr(importlib.import_module(module), function)()
         return
-    if module not in CASES:
-        raise SystemExit(f"bench: unknown model {module!r}; known: {', '.join(CASES)}, or module:function")
-    for mode in split(options.modes):
+    names = split(options.model)
+    unknown = [name for name in names if name not in KNOWN]
+    if unknown:
+        raise SystemExit(f"bench: unknown model {unknown[0]!r}; known: {', '.join(KNOWN)}, or module:function")
+    for name, mode in itertools.product(names, split(options.modes)):
         how = Build(device=options.device, scale=options.scale, layers=options.layers, train=mode == "train")
-        work = CASES[module].build(how)
-        yield f"{module}/{mode}", work.module.requires_grad_(how.train), work.inputs
+        work = KNOWN[name].build(how)
+        yield f"{name}/{mode}", work.module.requires_grad_(how.train), work.inputs
 
 
 def device_of(model: Callable[..., Any], arguments: Sequence[Any]) -> str:
@@ -348,9 +356,10 @@ def merged(regions: Iterable[Region]) -> list[Region]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the regions of a model to a file; 0 if it has any."""
-    parser = argparse.ArgumentParser(prog="python -m bench.capture", description="Write a model's fusible regions.")
-    parser.add_argument("model", help=f"{', '.join(CASES)}, or module:function, which returns a model and its arguments")
+    """Write the regions of models to a file; 0 if they have any."""
+    parser = argparse.ArgumentParser(prog="python -m bench.capture", description="Write the fusible regions of models.")
+    parser.add_argument("model", help=f"comma-separated: {', '.join(KNOWN)}; or module:function, "
+                                      "which returns a model and its arguments")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the file; compressed if it ends in .xz")
     parser.add_argument("--modes", default="train", help="train,infer (of the models that are named)")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")

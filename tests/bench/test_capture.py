@@ -128,9 +128,7 @@ def test_strides_and_offsets_are_kept() -> None:
 def test_what_capture_writes_is_what_regions_reads(tmp_path: Path, mode: str) -> None:
     """Every region of a model runs on dynafuse, with eager's results, from the file that it was written to."""
     path, out = tmp_path / "net.jsonl.xz", tmp_path / "out.json"
-    name = "tests.bench.test_capture:build" if mode == "train" else "resnet50"
-    if mode == "infer":
-        pytest.importorskip("torchvision")
+    name = "tests.bench.test_capture:build" if mode == "train" else "opt,llama_small"
     assert capture.main([name, "--scale", "tiny", "--modes", mode, "--device", "cpu", "-o", str(path)]) == 0
     listed = region_file.read(path)
     assert len({region.name for region in listed}) == len(listed) > 2
