@@ -47,7 +47,7 @@ from dynafuse.runtime.catchable import catchable
 from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.setting import allowing, device_of, executors_for, fused_device, values_of
-from dynafuse.runtime.subclasses import returns_plain_tensors, without_subclasses
+from dynafuse.runtime.subclasses import is_called_with_fakes, returns_plain_tensors, without_subclasses
 from dynafuse.select import MEASUREMENTS
 from dynafuse.select.families import LENGTHS
 from dynafuse.select.place import REJECTED
@@ -89,7 +89,7 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     guard.stage("worker processes", lambda: start_workers(config), left_out)
     values = list(_dynamo_values(gm, example_inputs))
     enabled = guard.stage("choice of executors", lambda: executors_for(values, config)[1], left_out)
-    if enabled is None:
+    if enabled is None or (is_called_with_fakes(gm) and not observers.plan_only()):
         return without_subclasses(before.restored().forward, example_inputs)
     if not any(executor(name).draws_random for name in enabled):
         config = replace(config, fallback_random=True)

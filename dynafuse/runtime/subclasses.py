@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -42,6 +43,15 @@ def returns_plain_tensors(module: GraphModule) -> bool:
     """Return whether no result of a Dynamo graph is made of several tensors."""
     results = (node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes)
     return not any(isinstance(result, torch.Tensor) and is_traceable_wrapper_subclass(result) for result in results)
+
+
+def is_called_with_fakes(module: GraphModule) -> bool:
+    """Return whether the user calls a Dynamo graph with fake tensors: they have no memory that kernels could read.
+
+    Dynamo guards on that, so the graph is called with no others.
+    """
+    given = (node.meta.get("grapharg") for node in module.graph.find_nodes(op="placeholder"))
+    return any(isinstance(argument.example, FakeTensor) for argument in given if argument is not None)
 
 
 def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
