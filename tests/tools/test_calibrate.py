@@ -292,11 +292,12 @@ def test_calibration_of_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     print(shown.getvalue())
     (found,) = calibration.stored(devices.COST_CONSTANTS)
     expected = {name for name in SHIPPED.constants if name.startswith(("efficiency_triton", "efficiency_eager"))}
-    # Whoever else is on the device may keep some from being measured, and each is told of.
-    scattered = expected.intersection(re.findall(r"(\w+) keeps [\d.]+: samples scatter", shown.getvalue()))
-    assert expected <= found.constants.keys() | scattered and 2 * len(scattered) < len(expected), shown.getvalue()
+    # Whoever else is on the device or its host may keep some from being measured, and each is told of.
+    kept = set(re.findall(r"(\w+) keeps [\d.]+: ", shown.getvalue()))
+    assert expected <= found.constants.keys() | kept and 2 * len(expected & kept) < len(expected), shown.getvalue()
     assert 0.5 < found.constants.get("efficiency_triton_pointwise", 1.0) < 1.3
     assert 0.3 < found.constants.get("efficiency_triton_row", 1.0) < 1.3
-    assert found.constants["launch_us_triton"] < 10 and found.constants["host_us_triton"] < 60
+    for name, most in (("launch_us_triton", 10), ("host_us_triton", 60)):
+        assert name in kept or found.constants[name] < most, shown.getvalue()
     assert devices.at_hand(0).kind == "calibrated"
     devices.at_hand.cache_clear()
