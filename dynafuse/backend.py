@@ -71,7 +71,7 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     Args:
         gm: Dynamo's graph. It is rewritten in place.
         example_inputs: An example of each of its inputs, in order: tensors, fake or real, and sizes.
-        mode: ``default`` or ``reduce-overhead``; None is the default.
+        mode: A mode of ``torch.compile``; None is the default.
         options: Options by name, as ``docs/options.md`` lists them; None for none. They win over the environment, which wins
             over the mode.
 

@@ -26,7 +26,10 @@ from dynafuse.lowering.registry import EAGER, names
 PREFIX = "DYNAFUSE_"
 COST_PREFIX = "DYNAFUSE_COST_"
 DEFAULT_MODE = "default"
-MODES: Mapping[str, Mapping[str, object]] = {DEFAULT_MODE: {}, "reduce-overhead": {"cudagraphs": True}}
+MODES: Mapping[str, Mapping[str, object]] = {
+    DEFAULT_MODE: {}, "reduce-overhead": {"cudagraphs": True},
+    "max-autotune": {"tune": "always", "cudagraphs": True}, "max-autotune-no-cudagraphs": {"tune": "always"}}
+"""The modes of `torch.compile`, and the options that each stands for."""
 
 FORCE_MARK = "dynafuse_force"
 """Under which key of a node's annotation `force_backend` leaves (executor, strict, decorated class)."""
@@ -328,7 +331,7 @@ OPTIONS: tuple[Option, ...] = (
         False,
         BOOL,
         "DYNAFUSE_CUDAGRAPHS",
-        'capture and replay CUDA graphs; `mode="reduce-overhead"` turns it on',
+        'capture and replay CUDA graphs; `mode="reduce-overhead"` and `"max-autotune"` turn it on',
     ),
     Option(
         "capture",
@@ -352,7 +355,7 @@ OPTIONS: tuple[Option, ...] = (
         TEXT,
         "DYNAFUSE_TUNE",
         "when to measure which executor is fastest: never, where predictions are closer than their error, or always; "
-        "`always` also measures pointwise kernels under several schedules",
+        "`always`, which `mode=\"max-autotune\"` stands for, also measures pointwise kernels under several schedules",
         choices=("never", "unsure", "always"),
     ),
     Option(

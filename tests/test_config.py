@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._inductor import list_mode_options
 
 from dynafuse import config
-from dynafuse.config import OPTIONS, Config, Option, resolve
+from dynafuse.config import MODES, OPTIONS, Config, Option, resolve
 from dynafuse.errors import OptionError
 
 
@@ -84,9 +85,16 @@ def test_precedence_is_options_environment_mode_default() -> None:
     assert of("default") == of(None) == of(None, {})
 
 
-@pytest.mark.parametrize("mode", ["max-autotune", "Default", "", 3, ["default"]])
+def test_modes_are_those_of_torch() -> None:
+    assert set(MODES) == {"default", *list_mode_options()} - {"lite"}  # which leaves nearly all to eager
+    assert [(of(mode).tune, of(mode).cudagraphs) for mode in ("max-autotune", "max-autotune-no-cudagraphs")] == [
+        ("always", True), ("always", False)]
+    assert of("max-autotune", {"tune": "never"}).tune == "never"
+
+
+@pytest.mark.parametrize("mode", ["max_autotune", "Default", "", 3, ["default"]])
 def test_unknown_mode_lists_the_modes(mode: object) -> None:
-    with pytest.raises(OptionError, match=r"unknown mode .*valid: default, reduce-overhead"):
+    with pytest.raises(OptionError, match=r"unknown mode .*valid: default, max-autotune, max-autotune-no-cudagraphs, reduce-overhead"):
         of(mode)  # type: ignore[arg-type]
 
 

@@ -135,7 +135,7 @@ def test_what_is_wrong_with_options_is_caught_at_the_first_call(
 
 
 def test_an_unknown_mode_is_caught() -> None:
-    with pytest.raises(OptionError, match="unknown mode 'fast'; valid: default, reduce-overhead"):
+    with pytest.raises(OptionError, match="unknown mode 'fast'; valid: default, max-autotune, max-autotune-no-cudagraphs, reduce-overhead"):
         torch.compile(lambda x: x + 1, backend=backend.dynafuse, mode="fast")(torch.ones(3))
 
 
