@@ -59,3 +59,24 @@ def size_text(size: sympy.Expr, names: Mapping[sympy.Expr, str]) -> str:
         NotImplementedError: For a function that Python does not have.
     """
     return str(_Printer(names).doprint(size))
+
+
+def solution(size: sympy.Expr, value: str, names: Mapping[sympy.Expr, str]) -> tuple[sympy.Symbol, str] | None:
+    """Return the one symbol of a size that no variable holds, and its source; None unless the size is a sum that tells it.
+
+    Worked example: ``4 - u0``, which is ``x.size(0)``, tells that ``u0`` is ``(x.size(0) - (4)) // -1``.
+
+    Args:
+        size: The size.
+        value: Its value, as Python source.
+        names: The variables that hold other sizes.
+    """
+    unknown = [symbol for symbol in size.free_symbols if symbol not in names]
+    if len(unknown) != 1:
+        return None
+    (symbol,) = unknown
+    factor = size.coeff(symbol)
+    rest = sympy.expand(size - factor * symbol)
+    if not factor.is_Integer or factor == 0 or rest.has(symbol):
+        return None
+    return symbol, f"({value} - ({size_text(rest, names)})) // {factor}"

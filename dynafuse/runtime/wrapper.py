@@ -39,6 +39,7 @@ from dynafuse.lowering import base
 from dynafuse.lowering.triton.counters import counters_on
 from dynafuse.lowering.triton.launch import Kernel, Places, stream_of
 from dynafuse.ops import is_library
+from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
@@ -47,7 +48,7 @@ from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.buffers import has_more_elements, is_given_up
 from dynafuse.runtime.devices import launch_on
 from dynafuse.runtime.promised import as_planned
-from dynafuse.runtime.sizes import MATH, size_text
+from dynafuse.runtime.sizes import MATH, size_text, solution
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 PRODUCTS = frozenset(overloads("aten.mm.default aten.addmm.default aten.bmm.default aten.baddbmm.default"))
@@ -134,6 +135,8 @@ class Writer:
             self.lines += [f"{', '.join(self.names[n] for n in placeholders)}, = args", "args.clear()"]
         for node in placeholders:
             self._bind_symbols(node)
+        for node in placeholders:
+            self._solve_symbols(node)
         for node in self.facts:
             if node.op == "get_attr":
                 self.names[node] = self.constant(_attribute(self.module, str(node.target)))
@@ -267,6 +270,16 @@ class Writer:
         if isinstance(size, (torch.SymInt, torch.SymFloat)) and isinstance(size.node.expr, sympy.Symbol):
             symbol = size.node.expr
             if symbol not in self.symbols:
+                self.symbols[symbol] = _identifier(str(symbol))
+                self.lines.append(f"{self.symbols[symbol]} = {text}")
+
+    def _solve_symbols(self, node: Node) -> None:
+        """Bind variables to the symbols that only sums among the sizes of an input tell."""
+        value = node.meta.get("val")
+        for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            solved = solution(as_expr(size), f"{self.names[node]}.size({d})", self.symbols)
+            if solved is not None:
+                symbol, text = solved
                 self.symbols[symbol] = _identifier(str(symbol))
                 self.lines.append(f"{self.symbols[symbol]} = {text}")
 

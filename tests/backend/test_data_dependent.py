@@ -53,6 +53,14 @@ def folded(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return x.new_ones(count.item(), 4).mul(2).add(x[0, 0]).view(x.shape) * x
 
 
+def from_there(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Sizes that hold the number in sums only: the gradient of what is sliced has ``x.size(0) - u0`` rows, and knows no other."""
+    start = count.item()
+    torch._check(start >= 0)
+    torch._check(start <= x.shape[0])
+    return (x[start:] * 2).exp(), torch.nn.functional.pad(x, (start, 0)).sin()
+
+
 def after_writing(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     before = x[x > 1].sum()
     x.add_(1)
@@ -79,6 +87,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, 
     "bincount twice": (lambda t: (torch.bincount(t) * 2, torch.bincount(t) + 1), lambda: (IDS,)),
     "number twice": (numbers, lambda: (rows(12), torch.tensor(3))),
     "weight of a number": (lambda x, n: x.sin().lerp(x.exp(), n.item()) + 1, lambda: (rows(12, grad=False), torch.tensor(0.7))),
+    "rows from a number on": (from_there, lambda: (rows(5, 8), torch.tensor(3))),
     "rows of a size": (folded, lambda: (rows(3, 8), torch.tensor(6))),
     "written to in between": (after_writing, lambda: (rows(12, grad=False),)),
     "experts by rows": (routed, lambda: (rows(6, 5), rows(6, 4), rows(4, 5, 5))),
