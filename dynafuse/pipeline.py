@@ -57,7 +57,7 @@ from dynafuse.runtime.capture.graphs import Intent, intent_of
 from dynafuse.runtime.cuda_graphs import capture
 from dynafuse.runtime.deferred import deferred
 from dynafuse.runtime.demotion import Demoted, demote
-from dynafuse.runtime.devices import on_device, only_cuda_device
+from dynafuse.runtime.devices import cuda_devices, on_device
 from dynafuse.runtime.eager import eager
 from dynafuse.runtime.interim import interim_plan
 from dynafuse.runtime.observers import Compiled, plan_only, tell
@@ -341,8 +341,8 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
     def written() -> Callable[..., Any]:
         call = _written(setting, plan, kernels, buffers)
         call = call if intent is None else intent.apply(call, setting.kind, setting.config.strict)
-        device = only_cuda_device(setting.module) if torch.cuda.device_count() > 1 else None
-        return call if device is None else on_device(call, device)
+        devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
+        return on_device(call, devices[0]) if len(devices) == 1 else call
 
     return setting.guard.stage("generated function", written, lambda: eager(setting.module))
 

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+
+from dynafuse.ir import Plan
 
 Call = Callable[[list[Any]], Any]
 current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 
 
-def only_cuda_device(module: GraphModule) -> int | None:
-    """Return the index of the CUDA device that all tensors of a graph are on; None if they are on others or on several."""
-    values = (node.meta.get("val") for node in module.graph.nodes)
-    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
-    device = devices.pop() if len(devices) == 1 else None
-    return device.index or 0 if device is not None and device.type == "cuda" else None
+def cuda_devices(plan: Plan) -> tuple[int, ...]:
+    """Return the indices of the CUDA devices that a plan's regions run on, in order."""
+    tensors = (plan.annotated.facts[region.outputs[0]].tensor for region in plan.regions)
+    devices = {tensor.device for tensor in tensors if tensor is not None}
+    return tuple(sorted({device.index or 0 for device in devices if device.type == "cuda"}))
 
 
 def on_device(call: Call, index: int) -> Call:
@@ -28,7 +28,7 @@ def on_device(call: Call, index: int) -> Call:
 
     Args:
         call: The function, which takes its arguments as one list.
-        index: The device that all of its tensors are on.
+        index: The device that all of its kernels run on.
     """
     assert current_device is not None
     current = current_device

@@ -46,7 +46,7 @@ from dynafuse.runtime import random
 from dynafuse.runtime.alignment import aligned, allocates, draws_by_address, starts_aligned
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.buffers import has_more_elements, is_given_up
-from dynafuse.runtime.devices import launch_on
+from dynafuse.runtime.devices import cuda_devices, launch_on
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text, solution
 
@@ -106,7 +106,7 @@ class Writer:
         self.returned_views = self._returned_views()
         self.shared = self._shared()
         self.last = self._last_uses()
-        self.devices = self._devices()
+        self.devices = cuda_devices(plan)
         self.read = {memory for step in steps.values() for i in step.inputs for memory in (i, _end_of(self.into, i))}
 
     # ------------------------------------------------------------------ the whole function
@@ -293,10 +293,6 @@ class Writer:
         return f"({''.join(self.size(s) + ', ' for s in sizes)})"
 
     # ------------------------------------------------------------------ steps
-
-    def _devices(self) -> tuple[int, ...]:
-        indices = {self._device(step) for step in self.steps.values()}
-        return tuple(sorted(i for i in indices if i is not None))
 
     def _device(self, step: Step) -> int | None:
         tensor = self.facts[step.outputs[0]].tensor

@@ -111,6 +111,8 @@ def test_the_other_device_of_two() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")
     check(lambda x: x.softmax(-1) * 2, torch.randn(7, 130, device="cuda:1", requires_grad=True))
+    check(lambda x, s: x.softmax(-1) * s, torch.randn(7, 130, device="cuda:1"), torch.tensor(2.5))
+    check(lambda x: x.to("cuda:1").softmax(-1) * 2, torch.randn(7, 130, device="cuda:0"))
 
 
 def test_another_stream(device: str) -> None:
