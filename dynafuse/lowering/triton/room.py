@@ -66,8 +66,15 @@ def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
     full_lane = SUSPECT_PER_FULL_LANE.get(schedule.schedule_class, 2 * SUSPECT_PER_LANE)
     if per_lane < (full_lane if schedule.fills_registers else SUSPECT_PER_LANE):
         return smaller
-    warps = (schedule.warps * times for times in (2, 4) if per_lane // times >= LEAST_PER_LANE)
-    return (*(replace(schedule, warps=count) for count in warps if count <= MOST_WARPS_PER_PROGRAM), *smaller)
+    more = (times for times in (2, 4) if per_lane // times >= LEAST_PER_LANE
+            and schedule.warps * times <= MOST_WARPS_PER_PROGRAM)
+    return (*(_with_warps(schedule, schedule.warps * times) for times in more), *smaller)
+
+
+def _with_warps(schedule: Schedule, warps: int) -> Schedule:
+    """Return a schedule with more warps, whose lanes hold as many running states each as before."""
+    running = schedule.running * warps // schedule.warps
+    return replace(schedule, warps=warps, running=running if running < schedule.block.get("r", 0) else 0)
 
 
 def roomiest(choices: Sequence[Lowered], capability: int | None, workers: int | None) -> Future[Chosen]:

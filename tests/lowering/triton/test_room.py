@@ -168,3 +168,8 @@ print(choices.index(lowered), lowered.launches[0].warps, first.launches[0].warps
 def test_a_sum_that_reads_many_tensors_is_compiled_with_more_warps() -> None:
     position, warps, usual, side = map(int, python("-c", NATIVE, env=environment(interpreted=False)).split()[-4:])
     assert position > 0 and warps > usual and side >= 16
+
+
+def test_more_warps_hold_more_running_states_between_them() -> None:
+    running = replace(WIDE, schedule_class="split", block={"x": 1, "r": 4096}, warps=4, running=1024)
+    assert [(schedule.warps, schedule.running) for schedule in roomier(running)] == [(8, 2048), (16, 0)]
