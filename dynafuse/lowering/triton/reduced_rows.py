@@ -55,7 +55,12 @@ def bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
                if not access.is_store and all(access.offset.free_symbols & group for group in groups))
 
 
-def _contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], axes: Collection[int]) -> float:
+def is_mixed(along: float, across: float) -> bool:
+    """Return whether so many bytes are contiguous along rows, and so many across them, that both count."""
+    return min(along, across) > MIXED * max(along, across)
+
+
+def contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], axes: Collection[int]) -> float:
     """Return the bytes of the accesses whose neighbours in memory are neighbours along one of ``axes``."""
     return sum(traffic(spec, probed, access) for access in accesses if _fastest_axis(spec, probed, access) in axes)
 
@@ -129,7 +134,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
     order = {"x": by_stride(probed, accesses, remaining), "r": along_row(spec, probed, accesses, reduced)}
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
-    along, across = (_contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
+    along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
     reads = [access for access in probed.accesses if not access.is_store]
     lanes = "x" if across > along else "r"
     vectors = {access: vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
@@ -153,7 +158,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         vector=max(vectors.values(), default=1),
         is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) > (
             sum(traffic(spec, probed, access) for access in vectors)),
-        is_mixed=min(along, across) > MIXED * max(along, across),
+        is_mixed=is_mixed(along, across),
         piece=math.gcd(*(bound for axes, bound in probed.conditions().values() if bound and axes == {*order["x"][-1:]})),
         block=_even_block(spec, probed, order["r"]),
     )

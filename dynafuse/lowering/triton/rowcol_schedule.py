@@ -11,11 +11,19 @@ from collections.abc import Iterator, Sequence
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.reduced_rows import LONGEST_AHEAD, SHARED_BYTES, bytes_read_along, full_reads
+from dynafuse.lowering.triton.reduced_rows import (
+    LONGEST_AHEAD,
+    SHARED_BYTES,
+    bytes_read_along,
+    contiguous_bytes,
+    full_reads,
+    is_mixed,
+)
 from dynafuse.lowering.triton.tiles import Schedule, along_row, by_stride, clamp, point_count, power_of_two, reduced_axes
 from dynafuse.partition.kernel_class import PROCESSORS
 
 LONG = 4096  # elements of a row of which four warps hold as many as there are registers for
+LEAST_ACROSS = 4  # rows beside one another that a tile has where much is contiguous across them
 LIGHT = 48 << 10  # bytes below which four warps hold a longer row as well, if they hold nothing that all rows share
 
 
@@ -53,6 +61,11 @@ def rowcol(
         return 4 if x * r * held <= 48 << 10 else 8 if x * r * held <= 160 << 10 else 16
 
     half, quarter = max(most // 2, 1), max(most // 4, 1)
+    along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (row, column))
+    if is_mixed(along, across) or across > along:
+        x = min(max(half, LEAST_ACROSS), most)
+        ahead = schedule(x, warps_for(x), 2, 3)
+        yield ahead if ahead.stages == 3 else schedule(x, 4, 4, 1)
     if r >= LONG:  # two programs of few warps, as long as these hold a row, or one, whose next rows are on their way
         yield schedule(1, 4, 2, 3) if r == LONG or length * held < LIGHT else schedule(1, 8, 1, 3)
     yield schedule(quarter, warps_for(quarter), 4, 3)
