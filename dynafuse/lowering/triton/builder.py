@@ -102,8 +102,9 @@ class KernelBuilder:
 
 
     def tile_dim(self, tile: str) -> int:
-        """Return which dimension of a tile with rows is ``x`` or ``r``: the last one is that of neighbouring lanes."""
-        return 1 if self.schedule.lanes == tile else 0
+        """Return which dimension of a tile of two a tile dimension is: that of neighbouring lanes is the last or the first."""
+        is_of_lanes = tile == ("x" if "y" in self.schedule.order else self.schedule.lanes)
+        return int(is_of_lanes != self.schedule.lanes_first)
 
     def spread(self, tile: str) -> str:
         """Return the text of the index that lays points along the dimension of a tile dimension."""
@@ -139,7 +140,7 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
     emitter = Emitter(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
     emitter.hoist_invariants = schedule.hoist_invariants
     emitter.eviction.beside = innermost(emitter.axes, (order for tile, order in schedule.order.items() if tile != "y"))
-    emitter.tile_dims = {"y": 0, "x": 1} if "y" in schedule.order else {tile: builder.tile_dim(tile) for tile in "xr"}
+    emitter.tile_dims = {tile: builder.tile_dim(tile) for tile in ("yx" if "y" in schedule.order else "xr")}
     if tile_of is None:
         exact_tiles = (tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))
         emitter.exact_tiles = PER_STEP.union(exact_tiles)

@@ -36,7 +36,7 @@ def pointwise(builder: KernelBuilder) -> None:
     order, block = builder.schedule.order, builder.schedule.block
     emitter = make_emitter(builder)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
-    spreads = {"x": ""} if len(order) == 1 else {"y": "[:, None]", "x": "[None, :]"}
+    spreads = {tile: builder.spread(tile) if len(order) == 2 else "" for tile in order}
     names = [name for name in ("x", "y") if name in order]
     grid = [block_count(builder.numel(name), block[name]) for name in names]
     tiles = [tile_dimension(builder, name, f"{program} * {name.upper()}BLOCK", builder.numel(name), order[name], emitter,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.base import VARIANT
@@ -21,6 +22,7 @@ from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import LONGEST_AHEAD, Rows, rows_of, splittable, with_running_states
 from dynafuse.lowering.triton.row_schedule import split_rows, whole_rows
 from dynafuse.lowering.triton.rowcol_schedule import rowcol
+from dynafuse.lowering.triton.ties import lanes_first
 from dynafuse.lowering.triton.tiles import Schedule, probe, reduced_axes, traffic
 from dynafuse.partition.kernel_class import PROCESSORS, reduction_class
 
@@ -32,7 +34,7 @@ def choose_schedule(spec: Spec) -> Schedule:
     """Return the schedule that a spec's options name, else the best; for a class of sizes that of its typical size."""
     named = dict(spec.options).get(VARIANT)
     if named is None:
-        return next(iter(_schedules(spec.typical)))
+        return next(_schedules(spec.typical))
     return next(schedule for schedule in candidates(spec) if str(schedule) == named)
 
 
@@ -41,9 +43,15 @@ def candidates(spec: Spec) -> tuple[Schedule, ...]:
     return tuple(itertools.islice(_distinct(_schedules(spec.typical)), MOST_CANDIDATES))
 
 
-def _schedules(spec: Spec) -> Iterable[Schedule]:
-    """Return schedules of a spec, the best first, some more than once."""
+def _schedules(spec: Spec) -> Iterator[Schedule]:
+    """Yield schedules of a spec, the best first, some more than once."""
     probed = probe(spec)
+    for schedule in _by_class(spec, probed):
+        yield replace(schedule, lanes_first=True) if lanes_first(spec, probed, schedule) else schedule
+
+
+def _by_class(spec: Spec, probed: Probe) -> Iterable[Schedule]:
+    """Return schedules of a spec, by whether and what it reduces."""
     reduced_sets = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.of_rows))
     if not reduced_sets:
         return pointwise_schedules(spec, probed)

@@ -42,6 +42,7 @@ class Schedule:
     hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
     loads_early: bool = False  # whether what is read along rows is loaded before rows are first reduced
     lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
+    lanes_first: bool = False  # whether that is the tile's first dimension, not its last
     running: int = 0  # along the row, the states of a loop: a tile is combined to these first; 0 for one per element
 
     def __str__(self) -> str:

@@ -1,0 +1,62 @@
+"""Which dimension of a tile lanes lie side by side along, where Triton cannot tell it from the addresses.
+
+Triton lets lanes walk the dimension of a tile along which it knows most addresses to be neighbours. Of an index that it
+cannot follow, because it is loaded or clamped, halved or compared, it knows none along any. It then takes the first
+dimension, or since 3.7 the last one, whatever lies there. A kernel with such an access has the dimension that lanes are
+meant to walk where they do.
+
+Worked example: ``x[:, (2 * i).clamp(max=99)]`` over rows and ``i`` in tiles of 64 rows by 16 columns. Triton 3.6 gives 32
+rows to a warp, each lane of which loads from another line of memory. In tiles of 16 columns by 64 rows it gives it two rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+
+from dynafuse.ir import Spec
+from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.probe import Probe
+from dynafuse.lowering.triton.tiles import Schedule, strides_of
+from dynafuse.partition.kernel_class import estimate
+
+LAST_SINCE = (3, 7)
+"""The version of Triton from which on lanes walk the last dimension of a tile where no other is known to be better."""
+
+
+def lanes_first(spec: Spec, probed: Probe, schedule: Schedule) -> bool:
+    """Return whether the first dimension of a schedule's tiles is to be the one that lanes lie side by side along.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        schedule: A schedule, of tiles with two dimensions or one.
+    """
+    return _ties_go_first() and any(_is_tied(spec, probed, access, schedule) for access in probed.accesses)
+
+
+@cache
+def _ties_go_first() -> bool:
+    return tuple(map(int, version("triton").split(".")[:2])) < LAST_SINCE
+
+
+def _is_tied(spec: Spec, probed: Probe, access: Access, schedule: Schedule) -> bool:
+    """Return whether an access varies along both dimensions of a tile, and has no neighbours along either."""
+    along = probed.axes_along(access.offset)
+    return len(schedule.order) == 2 and all(
+        schedule.block[tile] > 1 and not along.isdisjoint(axes) and not _has_neighbours(spec, probed, access, axes)
+        for tile, axes in schedule.order.items())
+
+
+def _has_neighbours(spec: Spec, probed: Probe, access: Access, axes: Sequence[int]) -> bool:
+    """Return whether Triton knows points beside one another along axes, outermost first, to be so in an access as well."""
+    strides = strides_of(probed, access)
+    run = 1
+    for axis in reversed(axes):
+        if strides[axis] != run or axis in probed.axes_along(access.offset - run * probed.axes[axis]):
+            break
+        run *= estimate(spec.axes[axis].size)
+    else:
+        return True
+    return run > 1 and run % 2 == 0
