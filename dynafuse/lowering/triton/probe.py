@@ -6,6 +6,7 @@ Worked example: of ``x * rsqrt(v[:, None])`` over axes 0 and 1 the probe notes t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ FUNCTION = 8.0  # instructions of a function of the math library besides its flo
 SINGLE = ("lm.maximum(", "lm.minimum(", "lm.neg(")  # functions that are one instruction
 WIDE = 2.0  # instructions of 32 bits for one of 64
 WIDE_DIVISION = 16.0
+NAME = re.compile(r"[A-Za-z_]\w*")
 DIVISION = 3.0  # a multiplication, shifts and corrections
 
 
@@ -39,6 +41,7 @@ class Probe(Emitter):
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, [str(k) for k in range(len(spec.axes))])
         self.work: list[Work] = []
+        self.from_memory: set[str] = set()  # names of what is loaded, or computed from that
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
         """Return a variable that holds an expression, and note what it takes to compute.
@@ -49,6 +52,9 @@ class Probe(Emitter):
         """
         names_before = self._name_count
         value = super().define(text, dtype, tiles, *exprs, comment=comment)
+        names = {*NAME.findall(text), *(symbol.name for expr in exprs for symbol in expr.free_symbols)}
+        if text.startswith("tl.load(") or not self.from_memory.isdisjoint(names):
+            self.from_memory.add(value.name)
         if self._name_count > names_before:
             instructions = self._instructions(text, dtype, bool(comment))
             if instructions:

@@ -60,11 +60,15 @@ VECTOR = 16  # bytes that a lane moves at once
 
 @dataclass(frozen=True)
 class _Access:
-    """An access with its numbers: bytes of an element, strides by axis in elements (None: anywhere)."""
+    """An access with its numbers: bytes of an element, strides by axis in elements (None: anywhere).
+
+    ``linear`` are the axes along which neighbours are exactly as far apart as the stride says.
+    """
 
     tensor: str
     itemsize: int
     strides: tuple[float | None, ...]
+    linear: frozenset[int]
     axes: frozenset[int]
     share: float  # of the points at which it is made
     vector: int  # the most elements that a lane may move at once, by alignment and masks
@@ -112,7 +116,8 @@ class TileCost:
         numel = math.prod(map(estimate, access.layout.shape))
         vector = VECTOR // access.layout.dtype.itemsize if access.layout.aligned else 1
         share = min(1.0, numel / self._reached(strides)) if access.masks else 1.0
-        return _Access(access.tensor, access.layout.dtype.itemsize, strides, axes, share, vector, self._jump(access.offset),
+        linear = frozenset(k for k, axis in enumerate(self._probed.axes) if k not in axes or access.offset.has(axis))
+        return _Access(access.tensor, access.layout.dtype.itemsize, strides, linear, axes, share, vector, self._jump(access.offset),
                        access.masks, numel, access.is_store)
 
     def _jump(self, offset: sympy.Expr) -> int:
@@ -133,7 +138,7 @@ class TileCost:
             return 0.0
         variable = self._probed.axes[axis]
         if variable not in offset.free_symbols:
-            return None  # by way of a loaded index
+            return self._stride_of_computed(offset, axis)
         factor = offset.coeff(variable)
         if not (offset - factor * variable).has(variable):
             return float(with_symbols_at(factor, UNKNOWN_SIZE))
@@ -143,6 +148,14 @@ class TileCost:
         except (ZeroDivisionError, AssertionError):  # a divisor is 0, or torch's Mod negative, at what is assumed
             return None
         return float(ends[1] - ends[0]) / steps if steps and all(end.is_number for end in ends) else None
+
+    def _stride_of_computed(self, offset: sympy.Expr, axis: int) -> float | None:
+        """Return the same of an index that is computed, as that of an image's resized one: it walks its range evenly."""
+        indices = [symbol for symbol in offset.free_symbols if axis in self._probed.axes_along(symbol)]
+        if any(symbol.name in self._probed.from_memory for symbol in indices):
+            return None
+        walked = sum(offset.coeff(symbol) * symbol.size for symbol in indices)
+        return float(with_symbols_at(walked, UNKNOWN_SIZE)) / self.sizes[axis]
 
     def _valued(self, offset: sympy.Expr, known: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
         zeros = {symbol: sympy.S.Zero for symbol in offset.free_symbols if str(symbol) not in self.spec.symbols}
@@ -362,7 +375,7 @@ class _Tiling:
         if not self.groups[tile]:
             return 1
         innermost = self.groups[tile][-1]
-        if access.strides[innermost.axis] != 1:
+        if access.strides[innermost.axis] != 1 or innermost.axis not in access.linear:
             return 1
         is_whole = self._is_whole(access, tile)
         width = math.gcd(access.vector, self.walked[tile] if is_whole else innermost.size)
