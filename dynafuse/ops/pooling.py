@@ -30,6 +30,12 @@ from dynafuse.ops.table import Builder, Call, Index, Kind, Lower, Value, eager, 
 MAX_WINDOW = 25
 """The most elements of a window that are written out one by one."""
 
+LEAST_WIDE = 1 << 30
+"""The least size in which places may take more than 32 bits."""
+
+MOST_COUNTS = 8
+"""The most numbers of elements that windows count of which the reciprocal is chosen rather than computed."""
+
 OFFSET_WINDOW = 127
 """The most elements of a window whose places int8 holds."""
 
@@ -293,16 +299,52 @@ def _max_pool_offsets_backward(build: Builder, call: Call, index: Index) -> Valu
 def _avg_pool(build: Builder, call: Call, index: Index) -> Value:
     values, rank = _window_values(build, call, index, 0), _rank(call)
     total = _reduced(build, "{0} + {1}", values, call.dtype)
-    return _averaged(build, call, total, index[-rank:], build.shape(call["self"])[-rank:])
+    return _averaged(build, call, total, index[-rank:], build.shape(call["self"])[-rank:], call.shape[-rank:])
 
 
-def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequence[sympy.Expr]) -> Value:
-    """Return ``total`` over the divisor of the window at ``at``."""
+def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequence[sympy.Expr],
+              numbers: Sequence[sympy.Expr]) -> Value:
+    """Return ``total`` over the divisor of the window at ``at``, one of so many in each dimension of ``sizes``."""
     common = _common_divisor(call) or _known_count(call, at, sizes)
     if common:
         return _quotient(build, call, total, common)
-    count = build.cast(_count(build, call, at, sizes), opmath(call.dtype))
-    return build.expression("lm.div({0}, {1})", call.dtype, total, count)
+    count = _count(build, call, at, sizes)
+    counts = _possible_counts(call, sizes, numbers)
+    if opmath(call.dtype) is torch.float32 and len(counts) <= MOST_COUNTS:
+        return _quotient_by_one_of(build, call, total, count, counts)
+    return build.expression("lm.div({0}, {1})", call.dtype, total, build.cast(count, opmath(call.dtype)))
+
+
+def _possible_counts(call: Call, sizes: Sequence[sympy.Expr], numbers: Sequence[sympy.Expr]) -> list[int]:
+    """Return how many elements a window may count, the most first."""
+    spans = [possible_spans(window, size, number, call["count_include_pad"])
+             for window, size, number in zip(_of(call), sizes, numbers, strict=True)]
+    return sorted({math.prod(several) for several in itertools.product(*spans)}, reverse=True)
+
+
+def possible_spans(window: Window, size: sympy.Expr, number: sympy.Expr, with_padding: bool) -> set[int]:
+    """Return how many elements one of so many windows may count in one dimension."""
+    if not (size.is_Integer and number.is_Integer):
+        return set(range(1, window.length + 1))
+    cut = window.length // window.stride + 1  # windows at either end
+    ends = {*range(min(cut, int(number))), *range(max(int(number) - cut - 1, 0), int(number))}
+    low, high = (-window.padding, int(size) + window.padding) if with_padding else (0, int(size))
+    starts = (at * window.stride - window.padding for at in ends)
+    return {min(start + window.length, high) - max(start, low) for start in starts}
+
+
+def _quotient_by_one_of(build: Builder, call: Call, total: Value, count: Value, counts: Sequence[int]) -> Value:
+    """Return ``total`` over a count that is one of several, rounded as a division is, which would branch."""
+    parts = [(1.0, 0.0) if number == 1 else reciprocal_parts(number) for number in counts]
+    high, low = (build.expression(_chosen(counts, [part[k] for part in parts if part]), torch.float32, count) for k in (0, 1))
+    return build.expression("lm.div_by({0}, {1}, {2})", call.dtype, total, high, low)
+
+
+def _chosen(keys: Sequence[int], values: Sequence[float]) -> str:
+    """Return the text of the value that belongs to the key that ``{0}`` is."""
+    *others, last = (literal(value, torch.float32) for value in values)
+    return functools.reduce(lambda text, pair: f"tl.where({{0}} == {pair[0]}, {pair[1]}, {text})",
+                            reversed(list(zip(keys, others, strict=False))), f"tl.full([], {last}, tl.float32)")
 
 
 def _known_count(call: Call, at: Index, sizes: Sequence[sympy.Expr]) -> int:
@@ -345,26 +387,32 @@ def _count(build: Builder, call: Call, at: Index, sizes: Sequence[sympy.Expr]) -
     """Return how many elements the window at ``at`` counts."""
     spans = [_span(build, position, window, size, call["count_include_pad"])
              for position, window, size in zip(at, _of(call), sizes, strict=True)]
-    return functools.reduce(lambda left, right: _int64(build, "{0} * {1}", left, right), spans)
+    return functools.reduce(lambda left, right: build.expression("{0} * {1}", left.dtype, left, right), spans)
 
 
 def _span(build: Builder, at: sympy.Expr, window: Window, size: sympy.Expr, with_padding: bool) -> Value:
     """Return how many elements a window counts in one dimension: it is cut at the padded edge, or at the data's."""
     start, edge = at * window.stride - window.padding, size + window.padding if with_padding else size
-    end = _int64(build, "tl.minimum({0}, {1})", build.index_value(start + window.length), build.index_value(edge))
-    low = build.index_value(start)
+    dtype = torch.int32 if size.is_Integer and size < LEAST_WIDE else torch.int64
+
+    def place(expr: sympy.Expr) -> Value:
+        return build.cast(build.index_value(expr), dtype)
+
+    end = build.expression("tl.minimum({0}, {1})", dtype, place(start + window.length), place(edge))
+    low = place(start)
     if not with_padding:
-        low = _int64(build, "tl.maximum({0}, {1})", low, build.constant(0, torch.int64))
-    return _int64(build, "{0} - {1}", end, low)
+        low = build.expression("tl.maximum({0}, {1})", dtype, low, build.constant(0, dtype))
+    return build.expression("{0} - {1}", dtype, end, low)
 
 
 def _avg_pool_backward(build: Builder, call: Call, index: Index) -> Value:
     rank, sizes = _rank(call), call.shape[-_rank(call):]
     if _common_divisor(call):  # one division instead of one for each window
         total = _over_windows(build, call, index, lambda at, _: build.operand(call["grad_output"], at))
-        return _averaged(build, call, total, index[-rank:], sizes)
+        return _averaged(build, call, total, index[-rank:], sizes, sizes)
+    numbers = build.shape(call["grad_output"])[-rank:]
     total = _over_windows(build, call, index, lambda at, _: _averaged(
-        build, call, build.operand(call["grad_output"], at), at[-rank:], sizes))
+        build, call, build.operand(call["grad_output"], at), at[-rank:], sizes, numbers))
     return build.cast(total, call.dtype)
 
 

@@ -217,7 +217,7 @@ def div_by(x, high, low):
         high, low: The reciprocal, and what float32 leaves of it.
     """
     product = x * high
-    return tl.where(product == x, x, ptx.fma(x, tl.full([], high, tl.float32), x * low))
+    return tl.where(product == x, x, ptx.fma(x, high + tl.full([], 0, tl.float32), x * low))
 
 
 @jit
