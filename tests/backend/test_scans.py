@@ -137,6 +137,9 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a transposed result": (lambda x: x.cumsum(1).t() * 2, (rows(9, 100),)),
     "ones": (lambda x: torch.ones_like(x).cumsum(1) + x, (rows(9, 100),)),
     "a place in a head": (lambda x: x.view(4, 25, 9).transpose(0, 1).cumsum(1), (rows(100, 9),)),
+    "the only place of another dimension, rolled": (lambda x: x.cumsum(1).roll(1, 2) * 2, (rows(1, 5, 1),)),
+    "the only place of another dimension, picked": (
+        lambda x, i: x.cumprod(-2).index_select(2, i) * 2, (rows(1, 5, 1), torch.tensor(0))),
 }
 
 

@@ -349,11 +349,15 @@ class Emitter(ControlFlow):
         return unrolled(self, position, index)
 
     def _scan(self, position: int, index: Index) -> Value:
-        """Return the value of a scan, which its kernel knows nowhere but where it walks the row."""
-        target, walked = self.spec.ops[position].target, self.index(dict(self.spec.scans)[position])
-        if any(sympy.expand(here - at) != 0 for here, at in zip(index, walked, strict=True)):
-            raise LoweringError(target, "its value is needed elsewhere than its kernel walks")
-        return self.of_whole_row(position, target, self.on_scan)
+        """Return the value of a scan, which its kernel knows nowhere but where it walks the row.
+
+        A dimension of size 1 has one place, also where that is loaded or rolled.
+        """
+        op, walked = self.spec.ops[position], self.index(dict(self.spec.scans)[position])
+        places = zip(index, walked, op.shape, strict=True)
+        if any(size != 1 and sympy.expand(here - at) != 0 for here, at, size in places):
+            raise LoweringError(op.target, "its value is needed elsewhere than its kernel walks")
+        return self.of_whole_row(position, op.target, self.on_scan)
 
     # ------------------------------------------------------------------ memory
 
