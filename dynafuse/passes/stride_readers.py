@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse.ops import lookup
+from dynafuse.ops.overloads import moves_generator
 
 aten = torch.ops.aten
 
@@ -20,7 +21,7 @@ def may_look_at_strides(node: Node) -> bool:
     Args:
         node: The call.
     """
-    return places_by_strides(node) or _was_made_for_strides(node)
+    return places_by_strides(node) or _was_made_for_strides(node) or _draws_by_strides(node)
 
 
 def places_by_strides(node: Node) -> bool:
@@ -39,7 +40,7 @@ def wants_eagers_strides(node: Node) -> bool:
     Args:
         node: The call.
     """
-    return _was_made_for_strides(node) or _is_wrong_in_channels_last(node)
+    return _was_made_for_strides(node) or _draws_by_strides(node) or _is_wrong_in_channels_last(node)
 
 
 def wants_dense_rows(node: Node) -> bool:
@@ -60,6 +61,14 @@ def _was_made_for_strides(node: Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims"):
         return False
     return torch.Tag.flexible_layout not in target.tags
+
+
+def _draws_by_strides(node: Node) -> bool:
+    """Return whether a call draws a random number for each element of its operand, in the order of memory.
+
+    Attention draws by the places of rows and columns instead.
+    """
+    return moves_generator(node) and not wants_dense_rows(node)
 
 
 def _is_wrong_in_channels_last(node: Node) -> bool:

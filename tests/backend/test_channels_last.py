@@ -145,3 +145,26 @@ def test_net(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     check_batch_norm("cpu", monkeypatch)
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda y: F.dropout(y, 0.4),
+    "dropout of a part": lambda y: F.dropout(y[:, 1:].relu(), 0.4),
+    "bernoulli": lambda y: y.sigmoid().bernoulli(),
+    "like": torch.rand_like,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_are_drawn_in_eagers_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.conv2d(x, w).sin()
+        return DRAWS[name](y), DRAWS[name](y.exp())
+
+    make, moved = Maker("cpu", torch.float32), move_all(monkeypatch)
+    for grad in (False, True):
+        given = [make(2, 3, 7, 6, grad=grad), make(4, 3, 3, 3, grad=grad)]
+        torch._dynamo.reset()
+        ours, eager = (run(call, copies(given), seed=3) for call in (compiled(function, fallback_random=True), function))
+        torch.testing.assert_close((ours.result, ours.gradients), (eager.result, eager.gradients))
+    assert len(moved) == (3 if name.startswith("dropout") else 2)

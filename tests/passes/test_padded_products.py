@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from typing import Any
@@ -160,6 +161,17 @@ def test_a_view_of_all_in_one_row_reads_a_copy() -> None:
     found = after(lambda b, x, w: b.op("aten.exp.default", b.op("aten.view.default", linear(b, x, w), [-1])),
                   random(6, 16), random(13, 16))
     assert found.count("aten.clone") == 1
+
+
+def test_eagers_random_numbers_are_drawn_from_a_copy() -> None:
+    """Eager's dropout on a GPU draws several numbers at a time where there are no gaps."""
+    def write(b: Builder, x: Node, w: Node) -> Node:
+        return b.op(operator.getitem, b.op("aten.native_dropout.default", linear(b, x, w), 0.4, True), 0)
+
+    module = normalize(graphs.built(write, random(6, 16), random(13, 16)))
+    pad_products("inference", module, ALWAYS, "cpu", False)
+    drawn, = module.graph.find_nodes(op="call_function", target=aten.native_dropout.default)
+    assert padded(module) and drawn.all_input_nodes[0].meta["val"].stride() == (13, 1)
 
 
 def test_rows_and_columns_of_two_products() -> None:
