@@ -7,7 +7,7 @@ else is: dtypes, sizes, strides, what requires a gradient, what shares memory wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,19 +53,25 @@ def require(condition: bool, kind: str, message: str) -> None:
         raise Different(kind, message)
 
 
-def judge(ours: Outcome, references: References) -> None:
-    """Raise ``Different`` unless ``ours`` is right."""
+def differences(ours: Outcome, references: References) -> Iterator[Different]:
+    """Yield all in which ``ours`` is wrong, in order."""
     eager = references.eager
     for part in ("result", "arguments", "gradients"):
         mine, theirs = tree_leaves(getattr(ours, part)), tree_leaves(getattr(eager, part))
-        require(len(mine) == len(theirs), "structure", f"{part}: {len(mine)} values, in eager {len(theirs)}")
+        if len(mine) != len(theirs):
+            yield Different("structure", f"{part}: {len(mine)} values, in eager {len(theirs)}")
+            return
         others = [tree_leaves(getattr(other, part)) for other in references.others]
         promised = tree_leaves(references.promised) if part == "result" else []
         for k, (x, y) in enumerate(zip(mine, theirs, strict=True)):
             strides = {significant(t) for t in (y, *promised[k:k + 1]) if isinstance(t, torch.Tensor)}
-            compare(x, y, [other[k] for other in others if len(other) == len(theirs)], f"{part}[{k}]",
-                    None if part == "gradients" else strides, references.drawn)
-    require(aliases(ours) == aliases(eager), "aliases", f"memory shared by {aliases(ours)}, in eager by {aliases(eager)}")
+            try:
+                compare(x, y, [other[k] for other in others if len(other) == len(theirs)], f"{part}[{k}]",
+                        None if part == "gradients" else strides, references.drawn)
+            except Different as different:
+                yield different
+    if aliases(ours) != aliases(eager):
+        yield Different("aliases", f"memory shared by {aliases(ours)}, in eager by {aliases(eager)}")
 
 
 def compare(x: Any, y: Any, others: Sequence[Any], what: str, strides: Collection[Sequence[int]] | None, drawn: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import traceback
@@ -21,7 +22,7 @@ from dynafuse import backend
 from dynafuse.runtime.capture.calls import WARM_UPS
 from tests.fuzz import inputs
 from tests.fuzz.noise import Noise, WithoutMasks
-from tests.fuzz.oracle import Different, References, judge, same_bits
+from tests.fuzz.oracle import Different, References, differences, same_bits
 from tests.fuzz.program import Loaded, load
 from tests.support.differential import Outcome
 from tests.support.fake_recorder import recording_on_cpu
@@ -92,17 +93,28 @@ def examine(text: str, device: str = "cpu", captured: bool = False) -> Verdict:
         except Exception as error:  # whatever eager raises: the program is no program
             return Verdict("invalid", type(error).__name__, str(error)[:300])
         options = {**loaded.options, **({"capture": "always"} if captured else {})}
-        verdict = tried(loaded, references, device, backend.dynafuse, options)
-        if verdict.status == "wrong" and verdict.kind == "value":
+        found = verdicts(loaded, references, device, backend.dynafuse, options)
+        if any(verdict.status == "wrong" and verdict.kind == "value" for verdict in found):
             references = [references_of(loaded, call, device, MANY) for call in loaded.calls]
-            verdict = tried(loaded, references, device, backend.dynafuse, options)
-        if verdict.kind == "strides":
+            found = verdicts(loaded, references, device, backend.dynafuse, options)
+        if any(verdict.kind == "strides" for verdict in found):
             references = [replace(r, promised=promised(loaded, c, device)) for r, c in zip(references, loaded.calls, strict=True)]
-            verdict = tried(loaded, references, device, backend.dynafuse, options)
+            found = verdicts(loaded, references, device, backend.dynafuse, options)
         with torch._functorch.config.patch(donated_buffer=False):  # else its backward refuses to run twice
-            if verdict.failed and any(tried(loaded, references, device, own, None).like(verdict) for own in witnesses(verdict)):
-                return Verdict("torch", verdict.kind, verdict.detail, verdict.where)
-        return verdict
+            return decided(found, lambda own: verdicts(loaded, references, device, own, None))
+
+
+def decided(found: Sequence[Verdict], by_backend: Callable[[str], Sequence[Verdict]]) -> Verdict:
+    """The first failure that none of torch's own backends shares, whatever else is wrong with what those make of the program.
+
+    ``torch`` if they share all there are; ``by_backend`` gives the verdicts on one of them.
+    """
+    by_backend = functools.cache(by_backend)
+    failures = [verdict for verdict in found if verdict.failed]
+    for failure in failures:
+        if not any(other.like(failure) for own in witnesses(failure) for other in by_backend(own)):
+            return failure
+    return replace(failures[0], status="torch") if failures else found[0]
 
 
 def witnesses(verdict: Verdict) -> tuple[str, ...]:
@@ -161,24 +173,24 @@ def _tangent(tensor: torch.Tensor) -> torch.Tensor:
     return values.view(tensor.shape).to(tensor.dtype)
 
 
-def tried(loaded: Loaded, references: Sequence[References], device: str, compiler: Any, options: Any) -> Verdict:
-    """The verdict on what a backend makes of a program."""
+def verdicts(loaded: Loaded, references: Sequence[References], device: str, compiler: Any, options: Any) -> list[Verdict]:
+    """A verdict on each thing that is wrong with what a backend makes of a program, in order; a single one if nothing is."""
     fresh()
     captured = options is not None and options.get("capture") == "always"
     try:
         with recording_on_cpu() if captured and device == "cpu" else nullcontext():
             outcomes = compiled_outcomes(loaded, device, compiler, options, ROUNDS if captured else 1)
-        for outcome, reference in zip(outcomes, itertools.cycle(references), strict=False):
-            judge(outcome, reference)
-        if loaded.check != "eager" and compiler is backend.dynafuse and not captured:
+        judged = zip(outcomes, itertools.cycle(references), strict=False)
+        wrong = [different for outcome, reference in judged for different in differences(outcome, reference)]
+        if not wrong and loaded.check != "eager" and compiler is backend.dynafuse and not captured:
             again(loaded, outcomes, device, options)
     except Different as different:
-        return Verdict("wrong", different.kind, str(different))
+        wrong = [different]
     except Exception as error:  # the point of it all
-        return Verdict("raises", *described(error))
+        return [Verdict("raises", *described(error))]
     finally:
         fresh()
-    return Verdict("ok")
+    return [Verdict("wrong", different.kind, str(different)) for different in wrong] or [Verdict("ok")]
 
 
 def again(loaded: Loaded, outcomes: Sequence[Outcome], device: str, options: Any) -> None:

@@ -172,6 +172,34 @@ def test_what_raises_in_torchs_code_with_its_own_compiler_too_is_torchs() -> Non
     assert witnesses(Verdict("wrong", "value")) == (TORCHS_OWN,)
 
 
+UNFOLDED = """
+def arguments(s1, s2):
+    return (tensor((s1, s2), "float32", seed=277, values="exact", layout="transposed"),)
+
+def program(p1):
+    v0 = p1.unfold(0, 1, 2)
+    v1 = v0.reshape(2, -1, v0.shape[1], v0.shape[2])
+    v1.zero_()
+    return (v1,)
+
+CALLS = [(3, 2)]
+DYNAMIC = True
+OPTIONS = {"executors": "triton"}
+"""
+
+
+def test_what_is_wrong_with_torchs_own_backend_too_is_torchs_whatever_else_is() -> None:
+    """AOTAutograd loses what windows leave out where one is written to, and gives the result other strides."""
+    verdict = examine(UNFOLDED)
+    assert (verdict.status, verdict.kind, verdict.detail[:19]) == ("torch", "value", "value: arguments[0]")
+
+
+@pytest.mark.usefixtures("_wrong_sinh")
+def test_what_is_torchs_hides_nothing_of_ours() -> None:
+    verdict = examine(UNFOLDED.replace("v1.zero_()", "v2 = p1.sinh()\n    v1.zero_()").replace("(v1,)", "(v1, v2)"))
+    assert (verdict.status, verdict.detail[:16]) == ("wrong", "value: result[1]")
+
+
 def test_a_dynamic_graph_need_not_round_like_the_static_one_before_it() -> None:
     text = """
 def arguments(s0):
