@@ -508,17 +508,17 @@ def _pooled_sizes(arg: Any, call: Call) -> Sequence[sympy.Expr]:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-_ROWS: dict[str, tuple[Lower, Callable[[Call], str]]] = {
-    "aten.max_pool2d.default aten.max_pool3d.default": (_max_pool, _accepts_maxima),
-    "dynafuse.max_pool_offsets.default": (_max_pool_offsets, _accepts_maxima),
+_ROWS: dict[str, tuple[Lower, Callable[[Call], str], float]] = {  # with the arithmetic per element of a window
+    "aten.max_pool2d.default aten.max_pool3d.default": (_max_pool, _accepts_maxima, 1.0),
+    "dynafuse.max_pool_offsets.default": (_max_pool_offsets, _accepts_maxima, 4.0),
     "aten.max_pool2d_with_indices_backward.default aten.max_pool3d_with_indices_backward.default":
-        (_max_pool_backward, _accepts_gradient),
-    "dynafuse.max_pool_offsets_backward.default": (_max_pool_offsets_backward, _accepts_gradient),
-    "aten.avg_pool2d.default aten.avg_pool3d.default": (_avg_pool, _accepts),
-    "aten.avg_pool2d_backward.default aten.avg_pool3d_backward.default": (_avg_pool_backward, _accepts_gradient),
-    "aten._adaptive_avg_pool2d.default aten._adaptive_avg_pool3d.default": (_adaptive_pool, _accepts_adaptive),
+        (_max_pool_backward, _accepts_gradient, 16.0),
+    "dynafuse.max_pool_offsets_backward.default": (_max_pool_offsets_backward, _accepts_gradient, 16.0),
+    "aten.avg_pool2d.default aten.avg_pool3d.default": (_avg_pool, _accepts, 1.0),
+    "aten.avg_pool2d_backward.default aten.avg_pool3d_backward.default": (_avg_pool_backward, _accepts_gradient, 16.0),
+    "aten._adaptive_avg_pool2d.default aten._adaptive_avg_pool3d.default": (_adaptive_pool, _accepts_adaptive, 1.0),
     "aten._adaptive_avg_pool2d_backward.default aten._adaptive_avg_pool3d_backward.default":
-        (_adaptive_pool_backward, _accepts_adaptive_backward),
+        (_adaptive_pool_backward, _accepts_adaptive_backward, 1.0),
 }
 _EAGER = {
     "prims._low_memory_max_pool_with_offsets.default": "two results, one of which cannot be fused",
@@ -529,9 +529,9 @@ _EAGER = {
     "aten.max_pool2d_backward.default": "max pooling backward: adds at loaded indices",
 }
 
-for _names, (_lower, _accept) in _ROWS.items():
+for _names, (_lower, _accept, _flops) in _ROWS.items():
     for _target in overloads(_names):
-        register(rewrite(_target, Kind.INDEX, _lower, accepts=_accept))
+        register(rewrite(_target, Kind.INDEX, _lower, accepts=_accept, flops=_flops))
 for _target in overloads("prims._low_memory_max_pool_offsets_to_indices.default"):
     register(replace(rewrite(_target, Kind.INDEX, _max_pool_indices, accepts=_accepts_offsets), aligned=("self",)))
 for _names, _reason in _EAGER.items():

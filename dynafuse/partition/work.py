@@ -21,6 +21,7 @@ from dynafuse.partition.legality import Member, Shape, product
 
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
 LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
+TIMES_IN_ROWS = 4.0  # how many times as long loads take where rows are reduced: lanes that hold many elements are few
 SPLIT_POINTS = 4096  # points of a program of a split reduction
 SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
 CROWDED = 160 << 10  # bytes that a row + column kernel holds from which on its lanes have no registers for loads under way
@@ -203,7 +204,8 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], poin
                 loads[reader, argument] = loads.get((reader, argument), 0.0) + times * operand.reach
     again = (count - _first_loads(spaces, argument, spread.get(reader, points), points)
              for (reader, argument), count in loads.items())
-    return computed + LOAD_FLOPS * sum(max(count, 0.0) for count in again)
+    load_flops = LOAD_FLOPS * (1.0 if asked.shape.kind == "pointwise" else TIMES_IN_ROWS)
+    return computed + load_flops * sum(max(count, 0.0) for count in again)
 
 
 def _first_loads(spaces: Spaces, argument: Node, elements: int, points: int) -> int:
