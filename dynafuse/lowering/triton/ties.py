@@ -1,9 +1,9 @@
 """Which dimension of a tile lanes lie side by side along, where Triton cannot tell it from the addresses.
 
 Triton lets lanes walk the dimension of a tile along which it knows most addresses to be neighbours. Of an index that it
-cannot follow, because it is loaded or clamped, halved or compared, it knows none along any. It then takes the first
-dimension, or since 3.7 the last one, whatever lies there. A kernel with such an access has the dimension that lanes are
-meant to walk where they do.
+cannot follow, because it is loaded, clamped or halved, or begins anew after an odd number of points, it knows none along
+any. It then takes the first dimension, or since 3.7 the last one, whatever lies there. The dimension along which such
+accesses are near each other is put where they do.
 
 Worked example: ``x[:, (2 * i).clamp(max=99)]`` over rows and ``i`` in tiles of 64 rows by 16 columns. Triton 3.6 gives 32
 rows to a warp, each lane of which loads from another line of memory. In tiles of 16 columns by 64 rows it gives it two rows.
@@ -18,7 +18,8 @@ from importlib.metadata import version
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.emitter import Access
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.tiles import Schedule, strides_of
+from dynafuse.lowering.triton.tile_cost import LINE, TileCost
+from dynafuse.lowering.triton.tiles import Schedule, strides_of, traffic
 from dynafuse.partition.kernel_class import estimate
 
 LAST_SINCE = (3, 7)
@@ -26,14 +27,27 @@ LAST_SINCE = (3, 7)
 
 
 def lanes_first(spec: Spec, probed: Probe, schedule: Schedule) -> bool:
-    """Return whether the first dimension of a schedule's tiles is to be the one that lanes lie side by side along.
+    """Return whether the dimension of a schedule's tiles that its lanes are meant to walk is to be the first, not the last.
 
     Args:
         spec: The region.
         probed: Its probe.
         schedule: A schedule, of tiles with two dimensions or one.
     """
-    return _ties_go_first() and any(_is_tied(spec, probed, access, schedule) for access in probed.accesses)
+    tied = [k for k, access in enumerate(probed.accesses) if _is_tied(spec, probed, access, schedule)]
+    if not tied:
+        return False
+    cost = TileCost(spec, probed)
+
+    def touched(tile: str) -> float:
+        """Return the lines of memory that tied accesses touch, relative to each other, if lanes walk a dimension."""
+        inner = next((k for k in reversed(schedule.order[tile]) if cost.sizes[k] > 1), schedule.order[tile][-1])
+        return sum(traffic(spec, probed, probed.accesses[k]) * min(cost.apart(k, inner), LINE) for k in tied)
+
+    of_lanes = "x" if "y" in schedule.order else schedule.lanes
+    (other,) = schedule.order.keys() - {of_lanes}
+    are_columns = of_lanes == "x" and other == "r"  # lanes that walk them have nothing to exchange before they add it up
+    return _ties_go_first() == (are_columns or touched(of_lanes) <= touched(other))
 
 
 @cache

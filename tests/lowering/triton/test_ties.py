@@ -14,7 +14,7 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton import lower, ties
 from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.schedule import candidates, choose_schedule
-from dynafuse.lowering.triton.tiles import Schedule
+from dynafuse.lowering.triton.tiles import Schedule, probe
 from tests.lowering.triton.test_candidates import CASES as ROWS
 from tests.lowering.triton.test_pointwise_schedule import CASES as POINTS
 from tests.lowering.triton.test_pointwise_schedule import spec_of
@@ -44,6 +44,14 @@ def test_lanes_walk_columns_whose_index_is_not_followed(function: Any, inputs: l
     spec = spec_of(function, *inputs)
     tiled = [schedule for schedule in candidates(spec) if schedule.schedule_class == "tiled"]
     assert tiled and {schedule.lanes_first for schedule in tiled} == {first}
+
+
+def test_lanes_walk_rows_of_odd_length_that_lie_side_by_side(first: bool) -> None:
+    """Of what is stored at 197 positions an image, nothing is told to be neighbours: the next image begins at an odd place."""
+    spec = spec_of(lambda x: x.view(64, 197, 384).permute(0, 2, 1).contiguous(), torch.empty(64 * 197, 384, dtype=torch.bfloat16))
+    assert [axis.size for axis in spec.axes] == [64, 384, 197]
+    tiled = Schedule("tiled", {"y": (0, 2), "x": (1,)}, {"y": 128, "x": 32}, 8)
+    assert ties.lanes_first(spec, probe(spec), tiled) == (not first)
 
 
 @pytest.mark.parametrize("name", ["transpose", "heads", "batch norm", "cat of channels", "slices"])
