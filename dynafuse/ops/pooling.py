@@ -336,7 +336,8 @@ def possible_spans(window: Window, size: sympy.Expr, number: sympy.Expr, with_pa
 def _quotient_by_one_of(build: Builder, call: Call, total: Value, count: Value, counts: Sequence[int]) -> Value:
     """Return ``total`` over a count that is one of several, rounded as a division is, which would branch."""
     parts = [(1.0, 0.0) if number == 1 else reciprocal_parts(number) for number in counts]
-    high, low = (build.expression(_chosen(counts, [part[k] for part in parts if part]), torch.float32, count) for k in (0, 1))
+    high, low = (build.expression(_chosen(counts, [part[k] for part in parts if part]), torch.float32, count)
+                 for k in (0, 1))
     return build.expression("lm.div_by({0}, {1}, {2})", call.dtype, total, high, low)
 
 

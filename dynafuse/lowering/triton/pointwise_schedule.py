@@ -34,10 +34,18 @@ MOST_ORDERS = 4  # ways to walk memory whose order is tried
 SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
 FEW = frozenset({2, 4, 8})  # points of columns with which the axis outside of them is tried as one more of them
+SIZES = ((1024, 4), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4), (512, 8), (256, 2))
+"""Points of a tile of one dimension, with its warps: the usual one first."""
+
+WINDOW_SIZES = ((512, 4), (1024, 8), (256, 2))
+"""The same where windows are read: with more points in a lane their places need too many registers, with fewer they share
+little."""
+
 MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
 PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
 PREFERENCE_SIZE = 1.05  # how much cheaper a tile of one dimension must be than one of the usual size
 PREFERENCE_UNKNOWN = 2.0  # the same where sizes are known at run time only: a short row may fill little of a tile
+PREFERENCE_WINDOWS = 1.5  # the same where windows are read: runs have those of neighbours under way together
 
 
 def pointwise_schedules(spec: Spec, probed: Probe) -> list[Schedule]:
@@ -52,8 +60,8 @@ def pointwise_schedules(spec: Spec, probed: Probe) -> list[Schedule]:
 def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Schedule]:
     """Return schedules, the cheapest first."""
     base = by_stride(probed, accesses, range(len(spec.axes)))
-    flat = list(_flat_tiles(spec, base))
     cost = TileCost(spec, probed)
+    flat = list(_flat_tiles(spec, base, WINDOW_SIZES if cost.has_windows else SIZES))
     if point_count(spec, base) < SMALL:
         return flat
     usual, is_run = cost.price(flat[0]), len(cost.groups(base)) < 2
@@ -63,7 +71,7 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
     if is_run:
         return _cheapest_first(priced)
     is_known = all(isinstance(axis.size, int) for axis in spec.axes)
-    preference = PREFERENCE if is_known else PREFERENCE_UNKNOWN
+    preference = PREFERENCE_UNKNOWN if not is_known else PREFERENCE_WINDOWS if cost.has_windows else PREFERENCE
     priced += [(preference * cost.price(schedule), schedule)
                for order in _orders(cost, probed, accesses, base) if not _jumps_along(probed, order["x"])
                for schedule in _tiles(cost, order)]
@@ -125,13 +133,11 @@ def _row_orders(cost: TileCost, probed: Probe, accesses: Sequence[Access],
 # ---------------------------------------------------------------------- tiles
 
 
-def _flat_tiles(spec: Spec, order: tuple[int, ...]) -> Iterator[Schedule]:
-    """Yield tiles of one dimension: enough programs for all processors, then fewer and more points in each."""
+def _flat_tiles(spec: Spec, order: tuple[int, ...], sizes: Sequence[tuple[int, int]]) -> Iterator[Schedule]:
+    """Yield tiles of one dimension: enough programs for all processors, then those of ``sizes``, with warps."""
     total = point_count(spec, order)
-    usual = clamp(power_of_two(total // (PROCESSORS * 2)), 128, 1024)
-    sizes = [(usual, 4 if usual >= 256 else 2), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4), (512, 8), (256, 8),
-             (128, 4), (512, 16)]
-    blocks = [(min(block, power_of_two(total)), warps) for block, warps in sizes]
+    usual = clamp(power_of_two(total // (PROCESSORS * 2)), 128, sizes[0][0])
+    blocks = [(min(block, power_of_two(total)), warps) for block, warps in ((usual, 4 if usual >= 256 else 2), *sizes)]
     for block, warps in dict.fromkeys(blocks):
         yield Schedule("flat", {"x": order}, {"x": block}, warps)
 

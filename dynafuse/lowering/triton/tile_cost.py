@@ -20,7 +20,7 @@ tiles of 64 by 64 every line is touched once.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,6 +55,7 @@ FAR = 4096  # bytes between rows that may need the same place in a processor's f
 WAYS, MOST_CONFLICTS = 4, 8.0  # such rows that it holds; how often at most a line of more of them is fetched
 OVERLAP = 0.15  # share of what does not bound a kernel that adds to its time
 PROBED = 16  # points over which the stride of an index that is not linear is averaged
+LEAST_PLACES = 4  # at which a tensor is read for a point, from which on these are a window
 VECTOR = 16  # bytes that a lane moves at once
 
 
@@ -162,6 +163,12 @@ class TileCost:
         at = offset.xreplace(zeros | dict(known))
         return at.xreplace({symbol: sympy.Integer(UNKNOWN_SIZE) for symbol in at.free_symbols})
 
+    def apart(self, number: int, axis: int) -> float:
+        """Return how many bytes apart neighbours along an axis are in an access of the probe, by its number."""
+        access = self.accesses[number]
+        stride = access.strides[axis]
+        return ELSEWHERE if stride is None else abs(stride) * access.itemsize
+
     # ------------------------------------------------------------------ axes
 
     def merges(self, outer: int, inner: int) -> bool:
@@ -200,6 +207,21 @@ class TileCost:
         """Return the bytes that a point takes of the reads that vary along all axes."""
         whole = [access for access in self.accesses if len(access.axes) == len(self.sizes) and not access.is_store]
         return sum(access.itemsize for access in whole)
+
+    @cached_property
+    def has_windows(self) -> bool:
+        """Return whether a tensor is read at many places around each point, of which a lane moves one at a time."""
+        pairs = zip(self.accesses, self._probed.accesses, strict=True)
+        places = Counter((access.tensor, access.strides) for access, noted in pairs
+                         if not access.is_store and self._is_torn(access, noted.offset))
+        return max(places.values(), default=0) >= LEAST_PLACES
+
+    def _is_torn(self, access: _Access, offset: sympy.Expr) -> bool:
+        """Return whether neighbours in memory, which several points read, are not where a lane may move them at once."""
+        near = {axis: abs(stride) for axis, stride in enumerate(access.strides) if stride is not None and 0 < abs(stride) <= 2}
+        start = self._valued(offset, {})
+        is_shifted = start.is_Integer and int(start) % access.vector
+        return any(stride != 1 or is_shifted or axis not in access.linear for axis, stride in near.items())
 
     @cached_property
     def bytes_moved(self) -> float:

@@ -207,7 +207,16 @@ def test_places_of_windows_are_no_columns() -> None:
 def test_lanes_that_jump_in_memory_take_few_points_each() -> None:
     """Windows of a pooling are two apart: lanes with eight neighbours each would touch eight lines at a time."""
     found = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, 2, 1), torch.empty(8, 64, 112, 112, dtype=BF16)))
-    assert math.prod(found.block.values()) <= 2 * LANES * found.warps
+    assert math.prod(found.block.values()) <= 4 * LANES * found.warps
+
+
+def test_lanes_take_four_points_of_windows() -> None:
+    """Of images whose rows no access is aligned in; where channels lie side by side, as many as are moved at once."""
+    image = torch.empty(8, 64, 56, 56, dtype=BF16)
+    found = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, 1, 1), image))
+    assert found.schedule_class == "flat" and found.block["x"] == 4 * LANES * found.warps
+    last = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, 1, 1), image.to(memory_format=torch.channels_last)))
+    assert math.prod(last.block.values()) == 8 * LANES * last.warps
 
 
 def test_rows_that_lie_far_apart_are_priced_as_conflicts() -> None:
