@@ -28,6 +28,7 @@ MANY_ALONG = 7  # accesses along a column, stores among them, from which on copy
 LIGHT = 2  # bytes read per element up to which programs of two warps, twice as many of them, are faster
 WIDEST_TORN = 32  # columns of a tile up to which rows that do not fill it are not copied ahead
 MOST_TILES = 2  # of a program, up to which each has a program of its own where that is faster than a loop
+FEW_ACROSS = 3  # reads, some of which lie across others, up to which copying them ahead pays
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
 HEAVY = 40.0  # instructions per element that take as long as its bytes: more than once would be too often
 NARROW = 64  # columns of which four warps load as many rows at a time as keep Triton from computing an element twice
@@ -89,7 +90,7 @@ def _can_be_ahead(facts: Rows) -> bool:
     What is copied arrives in a layout of its own: Triton then reads it one by one for stores that lie otherwise. For few
     accesses that was measured to cost less than waiting for loads.
     """
-    return not (facts.is_mixed or facts.rows * facts.itemsize % COPIED or _stores_many(facts))
+    return facts.streams and not (facts.is_mixed or facts.rows * facts.itemsize % COPIED or _stores_many(facts))
 
 
 def _stores_many(facts: Rows) -> bool:
@@ -128,8 +129,10 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
     fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
     # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.
     is_small = steps <= FEW_STEPS or not facts.reads_along if ahead > 1 else facts.stores_along > 0
-    if facts.is_mixed and not facts.is_scattered:
-        first = (best, 2048, 1024, RESIDENT // 2, 3)
+    if facts.is_mixed and not facts.is_scattered and facts.reads_along <= FEW_ACROSS:
+        first = (best, 2048, 1024, RESIDENT, 3)
+    elif facts.is_mixed and not facts.is_scattered:
+        first = (best, 1024, 256, RESIDENT // 2, 1)
     elif facts.is_mixed or is_small:
         first = (best, 1024, 512, RESIDENT // 2, ahead)
     elif is_heavy:

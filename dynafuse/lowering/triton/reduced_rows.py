@@ -117,6 +117,7 @@ class Rows:
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
     is_scattered: bool  # whether lanes move most bytes along the row an element at a time
+    streams: bool  # whether something is read that varies along all axes: all else is read again from the cache
     is_mixed: bool  # whether many bytes are contiguous along the other one
     piece: int  # a divisor of where pieces of rows beside one another begin that are not computed alike; 0 without such
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
@@ -158,6 +159,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         vector=max(vectors.values(), default=1),
         is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) > (
             sum(traffic(spec, probed, access) for access in vectors)),
+        streams=bool(full_reads(spec, probed)),
         is_mixed=is_mixed(along, across),
         piece=math.gcd(*(bound for axes, bound in probed.conditions().values() if bound and axes == {*order["x"][-1:]})),
         block=_even_block(spec, probed, order["r"]),

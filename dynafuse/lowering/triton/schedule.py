@@ -26,7 +26,7 @@ from dynafuse.lowering.triton.ties import lanes_first
 from dynafuse.lowering.triton.tiles import Schedule, probe, reduced_axes, traffic
 from dynafuse.partition.kernel_class import PROCESSORS, reduction_class
 
-LONGEST_BESIDE = 128  # elements of a row up to which a program holds enough of them to fill sectors across them
+LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough of them to fill sectors across them
 MOST_CANDIDATES = 8
 
 

@@ -248,6 +248,42 @@ def test_long_rows_beside_columns_have_few_warps_and_the_next_rows_on_their_way(
     assert (found.warps, found.splits, found.stages) == (warps, per_processor * PROCESSORS, stages)
 
 
+@pytest.mark.parametrize(("length", "rows", "warps"), [(96, 2, 1), (192, 2, 1), (320, 2, 2), (512, 2, 2), (40, 4, 1)])
+def test_short_rows_beside_columns_are_held_by_a_warp_or_two(length: int, rows: int, warps: int) -> None:
+    """Four of them would wait for each other at the end of each row."""
+    found = scheduled(both_sums, torch.empty(1 << 16, length, dtype=BF16))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("rowcol", rows, warps)
+
+
+@pytest.mark.parametrize("length", [320, 768])
+def test_rows_beside_columns_are_taken_by_fours_where_much_lies_across(length: int) -> None:
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        return both_sums(g, g.op("aten.mul.Tensor", x, y))
+
+    found = scheduled(write, torch.empty(8192, length, dtype=BF16), torch.empty(length, 8192, dtype=BF16).t())
+    assert (found.schedule_class, found.block["x"]) == ("rowcol", 4)
+
+
+@pytest.mark.parametrize(("length", "kind"), [(192, "persistent"), (256, "persistent"), (300, "looped")])
+def test_rows_that_others_lie_across_are_held_while_they_are_short(length: int, kind: str) -> None:
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        copied = g.op("aten.clone.default", x, memory_format=torch.contiguous_format)
+        return [copied, g.op("aten.sum.dim_IntList", copied, [1])]
+
+    assert scheduled(write, torch.empty(length, 1 << 16, dtype=BF16).t()).schedule_class == kind
+
+
+def test_what_the_cache_holds_is_not_copied_ahead() -> None:
+    """Columns of what is repeated along them: each row of it is read from memory once, by whichever program is the first."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        repeated = g.op("aten.expand.default", g.op("aten.unsqueeze.default", g.op("aten.sin.default", x), 1), [64, 196, 1000])
+        copied = g.op("aten.clone.default", repeated)
+        return [copied, g.op("aten.sum.dim_IntList", copied, [0, 1])]
+
+    spec = next(spec for spec in specs_of(write, torch.empty(64, 1000, dtype=BF16)) if spec.reductions)
+    assert choose_schedule(spec).stages == 1
+
+
 @pytest.mark.parametrize(("function", "width"), [("aten.erf.default", 64), ("aten.neg.default", 128)])
 def test_columns_of_heavy_arithmetic_with_a_vector_are_narrow(function: str, width: int) -> None:
     """Triton would compute each element twice: beside what is read once a column, and where it is stored."""
