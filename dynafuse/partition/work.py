@@ -21,7 +21,7 @@ from dynafuse.partition.legality import Member, Shape, product
 
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
 LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
-TIMES_IN_ROWS = 4.0  # how many times as long loads take where rows are reduced: lanes that hold many elements are few
+TIMES_IN_ROWS = 4.0  # how many times as long loads of windows take where rows are reduced: few lanes hold many elements
 SPLIT_POINTS = 4096  # points of a program of a split reduction
 SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
 CROWDED = 160 << 10  # bytes that a row + column kernel holds from which on its lanes have no registers for loads under way
@@ -195,17 +195,18 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], poin
     Those are loads beyond one per point, and what is spread beyond one per element of it.
     """
     computed, spread = 0.0, _spread(spaces, asked)
+    in_window = 1.0 if asked.shape.kind == "pointwise" else TIMES_IN_ROWS
     loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
     for node, times in evaluations.items():
         computed += spaces.flops[node] * times
         for argument, operand in spaces.operands[node].items():
             if argument not in evaluations:
                 reader = None if operand.is_picked else node
-                loads[reader, argument] = loads.get((reader, argument), 0.0) + times * operand.reach
+                each = operand.reach * (in_window if operand.reach > 1 else 1.0)
+                loads[reader, argument] = loads.get((reader, argument), 0.0) + times * each
     again = (count - _first_loads(spaces, argument, spread.get(reader, points), points)
              for (reader, argument), count in loads.items())
-    load_flops = LOAD_FLOPS * (1.0 if asked.shape.kind == "pointwise" else TIMES_IN_ROWS)
-    return computed + load_flops * sum(max(count, 0.0) for count in again)
+    return computed + LOAD_FLOPS * sum(max(count, 0.0) for count in again)
 
 
 def _first_loads(spaces: Spaces, argument: Node, elements: int, points: int) -> int:

@@ -37,6 +37,7 @@ RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
+MOST_REPEATED = 8  # times an element is read up to which that counts as reading memory
 REGISTER = 4  # bytes of a register
 FUNCTIONS = 8  # arithmetic per element above which a scan calls functions: its code then takes as much as so many tensors
 
@@ -117,7 +118,7 @@ class Rows:
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
     is_scattered: bool  # whether lanes move most bytes along the row an element at a time
-    streams: bool  # whether something is read that varies along all axes: all else is read again from the cache
+    streams: bool  # whether something is read that is not repeated often: all else is read again from the cache
     is_mixed: bool  # whether many bytes are contiguous along the other one
     piece: int  # a divisor of where pieces of rows beside one another begin that are not computed alike; 0 without such
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
@@ -159,7 +160,8 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         vector=max(vectors.values(), default=1),
         is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) > (
             sum(traffic(spec, probed, access) for access in vectors)),
-        streams=bool(full_reads(spec, probed)),
+        streams=MOST_REPEATED * max((math.prod(map(estimate, access.layout.shape)) for access in reads), default=0)
+        >= point_count(spec, range(len(spec.axes))),
         is_mixed=is_mixed(along, across),
         piece=math.gcd(*(bound for axes, bound in probed.conditions().values() if bound and axes == {*order["x"][-1:]})),
         block=_even_block(spec, probed, order["r"]),

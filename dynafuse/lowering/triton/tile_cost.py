@@ -144,11 +144,8 @@ class TileCost:
         if not (offset - factor * variable).has(variable):
             return float(with_symbols_at(factor, UNKNOWN_SIZE))
         steps = min(PROBED, self.sizes[axis] - 1)
-        try:
-            ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
-        except (ZeroDivisionError, AssertionError):  # a divisor is 0, or torch's Mod negative, at what is assumed
-            return None
-        return float(ends[1] - ends[0]) / steps if steps and all(end.is_number for end in ends) else None
+        ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
+        return float(ends[1] - ends[0]) / steps if steps and all(end.is_finite for end in ends) else None
 
     def _stride_of_computed(self, offset: sympy.Expr, axis: int) -> float | None:
         """Return the same of an index that is computed, as that of an image's resized one: it walks its range evenly."""
@@ -159,9 +156,13 @@ class TileCost:
         return float(with_symbols_at(walked, UNKNOWN_SIZE)) / self.sizes[axis]
 
     def _valued(self, offset: sympy.Expr, known: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+        """Return an offset at given values of axes, the others being 0; NaN where it has no value at what is assumed."""
         zeros = {symbol: sympy.S.Zero for symbol in offset.free_symbols if str(symbol) not in self.spec.symbols}
-        at = offset.xreplace(zeros | dict(known))
-        return at.xreplace({symbol: sympy.Integer(UNKNOWN_SIZE) for symbol in at.free_symbols})
+        try:
+            at = offset.xreplace(zeros | dict(known))
+            return at.xreplace({symbol: sympy.Integer(UNKNOWN_SIZE) for symbol in at.free_symbols})
+        except (ZeroDivisionError, AssertionError):  # a divisor is 0, or torch's Mod negative
+            return sympy.nan
 
     def apart(self, number: int, axis: int) -> float:
         """Return how many bytes apart neighbours along an axis are in an access of the probe, by its number."""
