@@ -16,7 +16,7 @@ from dynafuse.cost.model import Work
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.kernel_class import columns_of_program, combines_in_last_program, reduction_class
+from dynafuse.partition.kernel_class import PROCESSORS, columns_of_program, combines_in_last_program, reduction_class
 from dynafuse.partition.legality import Member, Shape, product
 
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
@@ -26,6 +26,7 @@ SPLIT_POINTS = 4096  # points of a program of a split reduction
 SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
 CROWDED = 160 << 10  # bytes that a row + column kernel holds from which on its lanes have no registers for loads under way
 CROWDED_TIMES = 1.6  # how many times as long its memory then takes: measured for layer norms over 8,192 and 12,288 elements
+LEAST_BALANCED = 8 * PROCESSORS  # rows from which on programs that have more to compute than others hold nobody up
 MANY = 1 << 30  # programs of a kernel that fills any device
 
 
@@ -59,6 +60,8 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     rows = _rows(spaces, asked, points)
     evaluations = _evaluations(spaces, asked, points, rows)
     moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points)
+    if shape.reduced and rows < LEAST_BALANCED:
+        flops = _flops(spaces, asked, _evaluations(spaces, asked, points, rows, in_parts=False), points)
     tensors = (spaces.tensor(n) for n in (*asked.sources, *asked.outputs))
     largest = max(tensors, key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
     width, length = largest.dtype.itemsize if largest else 2, max(points // rows, 1)
@@ -232,8 +235,11 @@ def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
     return spaces.flops[node] * times + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
 
 
-def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int) -> Mapping[Node, float]:
+def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts: bool = True) -> Mapping[Node, float]:
     """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read.
+
+    What is only computed for a part of something counts for that part, or (``in_parts`` is false) as often as if it were
+    all: so often it is for the programs that have that part, for which a kernel of few programs waits.
 
     What is known per row is computed once for each, what only becomes a part of something, there. What is picked from counts
     for each reader that picks; what is read at several offsets in other ways, for each offset.
@@ -247,8 +253,9 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int) -> Mappin
         evaluations[node] = max(evaluations[node], once[node] * asked.times.get(node, 1))
         for argument, operand in spaces.operands[node].items():
             if argument in evaluations:
-                once[argument] = max(once[argument], once[node] * operand.share)
-                reads = evaluations[node] * operand.share
+                share = operand.share if in_parts else max(operand.share, 1.0)
+                once[argument] = max(once[argument], once[node] * share)
+                reads = evaluations[node] * share
                 if operand.is_picked:  # elsewhere than any other reader
                     reads = picked[argument] = picked[argument] + reads
                 evaluations[argument] = max(evaluations[argument], reads)

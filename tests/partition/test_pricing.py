@@ -115,6 +115,34 @@ def test_what_is_spread_is_computed_for_each_element() -> None:
     assert [len(plan.regions) for plan in plans] == [1, 2]
 
 
+def test_windows_are_computed_before_what_reduces_them() -> None:
+    """Lanes that hold rows have no registers for windows of each element; two windows side by side stay in one kernel."""
+    def write(g: graphs.Builder, x: Node, *, reduces: bool) -> Node:
+        pooled = g.op("aten.avg_pool2d.default", x, [3, 3], [1, 1], [1, 1], False, False)
+        return g.op("aten.sum.dim_IntList", pooled, [1, 2, 3]) if reduces else g.op("aten.exp.default", pooled)
+
+    images = torch.empty(128, 64, 56, 56, dtype=BF16)
+    counts = [len(plan_of(lambda g, x, r=reduces: write(g, x, reduces=r), images).regions) for reduces in (False, True)]
+    assert counts == [1, 2]
+
+
+def test_few_programs_wait_for_those_that_have_the_costly_part() -> None:
+    """Of channels beside one another in a sum over images, a few are gradients of a pooling."""
+    def write(g: graphs.Builder, wide: Node, small: Node, large: Node) -> list[Node]:
+        pooled = g.op("aten.avg_pool2d_backward.default", small, large, [3, 3], [2, 2], [1, 1], False, True, None)
+        both = g.op("aten.cat.default", [wide, pooled], 1)
+        total = g.op("aten.sum.dim_IntList", both, [0, 2, 3], True)
+        return [g.op("aten.mul.Tensor", both, total)]
+
+    def inputs(channels: int) -> list[torch.Tensor]:
+        sizes = ((7 * channels, 56), (channels, 28), (channels, 56))
+        return [torch.empty(64, count, size, size, dtype=BF16) for count, size in sizes]
+
+    spaces = [plan_of(write, *inputs(channels)) for channels in (28, 256)]
+    pooled = [[region for region in plan.regions if region.decision.kernel_class == "pointwise"] for plan in spaces]
+    assert [bool(regions) for regions in pooled] == [True, False]
+
+
 # Bytes ----------------------------------------------------------------------------------------------------------------
 
 TABLE, PLACES = torch.empty(50000, 64), torch.zeros(10, dtype=torch.int64)

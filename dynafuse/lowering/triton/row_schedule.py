@@ -147,6 +147,8 @@ def _loops(facts: Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:
 def _looped(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules with few lanes for one tensor, which keep enough loads in flight, and more for several."""
     length = power_of_two(facts.length)
+    if facts.rows <= PROCESSORS:  # a program alone has as much under way as it can
+        yield from _loops(facts, (8192, 16, 1))
     r = min(2048 if facts.tensors == 1 else 4096, length)
     x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(facts.rows))
     yield Schedule("looped", facts.order, {"x": x, "r": r}, 16 if r >= 4096 else 8 if r >= 2048 else 4)
