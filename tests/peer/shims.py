@@ -1,6 +1,6 @@
 """Gives torch back the names that PyTorch 2.6's tests import and newer versions have renamed or lost.
 
-Without them a file of tests fails where it is imported. A name that torch has is left as it is.
+Without them a file of tests fails where it is imported. A name that torch has is left as it is, but for ``skipOps``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from torch.testing._internal import common_device_type, inductor_utils
+from torch.testing._internal import common_device_type, common_methods_invocations, inductor_utils
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 Decorator = Callable[[Any], Any]
@@ -31,6 +31,16 @@ def _skip_ops(_: str, __: str, skipped: Any) -> Decorator:
     return decorator
 
 
+def _told_of_known_ops(skip_ops: Callable[[str, str, Any], Decorator]) -> Callable[[str, str, Any], Decorator]:
+    """``skipOps`` of versions that fail for an op they lack, told only of ops they have."""
+    known = {(op.name, op.variant_test_name) for op in common_methods_invocations.op_db}
+
+    def skip(case: str, test: str, skipped: Any) -> Decorator:
+        return skip_ops(case, test, [entry for entry in skipped if entry[:2] in known])
+
+    return skip
+
+
 def _names() -> dict[str, dict[str, Any]]:
     cuda = inductor_utils.HAS_CUDA_AND_TRITON
     needs_cuda = unittest.skipUnless(cuda, "requires cuda")
@@ -48,6 +58,9 @@ def _names() -> dict[str, dict[str, Any]]:
 
 def install() -> None:
     """Add what this version of torch lacks, for the rest of this process."""
+    methods: Any = common_methods_invocations
+    if hasattr(methods, "skipOps"):
+        methods.skipOps = _told_of_known_ops(methods.skipOps)
     for module_name, names in _names().items():
         module = importlib.import_module(module_name)
         for name, value in names.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -107,6 +108,16 @@ def test_a_worker_keeps_its_executor_while_there_is_work() -> None:
     taken = [task for _ in range(4) if (task := queue.next(first.executor)) is not None]
     assert [task.executor for task in taken] == [first.executor] * 2 + [second.executor] * 2
     assert queue.next(first.executor) is None
+
+
+def test_older_torch_is_told_to_skip_only_ops_that_it_has() -> None:
+    pytest.importorskip("expecttest")  # which torch.testing imports
+    from .shims import _told_of_known_ops
+
+    lacking, known = ("op_of_another_torch", "", "xpu", None, True), ("std", "unbiased", "cpu", None, True)
+    skip_ops = Mock()
+    _told_of_known_ops(skip_ops)("Tests", "test_op", {lacking, known})
+    skip_ops.assert_called_once_with("Tests", "test_op", [known])
 
 
 @pytest.fixture(scope="module")
