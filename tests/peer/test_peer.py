@@ -13,6 +13,7 @@ from .__main__ import main
 from .expected import judge, parse, read, table
 from .fetch import NoSuite, _extract, fetched
 from .run import Queue, Result, Task, results_in
+from .worker import _expecttest
 
 LIST = """
 # a comment
@@ -118,6 +119,14 @@ def test_older_torch_is_told_to_skip_only_ops_that_it_has() -> None:
     skip_ops = Mock()
     _told_of_known_ops(skip_ops)("Tests", "test_op", {lacking, known})
     skip_ops.assert_called_once_with("Tests", "test_op", [known])
+
+
+def test_the_stand_in_for_expecttest_reads_what_is_raised() -> None:
+    case = _expecttest().TestCase()
+    case.assertExpectedRaisesInline(ValueError, int, "invalid literal for int() with base 10: 'a'", "a")
+    for number, said in (("a", "another literal"), ("1", "")):
+        with pytest.raises(AssertionError):
+            case.assertExpectedRaisesInline(ValueError, int, said, number)
 
 
 @pytest.fixture(scope="module")

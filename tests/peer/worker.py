@@ -16,6 +16,7 @@ import sys
 import time
 import unittest
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,6 +71,12 @@ def _expecttest() -> ModuleType:
     class TestCase(unittest.TestCase):
         def assertExpectedInline(self, actual: str, expect: str, skip: int = 0) -> None:
             self.assertEqual(actual.strip(), expect.strip())
+
+        def assertExpectedRaisesInline(self, kind: type[Exception], call: Callable[..., Any], expect: str, *args: Any,
+                                       **kwargs: Any) -> None:
+            with self.assertRaises(kind) as caught:
+                call(*args, **kwargs)
+            self.assertExpectedInline(str(caught.exception), expect)
 
     module: Any = ModuleType("expecttest")
     module.TestCase, module.ACCEPT = TestCase, False
