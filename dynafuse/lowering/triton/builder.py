@@ -102,7 +102,7 @@ class KernelBuilder:
 
 
     def tile_dim(self, tile: str) -> int:
-        """Return which dimension of a tile of two a tile dimension is: that of neighbouring lanes is the last or the first."""
+        """Return which of two dimensions of a tile a tile dimension is: neighbouring lanes' is the last, or the first."""
         is_of_lanes = tile == ("x" if "y" in self.schedule.order else self.schedule.lanes)
         return int(is_of_lanes != self.schedule.lanes_first)
 

@@ -72,7 +72,8 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
     priced = [(price if PREFERENCE_SIZE * price < usual else max(usual, price), schedule)
               for schedule, price in ((schedule, cost.price(schedule)) for schedule in flat)]
     if cost.has_windows:
-        priced += [(PREFERENCE_POINTS * cost.price(schedule), schedule) for schedule in _flat_tiles(spec, base, FEWER_POINTS)]
+        fewer = _flat_tiles(spec, base, FEWER_POINTS)
+        priced += [(PREFERENCE_POINTS * cost.price(schedule), schedule) for schedule in fewer]
     if is_run:
         return _cheapest_first(priced)
     is_known = all(isinstance(axis.size, int) for axis in spec.axes)

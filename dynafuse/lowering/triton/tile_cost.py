@@ -118,8 +118,8 @@ class TileCost:
         vector = VECTOR // access.layout.dtype.itemsize if access.layout.aligned else 1
         share = min(1.0, numel / self._reached(strides)) if access.masks else 1.0
         linear = frozenset(k for k, axis in enumerate(self._probed.axes) if k not in axes or access.offset.has(axis))
-        return _Access(access.tensor, access.layout.dtype.itemsize, strides, linear, axes, share, vector, self._jump(access.offset),
-                       access.masks, numel, access.is_store)
+        return _Access(access.tensor, access.layout.dtype.itemsize, strides, linear, axes, share, vector,
+                       self._jump(access.offset), access.masks, numel, access.is_store)
 
     def _jump(self, offset: sympy.Expr) -> int:
         """Return of how many elements the part of an offset is a multiple that follows loaded indices; 0 without such."""
@@ -219,7 +219,8 @@ class TileCost:
 
     def _is_torn(self, access: _Access, offset: sympy.Expr) -> bool:
         """Return whether neighbours in memory, which several points read, are not where a lane may move them at once."""
-        near = {axis: abs(stride) for axis, stride in enumerate(access.strides) if stride is not None and 0 < abs(stride) <= 2}
+        strides = ((axis, stride) for axis, stride in enumerate(access.strides) if stride is not None)
+        near = {axis: abs(stride) for axis, stride in strides if 0 < abs(stride) <= 2}
         start = self._valued(offset, {})
         is_shifted = start.is_Integer and int(start) % access.vector
         return any(stride != 1 or is_shifted or axis not in access.linear for axis, stride in near.items())
