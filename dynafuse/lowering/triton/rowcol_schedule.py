@@ -25,6 +25,9 @@ from dynafuse.partition.kernel_class import PROCESSORS
 LONG = 4096  # elements of a row of which four warps hold as many as there are registers for
 LEAST_ACROSS = 4  # rows beside one another that a tile has where much is contiguous across them
 SHORT = 512  # elements of a row up to which a warp or two, with two rows at a time, are faster than four
+FEWEST = 8 * PROCESSORS  # rows from which on they are
+FEW_BYTES = 8  # read per element, above which that takes more rows: until the first ones are there nothing hides the wait
+FEWEST_OF_MUCH = 48 * PROCESSORS
 ALONE = 256  # elements of a row up to which a warp holds it alone
 LIGHT = 48 << 10  # bytes below which four warps hold a longer row as well, if they hold nothing that all rows share
 
@@ -68,7 +71,8 @@ def rowcol(
         x = min(max(half, LEAST_ACROSS), most)
         ahead = schedule(x, warps_for(x), 2, 3)
         yield ahead if ahead.stages == 3 else schedule(x, 4, 4, 1)
-    elif r <= SHORT and rows >= 8 * PROCESSORS:  # warps that are alone wait for no others at the end of a row
+    elif r <= SHORT and rows >= (FEWEST if bytes_read <= FEW_BYTES else FEWEST_OF_MUCH):
+        # Warps that are alone wait for no others at the end of a row.
         yield schedule(max(ALONE // r, 2), max(r // ALONE, 1), 6, 3)
     if r >= LONG:  # two programs of few warps, as long as these hold a row, or one, whose next rows are on their way
         yield schedule(1, 4, 2, 3) if r == LONG or length * held < LIGHT else schedule(1, 8, 1, 3)
