@@ -323,7 +323,14 @@ def _possible_counts(call: Call, sizes: Sequence[sympy.Expr], numbers: Sequence[
 
 
 def possible_spans(window: Window, size: sympy.Expr, number: sympy.Expr, with_padding: bool) -> set[int]:
-    """Return how many elements one of so many windows may count in one dimension."""
+    """Return how many elements a window may count in one dimension.
+
+    Args:
+        window: The window.
+        size: How many elements are pooled.
+        number: How many windows there are.
+        with_padding: Whether padding counts.
+    """
     if not (size.is_Integer and number.is_Integer):
         return set(range(1, window.length + 1))
     cut = window.length // window.stride + 1  # windows at either end

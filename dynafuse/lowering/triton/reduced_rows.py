@@ -57,12 +57,23 @@ def bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
 
 
 def is_mixed(along: float, across: float) -> bool:
-    """Return whether so many bytes are contiguous along rows, and so many across them, that both count."""
+    """Return whether bytes that are contiguous along rows count, and those that are contiguous across them, too.
+
+    Args:
+        along, across: How many there are of each.
+    """
     return min(along, across) > MIXED * max(along, across)
 
 
 def contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], axes: Collection[int]) -> float:
-    """Return the bytes of the accesses whose neighbours in memory are neighbours along one of ``axes``."""
+    """Return the bytes of the accesses whose neighbours in memory are neighbours along some axes.
+
+    Args:
+        spec: The region.
+        probed: Its probe.
+        accesses: Accesses of that.
+        axes: The axes.
+    """
     return sum(traffic(spec, probed, access) for access in accesses if _fastest_axis(spec, probed, access) in axes)
 
 
