@@ -60,7 +60,7 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     rows = _rows(spaces, asked, points)
     evaluations = _evaluations(spaces, asked, points, rows)
     moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points)
-    if shape.reduced and rows < LEAST_BALANCED:
+    if shape.reduced and rows < LEAST_BALANCED and _has_parts(spaces, asked):
         flops = _flops(spaces, asked, _evaluations(spaces, asked, points, rows, in_parts=False), points)
     tensors = (spaces.tensor(n) for n in (*asked.sources, *asked.outputs))
     largest = max(tensors, key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
@@ -260,6 +260,11 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts:
                     reads = picked[argument] = picked[argument] + reads
                 evaluations[argument] = max(evaluations[argument], reads)
     return evaluations
+
+
+def _has_parts(spaces: Spaces, asked: Asked) -> bool:
+    """Return whether something is computed for a part of what reads it."""
+    return any(operand.share < 1 for node in asked.closure for operand in spaces.operands[node].values())
 
 
 def _is_part(spaces: Spaces, member: Member, closure: Collection[Node]) -> bool:

@@ -152,7 +152,7 @@ class TileCost:
         indices = [symbol for symbol in offset.free_symbols if axis in self._probed.axes_along(symbol)]
         if any(symbol.name in self._probed.from_memory for symbol in indices):
             return None
-        walked = sum(offset.coeff(symbol) * symbol.size for symbol in indices)
+        walked = sum((offset.coeff(symbol) * symbol.size for symbol in indices), sympy.S.Zero)
         return float(with_symbols_at(walked, UNKNOWN_SIZE)) / self.sizes[axis]
 
     def _valued(self, offset: sympy.Expr, known: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
