@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -310,8 +310,10 @@ def _averaged(build: Builder, call: Call, total: Value, at: Index, sizes: Sequen
         return _quotient(build, call, total, common)
     count = _count(build, call, at, sizes)
     counts = _possible_counts(call, sizes, numbers)
-    if opmath(call.dtype) is torch.float32 and len(counts) <= MOST_COUNTS:
-        return _quotient_by_one_of(build, call, total, count, counts)
+    parts = {number: (1.0, 0.0) if number == 1 else reciprocal_parts(number) for number in counts}
+    known = {number: both for number, both in parts.items() if both is not None}
+    if opmath(call.dtype) is torch.float32 and len(known) == len(counts) <= MOST_COUNTS:
+        return _quotient_by_one_of(build, call, total, count, known)
     return build.expression("lm.div({0}, {1})", call.dtype, total, build.cast(count, opmath(call.dtype)))
 
 
@@ -340,19 +342,19 @@ def possible_spans(window: Window, size: sympy.Expr, number: sympy.Expr, with_pa
     return {min(start + window.length, high) - max(start, low) for start in starts}
 
 
-def _quotient_by_one_of(build: Builder, call: Call, total: Value, count: Value, counts: Sequence[int]) -> Value:
-    """Return ``total`` over a count that is one of several, rounded as a division is, which would branch."""
-    parts = [(1.0, 0.0) if number == 1 else reciprocal_parts(number) for number in counts]
-    high, low = (build.expression(_chosen(counts, [part[k] for part in parts if part]), torch.float32, count)
+def _quotient_by_one_of(build: Builder, call: Call, total: Value, count: Value,
+                        parts: Mapping[int, tuple[float, float]]) -> Value:
+    """Return ``total`` over a count that is one of those with reciprocals, rounded as a division, which would branch."""
+    high, low = (build.expression(_chosen({number: both[k] for number, both in parts.items()}), torch.float32, count)
                  for k in (0, 1))
     return build.expression("lm.div_by({0}, {1}, {2})", call.dtype, total, high, low)
 
 
-def _chosen(keys: Sequence[int], values: Sequence[float]) -> str:
+def _chosen(values: Mapping[int, float]) -> str:
     """Return the text of the value that belongs to the key that ``{0}`` is."""
-    *others, last = (literal(value, torch.float32) for value in values)
+    *others, last = ((key, literal(value, torch.float32)) for key, value in values.items())
     return functools.reduce(lambda text, pair: f"tl.where({{0}} == {pair[0]}, {pair[1]}, {text})",
-                            reversed(list(zip(keys, others, strict=False))), f"tl.full([], {last}, tl.float32)")
+                            reversed(others), f"tl.full([], {last[1]}, tl.float32)")
 
 
 def _known_count(call: Call, at: Index, sizes: Sequence[sympy.Expr]) -> int:

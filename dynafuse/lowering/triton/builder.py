@@ -107,7 +107,9 @@ class KernelBuilder:
         return int(is_of_lanes != self.schedule.lanes_first)
 
     def spread(self, tile: str) -> str:
-        """Return the text of the index that lays points along the dimension of a tile dimension."""
+        """Return the text of the index that lays points along a tile dimension's dimension; "" if it is the only one."""
+        if len(self.schedule.order) == 1:
+            return ""
         return "[None, :]" if self.tile_dim(tile) == 1 else "[:, None]"
 
     def tile_shape(self, x: str, *r: str) -> str:
@@ -155,7 +157,7 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
 
 
 def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, axes: tuple[int, ...],
-                   emitter: Emitter, in_loop: bool = False, spread: str | None = None) -> TileDimension:
+                   emitter: Emitter, in_loop: bool = False) -> TileDimension:
     """Return a tile dimension of a kernel.
 
     Args:
@@ -166,12 +168,11 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
         axes: The axes that it walks, outermost first.
         emitter: The kernel's emitter.
         in_loop: Whether it begins anew in every step of the loop.
-        spread: The text of the index that lays its points along a dimension of the tile, if not that of a tile with rows.
     """
-    spread = builder.spread(name) if spread is None else spread
     cast = ".to(tl.int64)" if builder.spec.wide else ""
     zero = f" + tl.full([], 0, tl.int{64 if builder.spec.wide else 32})" if in_loop else ""  # a tensor for the interpreter
-    define = [f"{name} = {start} + tl.arange(0, {name.upper()}BLOCK){cast}{spread}", f"{name}_first = {start}{zero}"]
+    points = f"tl.arange(0, {name.upper()}BLOCK){cast}{builder.spread(name)}"
+    define = [f"{name} = {start} + {points}", f"{name}_first = {start}{zero}"]
     is_even = in_loop or any(emitter.tile_of[emitter.axes[k]] == PER_PROGRAM for k in axes)
     block = builder.schedule.block[name] if is_even else 0
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]

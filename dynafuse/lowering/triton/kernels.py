@@ -36,11 +36,9 @@ def pointwise(builder: KernelBuilder) -> None:
     order, block = builder.schedule.order, builder.schedule.block
     emitter = make_emitter(builder)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
-    spreads = {tile: builder.spread(tile) if len(order) == 2 else "" for tile in order}
     names = [name for name in ("x", "y") if name in order]
     grid = [block_count(builder.numel(name), block[name]) for name in names]
-    tiles = [tile_dimension(builder, name, f"{program} * {name.upper()}BLOCK", builder.numel(name), order[name], emitter,
-                            spread=spreads[name])
+    tiles = [tile_dimension(builder, name, f"{program} * {name.upper()}BLOCK", builder.numel(name), order[name], emitter)
              for name, program in zip(names, _program_ids(builder, grid), strict=True)]
     x, y = grid if len(grid) == 2 else (grid[0], 1)
     add_launch(builder, emitter, tiles, (x, y, 1) if fits_grid(builder, y) else (x * y, 1, 1))
