@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,29 @@ def jobs_of(region: Region, described_device: str, most: int) -> list[Job]:
 
 
 def compiled_job(job: Job, capability: int) -> Answer:
-    """Return the kernel of a job, or why there is none."""
+    """Return the kernel of a job, or why there is none, be it that the compiler has ended the process.
+
+    LLVM does so where an assertion fails, which an odd schedule may meet: the others are to be measured all the same.
+    """
+    context = multiprocessing.get_context("fork")  # which has imported all that it needs
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_compile_into, args=(sender, job, capability))
+    process.start()
+    sender.close()
+    try:
+        answer: Answer = receiver.recv()
+    except EOFError:
+        answer = Answer(error="the compiler has ended its process")
+    process.join()
+    return answer
+
+
+def _compile_into(sender: Connection, job: Job, capability: int) -> None:
+    sender.send(compiled_here(job, capability))
+
+
+def compiled_here(job: Job, capability: int) -> Answer:
+    """Return the kernel of a job, compiled in this process, or why there is none."""
     from dynafuse.fallback import attempted
     from dynafuse.lowering.triton.lower import lower
     from dynafuse.lowering.triton.worker import compiled_bytes

@@ -130,9 +130,11 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
     # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.
     is_small = steps <= FEW_STEPS or not facts.reads_along if ahead > 1 else facts.stores_along > 0
     if facts.is_mixed and not facts.is_scattered and facts.reads_along <= FEW_ACROSS:
-        first = (best, 2048, 1024, RESIDENT, 3)
+        first = (best, 2048, 1024, RESIDENT, 1 if facts.is_in_parts else 3)  # all parts would be copied
     elif facts.is_mixed and not facts.is_scattered:
         first = (best, 1024, 256, RESIDENT // 2, 1)
+    elif is_torn and not facts.is_mixed:
+        first = (best, 2048, 1024, RESIDENT, 1)
     elif facts.is_mixed or is_small:
         first = (best, 1024, 512, RESIDENT // 2, ahead)
     elif is_heavy:

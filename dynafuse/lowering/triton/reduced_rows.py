@@ -7,6 +7,7 @@ across them, so neighbouring lanes take neighbouring rows: ``lanes`` is ``x``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from dynafuse.lowering.triton.builder import recurrence_of, with_guests
 from dynafuse.lowering.triton.emitter import Access, Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import runs_along
+from dynafuse.lowering.triton.tile_cost import LEAST_PLACES
 from dynafuse.lowering.triton.tiles import (
     Schedule,
     along_row,
@@ -45,8 +47,15 @@ FUNCTIONS = 8  # arithmetic per element above which a scan calls functions: its 
 def full_reads(spec: Spec, probed: Emitter) -> list[Access]:
     """Return the reads of tensors that run along all axes: a row kernel holds their rows in registers."""
     total = point_count(spec, range(len(spec.axes)))
-    return [access for access in probed.accesses
-            if not access.is_store and math.prod(map(estimate, access.layout.shape)) >= total]
+    return [access for access in _held_reads(probed) if math.prod(map(estimate, access.layout.shape)) >= total]
+
+
+def _held_reads(probed: Emitter) -> list[Access]:
+    """Return the reads; of the places of a window one, since what is made of them all is held, and not they."""
+    reads = [access for access in probed.accesses if not access.is_store]
+    places = Counter(access.tensor for access in reads)
+    firsts = {access.tensor: access for access in reversed(reads)}
+    return [access for access in reads if places[access.tensor] < LEAST_PLACES or access is firsts[access.tensor]]
 
 
 def bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
@@ -131,6 +140,7 @@ class Rows:
     is_scattered: bool  # whether lanes move most bytes along the row an element at a time
     streams: bool  # whether something is read that is not repeated often: all else is read again from the cache
     is_mixed: bool  # whether many bytes are contiguous along the other one
+    is_in_parts: bool  # whether something is read only where a condition holds, such as a piece of a concatenation
     piece: int  # a divisor of where pieces of rows beside one another begin that are not computed alike; 0 without such
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
 
@@ -156,7 +166,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
     return Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(full_reads(spec, probed)) + sum(_weight_of_scan(spec, op) for op, _ in spec.scans)),
-        held=max(1, sum(-(-access.layout.dtype.itemsize // REGISTER) for access in reads
+        held=max(1, sum(-(-access.layout.dtype.itemsize // REGISTER) for access in _held_reads(probed)
                         if _varies(probed, access, reduced) and _varies(probed, access, remaining))),
         reads_along=sum(_varies(probed, access, reduced) for access in reads),
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
@@ -174,6 +184,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         streams=MOST_REPEATED * max((math.prod(map(estimate, access.layout.shape)) for access in reads), default=0)
         >= point_count(spec, range(len(spec.axes))),
         is_mixed=is_mixed(along, across),
+        is_in_parts=any(access.masks for access in reads),
         piece=math.gcd(*(bound for axes, bound in probed.conditions().values() if bound and axes == {*order["x"][-1:]})),
         block=_even_block(spec, probed, order["r"]),
     )
