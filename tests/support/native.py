@@ -1,6 +1,6 @@
-"""Compiles kernels for a GPU on a machine that need not have one, and asks ptxas what they use. A program of its own.
+"""Compiles kernels for a GPU on a machine that need not have one, and reads from the binaries what they use. A program of its own.
 
-``python -m tests.support.native goldens|classes|llama|numbers|folds|doubles|indices|integers|positions|signs|windows|scans`` prints one JSON object: kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
+``python -m tests.support.native goldens llama`` prints one JSON object: group → kernel → registers, bytes of spills, bytes of shared memory, whether it calls libdevice.
 It runs without ``TRITON_INTERPRET``: Triton decides between compiler and interpreter when it is imported.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -38,10 +39,10 @@ from tests.support.row_calls import eager, tensors, write
 from tests.support.samples import Sample, samples
 
 CAPABILITY = 90
-USED = re.compile(r"Used (\d+) registers")
+USED = re.compile(r"REG:(\d+) STACK:(\d+)")
+SPILLED = re.compile(r"(\d+) bytes spill")
 TOUCHED = re.compile(r"\b(ld|st|atom|red|cp\.async|prefetch)\.[\w:.]*global")
 NARROWED = re.compile(r"cvt\.rn\.bf16\.s\d+")
-SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def goldens() -> Iterator[CanonicalRegion]:
@@ -210,17 +211,25 @@ def scans() -> Iterator[CanonicalRegion]:
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """What ptxas says of a compiled kernel's PTX, whether that came from libdevice in part, and its integers made bfloat16."""
-    arch = f"sm_{CAPABILITY}a"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(kernel.asm["ptx"], encoding="utf-8")
-        command = [str(triton.knobs.nvidia.ptxas.path), "-v", f"--gpu-name={arch}", str(path), "-o", f"{path}.cubin"]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    used, spilled = USED.search(said), SPILLED.search(said)
-    assert used and spilled, said
-    return {"registers": int(used[1]), "spills": int(spilled[1]) + int(spilled[2]), "shared": kernel.metadata.shared,
+    """What a compiled kernel's binary says that it uses, whether it came from libdevice in part, and its integers made bfloat16."""
+    ((used, stack),) = USED.findall(said_of(kernel, "cubin", str(triton.knobs.nvidia.cuobjdump.path), "-res-usage"))
+    return {"registers": int(used), "spills": spills(kernel) if int(stack) else 0, "shared": kernel.metadata.shared,
             "libdevice": "__nv_" in kernel.asm["ttgir"], "narrowed": len(NARROWED.findall(kernel.asm["ptx"]))}
+
+
+def spills(kernel: Any) -> int:
+    """Bytes that ptxas spills to a kernel's stack; libdevice has arrays there."""
+    said = said_of(kernel, "ptx", str(triton.knobs.nvidia.ptxas.path), "-v", f"--gpu-name=sm_{CAPABILITY}a", "-o", os.devnull)
+    return sum(map(int, SPILLED.findall(said)))
+
+
+def said_of(kernel: Any, form: str, *command: str) -> str:
+    """What a program says of a kernel in one of its forms."""
+    with tempfile.NamedTemporaryFile(suffix=f".{form}") as file:
+        content = kernel.asm[form]
+        file.write(content if isinstance(content, bytes) else content.encode())
+        file.flush()
+        return subprocess.run([*command, file.name], check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
 
 
 def waits_first(ptx: str) -> bool:
@@ -252,4 +261,4 @@ if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
               "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs,
               "windows": windows, "scans": scans}
-    print(json.dumps(compiled(groups[sys.argv[1]]())))
+    print(json.dumps({name: compiled(groups[name]()) for name in sys.argv[1:]}))
