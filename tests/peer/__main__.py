@@ -41,13 +41,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, folder: Path, logs: Path, expected: list[Expected]) -> int:
-    names = _names(options, folder, logs)
+    worker = Worker(options.executors[0], folder, logs / "worker-names.log", environment(options.executors[0], 0))
+    names = _names(options, worker)
     tasks = [Task(mode, executor, name) for executor in options.executors for mode in names for name in names[mode][::options.every]]
     results = [result for result in results_in(options.out) if result.task in frozenset(tasks)]
     done = {result.task for result in results}
     progress = Progress(results, expected, len(tasks), options.out)
     left = [task for task in tasks if task not in done]
-    run_all(left, folder, logs, options.jobs, options.limit, progress.add, options.budget)
+    if len(names) > 1:  # a process loads a mode when it comes to it, not all at once
+        worker.stop()
+    run_all(left, folder, logs, options.jobs, options.limit, progress.add, options.budget, worker if len(names) <= 1 else None)
     print(table(results, expected))
     if len(results) < len(tasks):
         print(f"{len(tasks) - len(results)} were not run: the budget is spent")
@@ -78,9 +81,8 @@ def _words_of(path: str) -> frozenset[str]:
     return frozenset(Path(path).read_text(encoding="utf-8").split())
 
 
-def _names(options: argparse.Namespace, folder: Path, logs: Path) -> dict[str, list[str]]:
-    """The tests of each mode that can be loaded, in order; the processes write what they print to ``logs``."""
-    worker = Worker(options.executors[0], folder, logs / "worker-names.log", environment(options.executors[0], 0))
+def _names(options: argparse.Namespace, worker: Worker) -> dict[str, list[str]]:
+    """The tests of each mode that a process can load, in order."""
     names: dict[str, list[str]] = {}
     for mode in options.modes:
         try:
@@ -88,7 +90,6 @@ def _names(options: argparse.Namespace, folder: Path, logs: Path) -> dict[str, l
                            if fnmatchcase(name, options.tests) and (options.names is None or name in options.names)]
         except NotLoaded as error:
             print(error, file=sys.stderr)
-    worker.stop()
     return names
 
 

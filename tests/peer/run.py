@@ -153,19 +153,19 @@ class Queue:
 
 
 def run_all(tasks: Iterable[Task], folder: Path, logs: Path, jobs: int, limit: float,
-            report: Callable[[Result], None], budget: float = float("inf")) -> None:
+            report: Callable[[Result], None], budget: float = float("inf"), started: Worker | None = None) -> None:
     """Run tasks in ``jobs`` processes; ``report`` is called with each result, by one thread at a time.
 
-    None is begun once ``budget`` seconds are over.
+    None is begun once ``budget`` seconds are over. ``started`` is a process that is there already; it is ended, too.
     """
     queue, lock = Queue(tasks), threading.Lock()
     end = time.monotonic() + budget
 
     def serve(number: int) -> None:
-        worker: Worker | None = None
+        worker = started if number == 0 else None
         executor = None
         while time.monotonic() < end and (task := queue.next(executor)):
-            if worker is not None and executor != task.executor:
+            if worker is not None and worker.executor != task.executor:
                 worker.stop()
                 worker = None
             executor = task.executor
