@@ -211,19 +211,23 @@ import torch
 from tests.backend import test_indices as t
 from tests.support.graphs import recorded
 
-# C++ takes a while: every other function, and not what reads as another does; one end of each range.
+# C++ takes a while: all in one graph, of every other function, and not what reads as another does; one end of each range.
 SAME = {"int32", "reduced", "softmax of rows", "index of columns", "index_select of columns"}
 OTHERS = [name for name in t.WRAPPING | t.STRICT if name not in SAME][::2]
-ENDS = [(name, t.N if number % 2 else -t.N - 1) for number, name in enumerate(OTHERS)]
+GOOD = [torch.tensor([0, t.N - 1]) for _ in OTHERS]
+indexed = lambda w, *indices: [(t.WRAPPING | t.STRICT)[name](w, i) for name, i in zip(OTHERS, indices)]
 with recorded() as graphs:
-    for name, at in ENDS:
+    call = t.compiled(indexed)
+    torch.testing.assert_close(call(t.TABLE, *GOOD), indexed(t.TABLE, *GOOD))
+    for number, name in enumerate(OTHERS):
+        at = t.N if number % 2 else -t.N - 1
         try:
-            t.compiled((t.WRAPPING | t.STRICT)[name])(t.TABLE, torch.tensor([0, at]))
+            call(t.TABLE, *GOOD[:number], torch.tensor([0, at]), *GOOD[number + 1:])
         except (IndexError, RuntimeError) as error:
             assert "out of" in str(error), (name, at, error)
         else:
             raise SystemExit(f"{name} at {at} raised nothing")
-        torch._dynamo.reset()
+    torch._dynamo.reset()
     functions, inputs = zip(*t.UNUSED.values())
     every = lambda *given: [function(*one) for function, one in zip(functions, given)]
     torch.testing.assert_close(t.compiled(every)(*inputs), every(*inputs), equal_nan=True)
