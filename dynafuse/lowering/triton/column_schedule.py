@@ -31,6 +31,7 @@ MOST_TILES = 2  # of a program, up to which each has a program of its own where 
 FEW_ACROSS = 3  # reads, some of which lie across others, up to which copying them ahead pays
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
 HEAVY = 40.0  # instructions per element that take as long as its bytes: more than once would be too often
+FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 NARROW = 64  # columns of which four warps load as many rows at a time as keep Triton from computing an element twice
 
 
@@ -48,6 +49,8 @@ def columns(facts: Rows) -> Iterator[Schedule]:
     best = widths[0]
     narrow = min(32, power_of_two(facts.rows))
     usual = (2048, 1024) if facts.is_static and facts.length >= LONG_COLUMN else (1024, 512)
+    if facts.is_scattered and facts.rows // best * 2 < FEW_WARPS:  # while they wait for elements one by one
+        usual = (2048, 512)
     for x, tile, lanes, stages in (
             (best, *usual, 1), (best, *usual, 3), (best, 1024, 512, 1), (best, 1024, 512, 3), (best, 1024, 1024, 1),
             (narrow, 1024, 512, 1), (best, 2048, 512, 1), (best, 2048, 1024, 1), (narrow, 512, 512, 1),
@@ -107,7 +110,10 @@ def _is_little_under_way(facts: Rows, x: int, r: int, warps: int) -> bool:
 def _narrow_columns(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules for few columns: as many programs as the sectors of memory allow, each with many loads under way."""
     width = columns_of_program(facts.rows, facts.itemsize)
-    for x, tile in ((width, 4096), (width, 8192), (2 * width, 8192), (width, 2048), (max(width // 2, 1), 4096)):
+    tiles = [(width, 4096), (width, 8192)]
+    if facts.rows <= width * PROCESSORS and not facts.spec.scans:  # a program alone has as much under way as it can
+        tiles.reverse()
+    for x, tile in (*tiles, (2 * width, 8192), (width, 2048), (max(width // 2, 1), 4096)):
         x = min(x, power_of_two(facts.rows))
         r = min(tile // x, power_of_two(facts.length))
         yield Schedule("looped", facts.order, {"x": x, "r": r}, clamp(x * r // 512, 1, 16), lanes=facts.lanes)
@@ -133,7 +139,7 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         first = (best, 2048, 1024, RESIDENT, 1 if facts.is_in_parts else 3)  # all parts would be copied
     elif facts.is_mixed and not facts.is_scattered:
         first = (best, 1024, 256, RESIDENT // 2, 1)
-    elif is_torn and not facts.is_mixed:
+    elif is_torn and not facts.is_mixed or is_heavy and steps <= FEW_STEPS:
         first = (best, 2048, 1024, RESIDENT, 1)
     elif facts.is_mixed or is_small:
         first = (best, 1024, 512, RESIDENT // 2, ahead)

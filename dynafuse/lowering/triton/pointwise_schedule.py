@@ -40,14 +40,14 @@ SIZES = ((1024, 4), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4), (512, 8
 WINDOW_SIZES = ((512, 4), (1024, 8), (256, 2))
 """The same where windows are read, of four points a lane: with more of them their places need too many registers."""
 
-FEWER_POINTS = ((512, 8), (256, 4), (256, 8))
-"""The same with fewer points a lane, which share less of their windows."""
+FEWER_POINTS = ((256, 4), (512, 8), (256, 8))
+"""The same with fewer points a lane, for windows that neighbours share little of, since they begin apart."""
 
 MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
 PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
 PREFERENCE_SIZE = 1.05  # how much cheaper a tile of one dimension must be than one of the usual size
 PREFERENCE_UNKNOWN = 2.0  # the same where sizes are known at run time only: a short row may fill little of a tile
-PREFERENCE_POINTS = 1.8  # how much cheaper few points of windows a lane must be than four
+PREFERENCE_POINTS = 1.8  # how much cheaper another number of points of windows a lane must be than the usual one
 PREFERENCE_WINDOWS = 1.5  # the same where windows are read: runs have those of neighbours under way together
 
 
@@ -64,7 +64,8 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
     """Return schedules, the cheapest first."""
     base = by_stride(probed, accesses, range(len(spec.axes)))
     cost = TileCost(spec, probed)
-    flat = list(_flat_tiles(spec, base, WINDOW_SIZES if cost.has_windows else SIZES))
+    sizes, others = (FEWER_POINTS, WINDOW_SIZES) if cost.has_windows_apart else (WINDOW_SIZES, FEWER_POINTS)
+    flat = list(_flat_tiles(spec, base, sizes if cost.has_windows else SIZES))
     if point_count(spec, base) < SMALL:
         return flat
     usual, is_run = cost.price(flat[0]), len(cost.groups(base)) < 2
@@ -72,8 +73,7 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
     priced = [(price if PREFERENCE_SIZE * price < usual else max(usual, price), schedule)
               for schedule, price in ((schedule, cost.price(schedule)) for schedule in flat)]
     if cost.has_windows:
-        fewer = _flat_tiles(spec, base, FEWER_POINTS)
-        priced += [(PREFERENCE_POINTS * cost.price(schedule), schedule) for schedule in fewer]
+        priced += [(PREFERENCE_POINTS * cost.price(schedule), schedule) for schedule in _flat_tiles(spec, base, others)]
     if is_run:
         return _cheapest_first(priced)
     is_known = all(isinstance(axis.size, int) for axis in spec.axes)

@@ -39,6 +39,7 @@ FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 8192  # elements of a row from which on what is loaded late is loaded as fast
+VERY_HEAVY = 100.0  # instructions per element from which on a lane has registers for few elements, as those of windows
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 
 
@@ -94,7 +95,7 @@ def _rows_held(facts: Rows, r: int) -> int:
     share = power_of_two(facts.rows // PROCESSORS + 1)  # of a processor
     x = min(max((1024 if r > LONGEST_IN_LANE else 512) // r, 1), clamp(share // 4, 1, 128))
     if facts.is_mixed:  # what lies across the rows fills sectors too
-        x = clamp(share // 2, x, 2 * SECTOR // min(facts.itemsize, SECTOR))
+        x = clamp(share, x, 2 * SECTOR // min(facts.itemsize, SECTOR))
     moved = facts.length * (facts.bytes_read + facts.itemsize * facts.stores_along)  # of a row
     return 2 * x if facts.rows >= MANY_ROWS * x and x * moved < LEAST_MOVED else x
 
@@ -111,8 +112,10 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
         warps = max(warps // 2, 1)
     if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:
         return r // (LANES * MOST_IN_LANE)
-    is_alone = -(-facts.rows // x) * warps < FEW_WARPS  # while a row is waited for
-    return 2 * warps if is_alone and x * r >= 2 * EVEN_LOAD * LANES * warps else warps
+    few, at_once = (FEW_WARPS, EVEN_LOAD) if facts.instructions < VERY_HEAVY else (RESIDENT_WARPS // 2, EVEN_LOAD // 2)
+    if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
+        warps *= 4 if facts.is_scattered and x == 1 else 2
+    return min(warps, 16)
 
 
 def _online(facts: Rows) -> Iterator[Schedule]:
@@ -147,7 +150,7 @@ def _loops(facts: Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:
 def _looped(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules with few lanes for one tensor, which keep enough loads in flight, and more for several."""
     length = power_of_two(facts.length)
-    if facts.rows <= PROCESSORS:  # a program alone has as much under way as it can
+    if facts.rows <= (2 * PROCESSORS if facts.tensors == 1 else PROCESSORS):  # a program alone has as much under way as it can
         yield from _loops(facts, (8192, 16, 1))
     r = min(2048 if facts.tensors == 1 else 4096, length)
     x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(facts.rows))
@@ -163,6 +166,8 @@ def split_rows(facts: Rows) -> Iterator[Schedule]:
     least = 512
     if facts.counts and facts.rows * facts.length <= 1024 * 4 * RESIDENT:
         least = most = lanes = 1024  # a tile for each program, summed up twice: that takes less than to count in a loop
+    elif facts.instructions >= VERY_HEAVY:
+        most, lanes = 1024, 128
     elif facts.counts or facts.states > 2:
         most = lanes = 512
     size = clamp(power_of_two(facts.rows * facts.length // (2 * RESIDENT)), least, most)

@@ -209,13 +209,23 @@ class TileCost:
         whole = [access for access in self.accesses if len(access.axes) == len(self.sizes) and not access.is_store]
         return sum(access.itemsize for access in whole)
 
-    @cached_property
+    @property
     def has_windows(self) -> bool:
         """Return whether a tensor is read at many places around each point, of which a lane moves one at a time."""
+        return bool(self._windows)
+
+    @property
+    def has_windows_apart(self) -> bool:
+        """Return whether those of neighbouring points begin at elements that are no neighbours."""
+        return any(1 not in map(abs, filter(None, strides)) for strides in self._windows)
+
+    @cached_property
+    def _windows(self) -> list[tuple[int | None, ...]]:
+        """Return the strides of tensors that are read at many places around each point."""
         pairs = zip(self.accesses, self._probed.accesses, strict=True)
         places = Counter((access.tensor, access.strides) for access, noted in pairs
                          if not access.is_store and self._is_torn(access, noted.offset))
-        return max(places.values(), default=0) >= LEAST_PLACES
+        return [strides for (_, strides), count in places.items() if count >= LEAST_PLACES]
 
     def _is_torn(self, access: _Access, offset: sympy.Expr) -> bool:
         """Return whether neighbours in memory, which several points read, are not where a lane may move them at once."""

@@ -210,6 +210,12 @@ def test_lanes_that_jump_in_memory_take_few_points_each() -> None:
     assert math.prod(found.block.values()) <= 4 * LANES * found.warps
 
 
+@pytest.mark.parametrize(("stride", "points"), [(1, 4), (2, 2)])
+def test_lanes_take_fewer_points_of_windows_that_begin_apart(stride: int, points: int) -> None:
+    found = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, stride, 1), torch.empty(16, 64, 112, 112, dtype=BF16)))
+    assert found.block["x"] == points * LANES * found.warps
+
+
 def test_lanes_take_four_points_of_windows() -> None:
     """Of images whose rows no access is aligned in; where channels lie side by side, as many as are moved at once."""
     image = torch.empty(8, 64, 56, 56, dtype=BF16)

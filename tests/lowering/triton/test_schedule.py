@@ -15,11 +15,11 @@ from torch.fx import Node
 from dynafuse.cache.canonical import canonical
 from dynafuse.config import resolve
 from dynafuse.ir import Spec
-from dynafuse.lowering.triton.reduced_rows import MOST_SPLITS, SHARED_BYTES, splittable
+from dynafuse.lowering.triton.reduced_rows import MOST_SPLITS, SHARED_BYTES, full_reads, splittable
 from dynafuse.lowering.triton.room import roomier
 from dynafuse.lowering.triton.row_schedule import LONGEST_HELD, LONGEST_PERSISTENT
 from dynafuse.lowering.triton.schedule import choose_schedule
-from dynafuse.lowering.triton.tiles import Schedule, power_of_two, reduced_axes
+from dynafuse.lowering.triton.tiles import Schedule, power_of_two, probe, reduced_axes
 from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_ABOVE, estimate
 from tests.support import graphs
 
@@ -179,6 +179,37 @@ def test_columns_of_which_much_is_stored_are_not_copied_ahead(stored: int, stage
     assert (found.schedule_class, found.stages) == ("split", stages) and (found.running > 0) == (stages == 1)
 
 
+def test_columns_that_do_not_fill_a_tile_have_taller_ones() -> None:
+    """Images of few channels, these last: a third of the lanes is beyond the last of 24."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        copied = g.op("aten.relu.default", x)
+        return [copied, g.op("aten.sum.dim_IntList", copied, [0])]
+
+    found = scheduled(write, torch.empty(1 << 19, 24, dtype=BF16))
+    assert (found.schedule_class, found.block, found.stages) == ("split", {"x": 32, "r": 64}, 1)
+
+
+def test_parts_of_what_is_summed_are_not_copied_ahead() -> None:
+    """Of a concatenation of which one part lies across: each lane would wait for the copies of both."""
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        joined = g.op("aten.cat.default", [x, y], 1)
+        return [joined, g.op("aten.sum.dim_IntList", joined, [0])]
+
+    parts = torch.empty(576, 1 << 13, dtype=BF16).t(), torch.empty(1 << 13, 576, dtype=BF16)
+    found = scheduled(write, *parts)
+    assert (found.schedule_class, found.stages) == ("split", 1)
+
+
+@pytest.mark.parametrize(("columns", "warps"), [(1216, 16), (8192, 8)])
+def test_programs_that_are_alone_on_a_processor_have_more_warps(columns: int, warps: int) -> None:
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        computed = g.op("aten.erf.default", x)
+        return [computed, g.op("aten.sum.dim_IntList", computed, [0])]
+
+    found = scheduled(write, torch.empty(1024, columns, dtype=BF16))
+    assert (found.schedule_class, found.warps) == ("looped", warps)
+
+
 def test_columns_go_side_by_side() -> None:
     """Down the columns of a row-major matrix, a program takes neighbouring ones."""
     found = scheduled(total(0), torch.empty(100, 8192))
@@ -271,6 +302,28 @@ def test_rows_that_others_lie_across_are_held_while_they_are_short(length: int, 
         return [copied, g.op("aten.sum.dim_IntList", copied, [1])]
 
     assert scheduled(write, torch.empty(length, 1 << 16, dtype=BF16).t()).schedule_class == kind
+
+
+@pytest.mark.parametrize(("rows", "warps"), [(512, 4), (1 << 14, 1)])
+def test_few_rows_that_are_loaded_one_by_one_have_more_warps(rows: int, warps: int) -> None:
+    """Images of 7 × 7: runs of 49 elements, which no lane loads side by side."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        copied = g.op("aten.relu.default", x)
+        return [copied, g.op("aten.sum.dim_IntList", copied, [0, 2, 3])]
+
+    found = scheduled(write, torch.empty(16, rows, 7, 7, dtype=BF16))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", 1, warps)
+
+
+def test_of_a_window_one_place_is_held() -> None:
+    """What is made of its nine places is held along a row, not they."""
+    def write(g: graphs.Builder, x: Node, y: Node) -> Node:
+        pooled = g.op("aten.avg_pool2d.default", x, [3, 3], [1, 1], [1, 1])
+        return g.op("aten.sum.dim_IntList", g.op("aten.mul.Tensor", pooled, y), [0, 2, 3])
+
+    (spec,) = specs_of(write, torch.empty(16, 224, 14, 14), torch.empty(16, 224, 14, 14))
+    probed = probe(spec)
+    assert sum(not access.is_store for access in probed.accesses) == 10 and len(full_reads(spec, probed)) == 2
 
 
 def test_what_the_cache_holds_is_not_copied_ahead() -> None:
