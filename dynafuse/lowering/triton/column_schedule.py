@@ -133,13 +133,15 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
     is_torn = facts.rows < best <= WIDEST_TORN  # rows of a few copies each, with lanes beyond their end
     ahead = 3 if _can_be_ahead(facts) and pays and not is_torn else 1
     fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
+    # A torn row has little of a tile, and what is copied for few steps of much arithmetic is there too late.
+    needs_height = (is_torn and not facts.is_mixed) or (is_heavy and steps <= FEW_STEPS)
     # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.
     is_small = steps <= FEW_STEPS or not facts.reads_along if ahead > 1 else facts.stores_along > 0
     if facts.is_mixed and not facts.is_scattered and facts.reads_along <= FEW_ACROSS:
         first = (best, 2048, 1024, RESIDENT, 1 if facts.is_in_parts else 3)  # all parts would be copied
     elif facts.is_mixed and not facts.is_scattered:
         first = (best, 1024, 256, RESIDENT // 2, 1)
-    elif is_torn and not facts.is_mixed or is_heavy and steps <= FEW_STEPS:
+    elif needs_height:
         first = (best, 2048, 1024, RESIDENT, 1)
     elif facts.is_mixed or is_small:
         first = (best, 1024, 512, RESIDENT // 2, ahead)

@@ -150,7 +150,8 @@ def _loops(facts: Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:
 def _looped(facts: Rows) -> Iterator[Schedule]:
     """Yield schedules with few lanes for one tensor, which keep enough loads in flight, and more for several."""
     length = power_of_two(facts.length)
-    if facts.rows <= (2 * PROCESSORS if facts.tensors == 1 else PROCESSORS):  # a program alone has as much under way as it can
+    most_alone = 2 * PROCESSORS if facts.tensors == 1 else PROCESSORS
+    if facts.rows <= most_alone:  # such a program has as much under way as it can
         yield from _loops(facts, (8192, 16, 1))
     r = min(2048 if facts.tensors == 1 else 4096, length)
     x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(facts.rows))

@@ -220,7 +220,7 @@ class TileCost:
         return any(1 not in map(abs, filter(None, strides)) for strides in self._windows)
 
     @cached_property
-    def _windows(self) -> list[tuple[int | None, ...]]:
+    def _windows(self) -> list[tuple[float | None, ...]]:
         """Return the strides of tensors that are read at many places around each point."""
         pairs = zip(self.accesses, self._probed.accesses, strict=True)
         places = Counter((access.tensor, access.strides) for access, noted in pairs
