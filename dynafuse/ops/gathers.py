@@ -118,8 +118,8 @@ def _one_row_scatter(build: Builder, call: Call, index: Index) -> Value:
     at = replaced(index, dim, sympy.S.Zero)
     before = build.operand(call["self"], index)
     source = _scattered(build, call, at, before.dtype)
-    loaded = build.loaded_index(call["index"], at, size)
-    is_written = build.expression("{0} == {1}", torch.bool, loaded, build.index_value(index[dim]))
+    written = build.indirect(build.loaded_index(call["index"], at, size), size)
+    is_written = build.compare(written, "==", index[dim])
     if call.target is torch.ops.aten.scatter_add.default:
         # Of bools "+" is a sum modulo 2 on a GPU.
         sum_text = "{0} | {1}" if before.dtype is torch.bool else "{0} + {1}"
