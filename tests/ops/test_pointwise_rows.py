@@ -35,7 +35,7 @@ SPECIALS = (
 ROWS = [row for row in ops.rows() if row.kind is Kind.POINTWISE]
 
 NUMBERS: dict[str, list[list[Any]]] = {
-    "aten.pow.Tensor_Scalar": [[e] for e in (0, 0.5, 1, 2, 3, 4, 7, -0.5, -1, -2, 2.5)],
+    "aten.pow.Tensor_Scalar": [[e] for e in (0, 0.5, 1, 2, 3, 4, 7, 9, -0.5, -1, -2, 2.5)],
     "aten.pow.Scalar": [[2], [0.5], [1]],
     "aten.div.Tensor_mode": [[None], ["floor"], ["trunc"]],
     "aten.div.Scalar_mode": [[3, None], [3, "floor"], [-3, "trunc"]],
@@ -227,3 +227,13 @@ def test_a_product_less_itself_is_no_fused_multiply_add() -> None:
     assert expression(row, context, ["v1", "v1"]) == "tl.abs(v1) * 0.0"
     assert expression(row, context, ["v1", "v2"]) == expression(row, context, ["v1", "v2", 1]) == "v1 - v2"
     assert expression(row, context, ["v1", "v1", 2]) == "v1 - 2.0 * v1"
+
+
+@pytest.mark.parametrize(("out", "exponent", "is_called"), [
+    (torch.float32, 7, False), (torch.float32, 9, True), (torch.bfloat16, 9, False), (torch.bfloat16, 9.5, True),
+    (torch.float16, -3, True), (torch.float64, 5, True)])
+def test_whole_powers_are_products_where_these_are_as_exact(out: torch.dtype, exponent: float, is_called: bool) -> None:
+    row = ops.lookup(torch.ops.aten.pow.Tensor_Scalar)
+    assert row is not None and row.emit is not None
+    dtype = torch.float64 if out is torch.float64 else torch.float32
+    assert ("lm.pow" in row.emit(Context(dtype, out), "x", exponent)) == is_called
