@@ -262,6 +262,8 @@ class Spaces:
         near = self.tensor(node.all_input_nodes[0]).bytes <= NEAR
         if not isinstance(total, int) or total > (UNROLL_NEAR if near else UNROLL):
             return False
+        if total > UNROLL and not self._is_read_elsewhere(node):
+            return False
         leaves_lanes_idle = isinstance(results, int) and results < LANES and total >= LEAST_FOR_LANES
         return not leaves_lanes_idle or self._is_spread(node, results)
 
@@ -273,6 +275,21 @@ class Spaces:
                 return True
             if self.facts[user].role is Role.VIEW and self._is_spread(user, results):
                 return True
+        return False
+
+    def _is_read_elsewhere(self, node: Node) -> bool:
+        """Return whether a result is spread over other elements than those that are reduced, for which a row computes it."""
+        own, reduced = count(self.tensor(node).shape), count(self.tensor(node.all_input_nodes[0]).shape)
+        computed, seen = [node], {node}  # from the results, one from each
+        while computed:
+            for user in computed.pop().users.keys() - seen:
+                seen.add(user)
+                shape = self._shape_of(user)
+                size = own if shape is None else count(shape)
+                if size not in (own, reduced):
+                    return True
+                if size == own and self.facts[user].role in (Role.FUSED, Role.VIEW):
+                    computed.append(user)
         return False
 
     def _plain(self, node: Node) -> bool:

@@ -215,8 +215,7 @@ def test_what_is_overwritten_is_not_read_again_later() -> None:
 
 @pytest.mark.parametrize(("rows", "length", "target", "expected"), [
     (LANES, UNROLL, "aten.sum.dim_IntList", True),
-    (LANES, UNROLL_NEAR, "aten.sum.dim_IntList", True),
-    (LANES, UNROLL_NEAR + 1, "aten.sum.dim_IntList", False),
+    (LANES, UNROLL + 1, "aten.sum.dim_IntList", False),
     (LANES - 1, LEAST_FOR_LANES - 1, "aten.sum.dim_IntList", True),
     (LANES - 1, LEAST_FOR_LANES, "aten.sum.dim_IntList", False),  # lanes would have nothing to do
     (NEAR, UNROLL, "aten.amax.default", True),
@@ -229,6 +228,22 @@ def test_short_reductions_are_written_out(rows: int, length: int, target: str, e
     assert (spaces.is_unrolled(unit), spaces.is_reduction(unit)) == (expected, not expected)
     sizes = [axis.size for dim in spaces.dims[unit] for axis in dim]
     assert sizes == ([rows] if expected else [rows, length])
+
+
+@pytest.mark.parametrize(("length", "columns", "expected"), [
+    (UNROLL, UNROLL, True),
+    (UNROLL_NEAR, UNROLL_NEAR, False),  # a row computes it once for all of its elements
+    (UNROLL_NEAR, 2 * UNROLL_NEAR, True),
+    (UNROLL_NEAR + 1, 2 * UNROLL_NEAR, False),
+])
+def test_longer_ones_are_written_out_where_other_elements_need_them(length: int, columns: int, expected: bool) -> None:
+    def norms(g: graphs.Graph, x: Node, y: Node) -> Node:
+        total = g.op("aten.sum.dim_IntList", x, [1], True)
+        return g.op("aten.mul.Tensor", y, g.op("aten.rsqrt.default", total))
+
+    spaces = spaces_of(graphs.built(norms, torch.empty(LANES, length), torch.empty(LANES, columns)))
+    unit = next(node for node in spaces.dims if "sum" in node.name)
+    assert (spaces.is_unrolled(unit), spaces.is_reduction(unit)) == (expected, not expected)
 
 
 def test_reductions_of_unknown_length_are_not_written_out() -> None:
