@@ -51,7 +51,7 @@ from dynafuse.passes.padded_products import pad_products
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.runtime.alike import sharing_of
-from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, reused_buffers
+from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, most_in_use, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
 from dynafuse.runtime.capture.graphs import Intent, intent_of
 from dynafuse.runtime.cuda_graphs import capture
@@ -340,7 +340,8 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
 
     def written() -> Callable[..., Any]:
         call = _written(setting, plan, kernels, buffers)
-        call = call if intent is None else intent.apply(call, setting.kind, setting.config.strict)
+        if intent is not None:
+            call = intent.apply(call, setting.kind, setting.config.strict, lambda: most_in_use(plan, buffers))
         devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
         return on_device(call, devices[0]) if len(devices) == 1 else call
 

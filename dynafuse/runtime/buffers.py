@@ -74,6 +74,26 @@ def reused_buffers(plan: CanonicalPlan, launches: Callable[[CanonicalRegion], Se
     return Buffers(over)
 
 
+def most_in_use(plan: CanonicalPlan, buffers: Buffers) -> list[int]:
+    """Return the bytes of each tensor that a plan's function has made when they are the most together.
+
+    Args:
+        plan: The plan.
+        buffers: Which of its results are written over operands.
+    """
+    memory = _Memory(plan, ())
+    in_use: dict[Node, int] = {}
+    most: list[int] = []
+    for number, step in enumerate(plan.steps):
+        for node in memory.made_by(step):
+            operand = buffers.over.get(node)
+            in_use[node] = memory.bytes(node) if operand is None else in_use.pop(operand, 0)
+        if sum(in_use.values()) > sum(most):
+            most = list(in_use.values())
+        in_use = {node: size for node, size in in_use.items() if memory.is_used_after(number, node)}
+    return most
+
+
 def _of_region(memory: _Memory, number: int, bound: CanonicalRegion,
                launches: Callable[[CanonicalRegion], Sequence[Launch]]) -> Iterator[tuple[Node, Node]]:
     """Yield the outputs of a region that are written over an operand, each with that operand; no operand twice.
@@ -138,6 +158,22 @@ class _Memory:
         owns = node in self.stored or node in self.offered or _is_piece(node) or _is_new(node)
         return (owns and self.of(node) is node and self.last[node] == number and node not in self.escaped
                 and all(other is node or self.of(other) is not node for other in arguments))
+
+    def made_by(self, step: CanonicalRegion | Node) -> list[Node]:
+        """Return the results of a step that are in memory of their own."""
+        nodes = step.outputs if isinstance(step, CanonicalRegion) else [step]
+        return [node for node in nodes
+                if node.op == "call_function" and self.of(node) is node and self.facts[node].tensor is not None]
+
+    def bytes(self, node: Node) -> int:
+        """Return the size of a tensor."""
+        tensor = self.facts[node].tensor
+        assert tensor is not None
+        return tensor.bytes
+
+    def is_used_after(self, number: int, node: Node) -> bool:
+        """Return whether a step after that one, or whoever has called the function, uses a value's memory."""
+        return node in self.escaped or self.last.get(node, number) > number
 
     def has_room(self, operand: Node, node: Node) -> bool:
         """Return whether an operand's memory has room for a result, or the function finds out when it runs."""

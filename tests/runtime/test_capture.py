@@ -517,6 +517,23 @@ def test_a_forward_begins_with_a_piece_for_what_it_saves(machine: Machine) -> No
     assert forward.layout.piece == (600 + 640 + 700) * 512 * 4 and not any(other.layout.piece for other in others)
 
 
+def test_an_inference_graph_begins_with_a_piece_for_what_is_in_use_at_once(machine: Machine) -> None:
+    """Of three products in a chain no more than two are, and activations lie where these were."""
+    widths = [64, 600, 640, 700, 64]
+    ours, _ = twins(machine, lambda: nn.Sequential(*[
+        layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.Tanh())]))
+    call = machine.compile(ours)
+    other = machine.compile(lambda x: (x @ x.t()).tanh().sum(0) * 2)
+    with torch.no_grad():
+        for _ in range(STEPS):
+            call(machine.randn(512, 64))
+            other(machine.randn(1024, 64))
+    first, second = machine.functions
+    assert first.layout.piece == in_one_piece([640 * 512 * 4, 700 * 512 * 4]) > 0
+    if machine.fake is not None:
+        assert machine.fake.pieces == [first.layout.piece, 0], "the pool has one by then"
+
+
 @pytest.mark.gpu
 def test_a_recorded_backward_writes_over_what_was_saved() -> None:
     """The gradient of logits takes their place: they are not there twice."""

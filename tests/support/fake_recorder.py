@@ -73,6 +73,7 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.memory = 1 << 40
         self.recordings = 0
+        self.pieces: list[int] = []  # bytes that recordings began with
         self.replays = 0
         self.capturing = False  # whether somebody else captures the current stream
         self.failing: Exception | None = None
@@ -99,6 +100,7 @@ class FakeRecorder:
         if self.failing is not None:
             raise self.failing
         self.recordings += 1
+        self.pieces.append(piece)
         given = [Place.of(arg) if isinstance(arg, Tensor) else arg for arg in args]
         inputs = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)}
         with unchanged([arg for arg in args if isinstance(arg, Tensor)]):

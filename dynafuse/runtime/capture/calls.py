@@ -347,7 +347,8 @@ class Captured:
             inputs, given = inputs_of(args, self.layout, in_place, self.recorder.empty)
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
-        recorded = self.recorder.record(self.launched, given, pool, self.layout.piece)
+        piece = self.layout.piece if next(pool.turns) == 0 else 0  # later ones have that of the first
+        recorded = self.recorder.record(self.launched, given, pool, piece)
         saved = self.layout.saved if self.kind == "forward" else frozenset[int]()
         loan = Loan(stream)
         results = loan.lend(recorded.outputs, lasting, saved, lambda storage: self.recorder.lent(storage, recorded))

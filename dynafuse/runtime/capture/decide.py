@@ -7,7 +7,7 @@ with a collective is ``not captured: _c10d_functional.all_reduce.default (all_re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -81,9 +81,13 @@ class Layout:
     numbers: tuple[int, ...]  # inputs that are no tensors
     copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
     bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
-    piece: int = 0  # bytes of memory that a recording is to begin with in one piece: of a forward that saves
+    piece: int = 0  # bytes of memory that the first recording of a pool is to begin with in one piece
     taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
     twice: int = 0  # bytes that a launched forward makes, which a recorded backward has copies of
+
+    def beginning_with(self, sizes: Sequence[int]) -> Layout:
+        """Return the same with a piece for tensors, given their bytes, if all sizes of the graph are known."""
+        return self if self.sized or self.numbers else replace(self, piece=in_one_piece(sizes))
 
 
 @dataclass(frozen=True)
@@ -156,11 +160,11 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     handed = produced if stays else frozenset[int]()
     copied, handed_over = _leaving(plan, stationary | handed, saved)
     copies = Copies(len(copied), sum(copied))
-    piece = 0 if sized or numbers else in_one_piece(handed_over)
     given = sum(_sizes(plan, [node for node, i in inputs.items() if i in produced]))
     taken, twice = (given, 0) if stays else (0, given)
-    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), piece, taken,
-                  twice)
+    layout = Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over),
+                    taken=taken, twice=twice)
+    return layout.beginning_with(handed_over)
 
 
 def in_one_piece(sizes: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ or, where the verdict is to capture, a :class:`Captured` around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,17 +46,21 @@ class Intent:
             return self.verdict.captured
         return saving(plan_prediction(launched, device), self.layout.copies, device, plan_prediction(recorded, device)).pays
 
-    def apply(self, call: Callable[[list[Any]], Any], kind: str, strict: bool) -> Callable[[list[Any]], Any]:
+    def apply(self, call: Callable[[list[Any]], Any], kind: str, strict: bool,
+              in_use: Callable[[], Sequence[int]]) -> Callable[[list[Any]], Any]:
         """Return the function of a graph, captured if it is to be.
 
         Args:
             call: The function as it launches kernel by kernel.
             kind: forward, backward or inference.
             strict: Whether what goes wrong with a recording is raised.
+            in_use: Returns the bytes of what the function makes when that is the most together. A forward that saves knows
+                how much stays, and a backward writes where that has been.
         """
         if not self.verdict.may_be_recorded or self.layout is None or self.recorder is None:
             return call
-        return Captured(call, self.layout, self.recorder, kind, strict, self.verdict.least_host_us, self.replays)
+        layout = self.layout.beginning_with(in_use()) if kind == "inference" else self.layout
+        return Captured(call, layout, self.recorder, kind, strict, self.verdict.least_host_us, self.replays)
 
 
 def intent_of(setting: Setting, plan: Plan) -> Intent | None:

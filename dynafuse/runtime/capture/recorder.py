@@ -14,6 +14,7 @@ Worked example::
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +28,11 @@ from torch import Tensor, UntypedStorage
 
 @dataclass(frozen=True)
 class Pool:
-    """Memory that recordings share. ``handle`` is the recorder's own."""
+    """Memory that recordings share. ``handle`` is the recorder's own; ``turns`` counts the recordings."""
 
     handle: Any
     lock: threading.Lock = field(default_factory=threading.Lock)
+    turns: Iterator[int] = field(default_factory=itertools.count)
 
 
 @dataclass(frozen=True)
