@@ -112,9 +112,10 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
         warps = max(warps // 2, 1)
     if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:
         return r // (LANES * MOST_IN_LANE)
-    few, at_once = (FEW_WARPS, EVEN_LOAD) if facts.instructions < VERY_HEAVY else (RESIDENT_WARPS // 2, EVEN_LOAD // 2)
+    is_heavy = facts.instructions >= VERY_HEAVY
+    few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (FEW_WARPS, EVEN_LOAD)
     if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
-        warps *= 4 if facts.is_scattered and x == 1 else 2
+        warps *= 4 if is_heavy or (facts.is_scattered and x == 1) else 2
     return min(warps, 16)
 
 
