@@ -12,6 +12,7 @@ Worked example: of ``tanh(x @ w)`` the product dies with the kernel of ``tanh``,
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -82,16 +83,21 @@ def most_in_use(plan: CanonicalPlan, buffers: Buffers) -> list[int]:
         buffers: Which of its results are written over operands.
     """
     memory = _Memory(plan, ())
-    in_use: dict[Node, int] = {}
-    most: list[int] = []
+    lives: dict[Node, range] = {}  # by what the memory was made for: the steps at which it is in use
+    owners: dict[Node, Node] = {}
     for number, step in enumerate(plan.steps):
         for node in memory.made_by(step):
             operand = buffers.over.get(node)
-            in_use[node] = memory.bytes(node) if operand is None else in_use.pop(operand, 0)
-        if sum(in_use.values()) > sum(most):
-            most = list(in_use.values())
-        in_use = {node: size for node, size in in_use.items() if memory.is_used_after(number, node)}
-    return most
+            owner = owners[node] = node if operand is None else owners.get(operand, operand)
+            begin = lives[owner].start if owner in lives else number
+            lives[owner] = range(begin, memory.last_use(node, number) + 1)
+    changes = [0] * (len(plan.steps) + 2)
+    for node, life in lives.items():
+        changes[life.start] += memory.bytes(node)
+        changes[life.stop] -= memory.bytes(node)
+    totals = list(itertools.accumulate(changes))
+    busiest = totals.index(max(totals))
+    return [memory.bytes(node) for node, life in lives.items() if busiest in life]
 
 
 def _of_region(memory: _Memory, number: int, bound: CanonicalRegion,
@@ -135,6 +141,7 @@ class _Memory:
                        for node in bound.outputs}
         inputs = plan.annotated.graph.find_nodes(op="placeholder")
         self.offered = {node for i, node in enumerate(inputs) if i in offered}
+        self.steps = plan.steps
         self.last = {self.of(node): number for number, step in enumerate(plan.steps) for node in _used(step)}
         self.escaped = set(map(self.of, plan.annotated.graph.output_node().all_input_nodes))
         for node in self.facts:
@@ -171,9 +178,9 @@ class _Memory:
         assert tensor is not None
         return tensor.bytes
 
-    def is_used_after(self, number: int, node: Node) -> bool:
-        """Return whether a step after that one, or whoever has called the function, uses a value's memory."""
-        return node in self.escaped or self.last.get(node, number) > number
+    def last_use(self, node: Node, made: int) -> int:
+        """Return the last step that uses a value's memory, made at another: the one behind all where the caller gets it."""
+        return len(self.steps) if node in self.escaped else self.last.get(node, made)
 
     def has_room(self, operand: Node, node: Node) -> bool:
         """Return whether an operand's memory has room for a result, or the function finds out when it runs."""
