@@ -130,27 +130,9 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
     if is_heavy:
         best = min(best, NARROW)  # copied ahead, elements lie otherwise than what is read once a column
     pays = best <= 2 * facts.rows and not (facts.counts and steps <= 2 * FEW_STEPS)
-    is_torn = facts.rows < best <= WIDEST_TORN  # rows of a few copies each, with lanes beyond their end
-    ahead = 3 if _can_be_ahead(facts) and pays and not is_torn else 1
+    ahead = 3 if _can_be_ahead(facts) and pays and not _is_torn(facts, best) else 1
     fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
-    # A torn row has little of a tile, and what is copied for few steps of much arithmetic is there too late.
-    needs_height = (is_torn and not facts.is_mixed) or (is_heavy and steps <= FEW_STEPS)
-    # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.
-    is_small = steps <= FEW_STEPS or not facts.reads_along if ahead > 1 else facts.stores_along > 0
-    if facts.is_mixed and not facts.is_scattered and facts.reads_along <= FEW_ACROSS:
-        first = (best, 2048, 1024, RESIDENT, 1 if facts.is_in_parts else 3)  # all parts would be copied
-    elif facts.is_mixed and not facts.is_scattered:
-        first = (best, 1024, 256, RESIDENT // 2, 1)
-    elif needs_height:
-        first = (best, 2048, 1024, RESIDENT, 1)
-    elif facts.is_mixed or is_small:
-        first = (best, 1024, 512, RESIDENT // 2, ahead)
-    elif is_heavy:
-        first = (best, 2048, 512, RESIDENT, ahead)
-    elif facts.bytes_read <= LIGHT and not (facts.stores_along or facts.counts):
-        first = (best, 2048, 1024, RESIDENT, ahead)
-    else:
-        first = (best, 2048, fewest, RESIDENT // 2, ahead)
+    first = _usual_split(facts, best, steps, ahead, is_heavy)
     for x, tile, lanes, programs, stages in (
             first, (best, 2048, fewest, RESIDENT // 2, ahead), (best, 2048, most, RESIDENT // 2, 4 - ahead),
             (best, 2048, 1024, RESIDENT, 1), (best, 1024, 512, RESIDENT // 2, ahead),
@@ -165,3 +147,36 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         if facts.is_scattered:  # lanes that move an element at a time have little under way: it takes all that can run
             programs = RESIDENT_WARPS // warps
         yield split_over(facts, x, r, warps, programs, min(stages, stages_within(x * r * facts.bytes_read, stages)))
+
+
+def _is_torn(facts: Rows, columns: int) -> bool:
+    """Return whether rows of few copies each do not fill a tile of so many columns: lanes are beyond their end."""
+    return facts.rows < columns <= WIDEST_TORN
+
+
+def _usual_split(facts: Rows, columns: int, steps: int, ahead: int, is_heavy: bool) -> tuple[int, int, int, int, int]:
+    """Return columns and elements of a tile, elements of a warp, programs and stages: what is chosen without timings.
+
+    Args:
+        facts: What the schedule depends on.
+        columns: How many a tile has.
+        steps: Of a program's loop, by tiles of 2048 elements.
+        ahead: Stages, if copying ahead may pay.
+        is_heavy: Whether computing an element takes as long as its bytes.
+    """
+    if facts.is_mixed and not facts.is_scattered:
+        if facts.reads_along <= FEW_ACROSS:
+            return columns, 2048, 1024, RESIDENT, 1 if facts.is_in_parts else 3  # all parts would be copied
+        return columns, 1024, 256, RESIDENT // 2, 1
+    # A torn row has little of a tile, and what is copied for few steps of much arithmetic is there too late.
+    if (_is_torn(facts, columns) and not facts.is_mixed) or (is_heavy and steps <= FEW_STEPS):
+        return columns, 2048, 1024, RESIDENT, 1
+    # Small tiles where columns are short, where many accesses leave few registers, or where these lie across one another.
+    is_small = steps <= FEW_STEPS or not facts.reads_along if ahead > 1 else facts.stores_along > 0
+    if facts.is_mixed or is_small:
+        return columns, 1024, 512, RESIDENT // 2, ahead
+    if is_heavy:
+        return columns, 2048, 512, RESIDENT, ahead
+    if facts.bytes_read <= LIGHT and not (facts.stores_along or facts.counts):
+        return columns, 2048, 1024, RESIDENT, ahead
+    return columns, 2048, 512 if ahead > 1 or facts.stores_along else 1024, RESIDENT // 2, ahead
