@@ -528,7 +528,7 @@ def test_an_inference_graph_begins_with_a_piece_for_what_is_in_use_at_once(machi
         for _ in range(STEPS):
             call(machine.randn(512, 64))
             other(machine.randn(1024, 64))
-    first, second = machine.functions
+    first, _ = machine.functions
     assert first.layout.piece == in_one_piece([640 * 512 * 4, 700 * 512 * 4]) > 0
     if machine.fake is not None:
         assert machine.fake.pieces == [first.layout.piece, 0], "the pool has one by then"
