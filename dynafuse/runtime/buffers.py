@@ -178,9 +178,9 @@ class _Memory:
         assert tensor is not None
         return tensor.bytes
 
-    def last_use(self, node: Node, made: int) -> int:
-        """Return the last step that uses a value's memory, made at another: the one behind all where the caller gets it."""
-        return len(self.steps) if node in self.escaped else self.last.get(node, made)
+    def last_use(self, node: Node, begin: int) -> int:
+        """Return the last step that uses a value's memory, from ``begin`` on: the one behind all where the caller gets it."""
+        return len(self.steps) if node in self.escaped else self.last.get(node, begin)
 
     def has_room(self, operand: Node, node: Node) -> bool:
         """Return whether an operand's memory has room for a result, or the function finds out when it runs."""
