@@ -179,7 +179,7 @@ class _Memory:
         return tensor.bytes
 
     def last_use(self, node: Node, begin: int) -> int:
-        """Return the last step that uses a value's memory, from ``begin`` on: the one behind all where the caller gets it."""
+        """Return the last step that uses memory, in use from ``begin`` on: the one behind all where the caller gets it."""
         return len(self.steps) if node in self.escaped else self.last.get(node, begin)
 
     def has_room(self, operand: Node, node: Node) -> bool:
