@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from dynafuse.lowering.triton.reduced_rows import (
     COPIED,
+    FEW_WARPS,
     LONGEST_IN_LANE,
     RESIDENT,
     RESIDENT_WARPS,
@@ -31,7 +32,6 @@ MOST_TILES = 2  # of a program, up to which each has a program of its own where 
 FEW_ACROSS = 3  # reads, some of which lie across others, up to which copying them ahead pays
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
 HEAVY = 40.0  # instructions per element that take as long as its bytes: more than once would be too often
-FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 NARROW = 64  # columns of which four warps load as many rows at a time as keep Triton from computing an element twice
 
 

@@ -36,6 +36,7 @@ LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded a
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
+FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay

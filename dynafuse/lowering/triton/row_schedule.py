@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dynafuse.lowering.triton.online import find_online_sums
 from dynafuse.lowering.triton.reduced_rows import (
     COPIED,
+    FEW_WARPS,
     LONGEST_IN_LANE,
     MOST_SPLITS,
     RESIDENT,
@@ -35,7 +36,6 @@ FULL = 0.75  # share of the lanes' registers that a row fills from which on it c
 MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
 LEAST_MOVED = BYTES / STARTED  # bytes that a program of many moves at least: memory is faster than they are started
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
-FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 8192  # elements of a row from which on what is loaded late is loaded as fast
