@@ -33,6 +33,7 @@ Order = dict[str, tuple[int, ...]]
 MOST_ORDERS = 4  # ways to walk memory whose order is tried
 SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
+WIDEST_UNKNOWN = 64  # the same where their sizes are known at run time only: all beyond the end of a short row is in vain
 FEW = frozenset({2, 4, 8})  # points of columns with which the axis outside of them is tried as one more of them
 SIZES = ((1024, 4), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4), (512, 8), (256, 2))
 """Points of a tile of one dimension, with its warps: the usual one first."""
@@ -151,12 +152,13 @@ def _flat_tiles(spec: Spec, order: tuple[int, ...], sizes: Sequence[tuple[int, i
 def _tiles(cost: TileCost, order: Order) -> Iterator[Schedule]:
     """Yield tiles of two dimensions, of as many points a lane as it can hold."""
     rows, columns = (power_of_two(point_count(cost.spec, order[tile])) for tile in ("y", "x"))
+    widest = WIDEST if all(isinstance(cost.spec.axes[k].size, int) for k in order["x"]) else WIDEST_UNKNOWN
     for warps in (4, 8):
         for per_lane in (8, 16):
             if per_lane > 8 and per_lane * cost.bytes_read > MOST_BYTES_HELD:
                 continue
             points = per_lane * warps * LANES
-            x = min(columns, WIDEST)
+            x = min(columns, widest)
             while x >= min(NARROWEST, columns):
                 y = min(rows, max(1, points // x))
                 if 2 * x * y >= points or x * y == rows * columns:

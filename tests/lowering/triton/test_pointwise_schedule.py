@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.cache.canonical import CanonicalRegion, canonical
@@ -17,6 +18,7 @@ from dynafuse.lowering.interpret import eager
 from dynafuse.lowering.triton.compiler import load
 from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.launch import Kernel
+from dynafuse.lowering.triton.pointwise_schedule import WIDEST_UNKNOWN
 from dynafuse.lowering.triton.schedule import MOST_CANDIDATES, candidates, choose_schedule
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import Schedule, point_count, probe
@@ -240,6 +242,17 @@ def test_sizes_that_are_unknown_are_not_cut_for_little() -> None:
     plan = graphs.planned(build)
     (region,) = plan.regions
     assert choose_schedule(canonical(plan.annotated, region, (), "sm90").spec).schedule_class == "flat"
+
+
+def test_tiles_along_sizes_that_are_unknown_are_narrow() -> None:
+    """Of what is divided along its rows no size is classed: these have 21 elements, of a tile that was 2048 wide."""
+    def write(g: graphs.Builder, gradient: Node, x: Node) -> Node:
+        return g.op("aten.avg_pool3d_backward.default", gradient, x, [1, 1, 1], [2, 2, 2], [0, 0, 0], False, False, None)
+
+    plan = graphs.planned(graphs.built(write, torch.empty(1, 20, 11, 11, 11), torch.empty(1, 20, 21, 21, 21), dynamic=True))
+    (region,) = plan.regions
+    found = choose_schedule(canonical(plan.annotated, region, (), "sm90").spec)
+    assert found.schedule_class == "flat" or found.block["x"] <= WIDEST_UNKNOWN
 
 
 # Index expressions ----------------------------------------------------------------------------------------------------
