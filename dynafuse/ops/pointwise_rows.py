@@ -151,22 +151,13 @@ def _prims_div(context: Context, left: Any, right: Any) -> str:
     return _div(context, left, right) if context.dtype.is_floating_point else fill("{0} // {1}", context, left, right)
 
 
-# What eager does for these exponents, and 4, where a call of pow would bound the kernel; the others are such calls.
-_POWERS = {
-    0: "tl.zeros_like({0}) + 1",
-    0.5: "lm.sqrt({0})",
-    1: "{0}",
-    2: "{0} * {0}",
-    3: "{0} * {0} * {0}",
-    4: "({0} * {0}) * ({0} * {0})",
-    -0.5: "lm.rsqrt({0})",
-    -1: "lm.reciprocal({0})",
-    -2: "lm.reciprocal({0} * {0})",
-}
+# What eager does for these exponents.
+_POWERS = {0.5: "lm.sqrt({0})", -0.5: "lm.rsqrt({0})", -1: "lm.reciprocal({0})", -2: "lm.reciprocal({0} * {0})"}
 _UNROLLED_EXPONENT = 64
-# A product is off by half a unit in the last place, a square by twice what its operand is off besides: the 8th power by 3.5.
-# That of CUDA's powf is 4 (CUDA C++ Programming Guide, "Mathematical Functions"). 16 bits have room for nothing of that.
-_UNROLLED_OF_FLOATS = {torch.float32: 8, torch.float16: _UNROLLED_EXPONENT, torch.bfloat16: _UNROLLED_EXPONENT}
+# Eager multiplies up to the third power; a call of pow for the fourth would bound the kernel. A product is off by half a
+# unit in the last place, a square by twice what its operand is off besides: the 8th power by 3.5. That of CUDA's powf is 4
+# (CUDA C++ Programming Guide, "Mathematical Functions"). 16 bits have room for nothing of that.
+_UNROLLED_OF_FLOATS = {torch.float64: 4, torch.float32: 8}
 
 
 def _pow_scalar(context: Context, base: Any, exponent: Any) -> str:
@@ -174,8 +165,7 @@ def _pow_scalar(context: Context, base: Any, exponent: Any) -> str:
         return _pow(context, base, exponent)
     if context.dtype.is_floating_point and exponent in _POWERS:
         return _POWERS[exponent].format(base)
-    most = _UNROLLED_OF_FLOATS.get(context.out, 0) if context.dtype.is_floating_point else _UNROLLED_EXPONENT
-    if 0 <= exponent <= most and exponent == int(exponent):
+    if 0 <= exponent <= _UNROLLED_OF_FLOATS.get(context.out, _UNROLLED_EXPONENT) and exponent == int(exponent):
         return _int_power(base, int(exponent))
     return _pow(context, base, exponent)
 
