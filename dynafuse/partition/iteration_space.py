@@ -8,7 +8,7 @@ Worked example: in ``y = x.t() + 1``, ``add`` runs along two axes ``(i, j)`` and
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -262,35 +262,31 @@ class Spaces:
         near = self.tensor(node.all_input_nodes[0]).bytes <= NEAR
         if not isinstance(total, int) or total > (UNROLL_NEAR if near else UNROLL):
             return False
-        if total > UNROLL and not self._is_read_elsewhere(node):
+        if total > UNROLL and not self._is_read_elsewhere(node, results):
             return False
         leaves_lanes_idle = isinstance(results, int) and results < LANES and total >= LEAST_FOR_LANES
         return not leaves_lanes_idle or self._is_spread(node, results)
 
     def _is_spread(self, node: Node, results: Size) -> bool:
         """Return whether a reader has another number of elements, and so computes a short reduction anywhere."""
-        for user in node.users:
-            shape = self._shape_of(user)
-            if shape is not None and count(shape) != results:
-                return True
-            if self.facts[user].role is Role.VIEW and self._is_spread(user, results):
-                return True
-        return False
+        return any(size != results for size in self._sizes_of_readers(node, {Role.VIEW}))
 
-    def _is_read_elsewhere(self, node: Node) -> bool:
+    def _is_read_elsewhere(self, node: Node, results: Size) -> bool:
         """Return whether a result is spread over other elements than those that are reduced, for which a row computes it."""
-        own, reduced = count(self.tensor(node).shape), count(self.tensor(node.all_input_nodes[0]).shape)
-        computed, seen = [node], {node}  # from the results, one from each
-        while computed:
-            for user in computed.pop().users.keys() - seen:
+        sizes = {results, count(self.tensor(node.all_input_nodes[0]).shape)}
+        return any(size not in sizes for size in self._sizes_of_readers(node, {Role.FUSED, Role.VIEW}))
+
+    def _sizes_of_readers(self, node: Node, roles: Container[Role]) -> Iterator[Size]:
+        """Yield how many elements readers have, also those behind nodes of some roles that have as many as ``node``."""
+        own, reached, seen = count(self.tensor(node).shape), [node], {node}
+        while reached:
+            for user in reached.pop().users.keys() - seen:
                 seen.add(user)
                 shape = self._shape_of(user)
                 size = own if shape is None else count(shape)
-                if size not in (own, reduced):
-                    return True
-                if size == own and self.facts[user].role in (Role.FUSED, Role.VIEW):
-                    computed.append(user)
-        return False
+                yield size
+                if size == own and self.facts[user].role in roles:
+                    reached.append(user)
 
     def _plain(self, node: Node) -> bool:
         row = self.facts[node].row
