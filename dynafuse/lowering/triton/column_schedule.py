@@ -131,10 +131,10 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
         best = min(best, NARROW)  # copied ahead, elements lie otherwise than what is read once a column
     pays = best <= 2 * facts.rows and not (facts.counts and steps <= 2 * FEW_STEPS)
     ahead = 3 if _can_be_ahead(facts) and pays and not _is_torn(facts, best) else 1
-    fewest, most = (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
+    usual, other = _elements_of_warps(facts, ahead)
     first = _usual_split(facts, best, steps, ahead, is_heavy)
     for x, tile, lanes, programs, stages in (
-            first, (best, 2048, fewest, RESIDENT // 2, ahead), (best, 2048, most, RESIDENT // 2, 4 - ahead),
+            first, (best, 2048, usual, RESIDENT // 2, ahead), (best, 2048, other, RESIDENT // 2, 4 - ahead),
             (best, 2048, 1024, RESIDENT, 1), (best, 1024, 512, RESIDENT // 2, ahead),
             (widths[-1], 2048, 512, RESIDENT // 2, ahead), (best, 2048, 512, RESIDENT // 4, ahead),
             (best, 4096, 1024, RESIDENT // 2, ahead), (best, 2048, 1024, RESIDENT, 3)):
@@ -152,6 +152,11 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
 def _is_torn(facts: Rows, columns: int) -> bool:
     """Return whether rows of few copies each do not fill a tile of so many columns: lanes are beyond their end."""
     return facts.rows < columns <= WIDEST_TORN
+
+
+def _elements_of_warps(facts: Rows, ahead: int) -> tuple[int, int]:
+    """Return how many elements of a tile a warp has, and how many else it may."""
+    return (512, 1024) if ahead > 1 or facts.stores_along else (1024, 512)
 
 
 def _usual_split(facts: Rows, columns: int, steps: int, ahead: int, is_heavy: bool) -> tuple[int, int, int, int, int]:
@@ -179,4 +184,4 @@ def _usual_split(facts: Rows, columns: int, steps: int, ahead: int, is_heavy: bo
         return columns, 2048, 512, RESIDENT, ahead
     if facts.bytes_read <= LIGHT and not (facts.stores_along or facts.counts):
         return columns, 2048, 1024, RESIDENT, ahead
-    return columns, 2048, 512 if ahead > 1 or facts.stores_along else 1024, RESIDENT // 2, ahead
+    return columns, 2048, _elements_of_warps(facts, ahead)[0], RESIDENT // 2, ahead
