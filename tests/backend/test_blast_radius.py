@@ -142,7 +142,8 @@ def step(x: torch.Tensor, w: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 
 def inputs(training: bool, size: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(size)
-    x, w = torch.randn(size, 8, generator=generator), torch.randn(8, 8, generator=generator)
+    # In float64, in which no order of sums matters to the tolerance.
+    x, w = (torch.randn(rows, 8, generator=generator, dtype=torch.float64) for rows in (size, 8))
     return x.requires_grad_(training), w.requires_grad_(training), torch.ones(1)
 
 
@@ -156,7 +157,7 @@ def results(call: Callable[..., torch.Tensor], training: bool, size: int) -> lis
 
 def check(call: Callable[..., torch.Tensor], training: bool, sizes: tuple[int, ...]) -> None:
     for size in sizes:
-        torch.testing.assert_close(results(call, training, size), results(step, training, size), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(results(call, training, size), results(step, training, size), rtol=1e-4, atol=1e-5)
 
 
 def compiled(fault: Fault, folder: Path, dynamic: bool, strict: bool = False) -> Callable[..., torch.Tensor]:
