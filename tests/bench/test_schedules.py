@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from concurrent.futures import Future
@@ -108,6 +109,12 @@ def test_a_region_that_cannot_be_planned_gives_no_jobs(capsys: pytest.CaptureFix
 
     assert schedules.jobs_of(BROKEN, "h200", 6) == []
     assert BROKEN.name in capsys.readouterr().err
+
+
+def test_a_compiler_that_ends_its_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    (job, *_) = schedules.jobs_of(SOFTMAX, "h200", 1)
+    monkeypatch.setattr(schedules, "compiled_here", lambda job, capability: os.abort())
+    assert schedules.compiled_job(job, 90) == schedules.Answer(error="the compiler has ended its process")
 
 
 class Inline:
