@@ -20,31 +20,22 @@ Under ``TRITON_INTERPRET=1`` there is no libdevice; the same functions then run 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import triton
 import triton.language as tl
 from triton import knobs
 from triton.language.core import builtin
 
 from dynafuse.ir import PLACE_WIDTH
 from dynafuse.lowering.triton import ptx
+from dynafuse.lowering.triton.device_functions import jit
+from dynafuse.lowering.triton.libm_divisions import div as div
+from dynafuse.lowering.triton.libm_divisions import div_by as div_by
 
 if knobs.runtime.interpret:
     from dynafuse.lowering.triton import interpreted_libdevice as libdevice
 
     device_assert = libdevice.device_assert
-
-    def jit(function: Callable[..., Any]) -> Any:
-        """Return a device function as it is, with the ``fn`` that ``tl.reduce`` expects of a combine function."""
-        function.fn = function  # type: ignore[attr-defined]
-        return function
-
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]
-
-    jit = triton.jit
 
     @builtin
     def device_assert(condition, message, _semantic=None):
@@ -198,26 +189,6 @@ def sqrt(x):
 @jit
 def round(x):
     return libdevice.rint(x)
-
-
-@jit
-def div(x, y):
-    return ptx.div(x, y)
-
-
-@jit
-def div_by(x, high, low):
-    """Return float32 ``x`` over an integer whose reciprocal is ``high + low``, rounded as ``div`` does where normal.
-
-    Source: Brisebarre and Muller, "Correctly rounded multiplication by arbitrary precision constants", 2008. Zeros and
-    infinities, which are their own quotients, would become zeros of another sign and NaNs.
-
-    Args:
-        x: The dividend.
-        high, low: The reciprocal, and what float32 leaves of it.
-    """
-    product = x * high
-    return tl.where(product == x, x, ptx.fma(x, high + tl.full([], 0, tl.float32), x * low))
 
 
 @jit

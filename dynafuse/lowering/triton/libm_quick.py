@@ -14,7 +14,7 @@ Worked example: a SiLU in bfloat16 is ``v2 = v1 * lq.sigmoid(v1)``, of 14 instru
 from __future__ import annotations
 
 from dynafuse.lowering.triton import ptx
-from dynafuse.lowering.triton.libm import jit
+from dynafuse.lowering.triton.device_functions import jit
 
 
 @jit

@@ -12,7 +12,8 @@ from __future__ import annotations
 import triton.language as tl
 from triton import knobs
 
-from dynafuse.lowering.triton.libm import combine_prod, jit, logaddexp, minus_zero
+from dynafuse.lowering.triton.device_functions import jit
+from dynafuse.lowering.triton.libm import combine_prod, logaddexp, minus_zero
 
 
 @jit

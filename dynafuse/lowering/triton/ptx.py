@@ -19,7 +19,8 @@ from triton import knobs
 if knobs.runtime.interpret:
     from dynafuse.lowering.triton import interpreted_libdevice as libdevice
 
-    exp, fma, rsqrt, reciprocal = libdevice.exp, libdevice.fma, libdevice.rsqrt, libdevice.rcp_rn
+    exp, fma, rsqrt = libdevice.exp, libdevice.fma, libdevice.rsqrt
+    reciprocal = quick_reciprocal = libdevice.rcp_rn
     sqrt = quick_sqrt = libdevice.sqrt_rn
     div = quick_div = libdevice.div_rn
     to_float32 = libdevice.to_float32
@@ -65,6 +66,11 @@ else:
             return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
         else:
             return libdevice.rcp_rn(x)
+
+    @jit
+    def quick_reciprocal(x):
+        """Return 1 over ``x``, off by a unit in the last place at most; infinite where ``x`` is subnormal."""
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
 
     @jit
     def div(x, y):

@@ -130,6 +130,23 @@ def test_division_by_a_small_integer(divisor: int, tmp_path: Path) -> None:
     assert torch.equal(bits[~x.isnan()], expected[~x.isnan()]) and torch.equal(found.isnan(), x.isnan())
 
 
+DIVISORS = [0.0, -0.0, 1.0, -3.0, 7.3, 1e-45, -3e-40, 1.2e-38, 4.7e-30, 6.1e28, -2.9e38, float("inf"), float("-inf"), float("nan")]
+
+
+@pytest.mark.parametrize("divisor", DIVISORS)
+def test_division_of_many_by_one(divisor: float, tmp_path: Path) -> None:
+    mantissas, exponents = torch.randn(4096 - len(SPECIALS)), torch.randint(-90, 120, (4096 - len(SPECIALS),))
+    x = torch.cat([torch.ldexp(mantissas, exponents), SPECIALS.float()])
+    y = torch.full_like(x, divisor)
+    found = run("lm.div(x0, tl.load(x1_pointer))", [x, y], torch.empty_like(x), tmp_path)
+    expected = x / y
+    normal = ~(expected.abs() < 2.0**-100) | (expected == 0)
+    assert torch.equal(found[normal].view(torch.int32)[~expected[normal].isnan()],
+                       expected[normal].view(torch.int32)[~expected[normal].isnan()])
+    assert torch.equal(found.isnan(), expected.isnan())
+    torch.testing.assert_close(found, expected, rtol=2.0**-22, atol=0, equal_nan=True)
+
+
 def test_short_divisions_round_like_divisions() -> None:
     """For all significands: neither sign nor exponent matters, but for overflow and subnormal numbers."""
     x = (torch.arange(1 << 23, dtype=torch.int32) | (127 << 23)).view(torch.float32)
