@@ -64,7 +64,8 @@ from dynafuse.runtime.observers import Compiled, plan_only, tell
 from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.setting import Setting, keep_saved_tensors, setting_of
 from dynafuse.runtime.trace import Trace
-from dynafuse.runtime.wrapper import Step, write
+from dynafuse.runtime.wrapper import Step
+from dynafuse.runtime.written import Written, write
 from dynafuse.select.compile import request
 from dynafuse.select.families import fold_families
 from dynafuse.select.measure import measured
@@ -339,9 +340,10 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
     setting.trace.note("buffers", lambda: str(buffers))
 
     def written() -> Callable[..., Any]:
-        call = _written(setting, plan, kernels, buffers)
+        text = _written(setting, plan, kernels, buffers, 0 if intent is None else intent.apart)
+        call = text.call
         if intent is not None:
-            call = intent.apply(call, setting.kind, setting.config.strict, lambda: most_in_use(plan, buffers))
+            call = intent.apply(text, setting.kind, setting.config.strict, lambda end: most_in_use(plan, buffers, end))
         devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
         return on_device(call, devices[0]) if len(devices) == 1 else call
 
@@ -383,15 +385,14 @@ def _buffers(setting: Setting, plan: CanonicalPlan, launches: Callable[[Canonica
     return setting.guard.stage("reuse of buffers", lambda: reused_buffers(plan, launches, offered), lambda: NEW_MEMORY)
 
 
-def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any], buffers: Buffers) -> Callable[..., Any]:
-    """Return the generated function."""
+def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any], buffers: Buffers, apart: int) -> Written:
+    """Return the generated function, in which so many of the first steps are one of their own if they can be."""
     steps = {region.name: Step.of(region, kernels[region.name], index_lines(region.region.nodes)) for region in plan.regions}
     with dynamo_timed("dynafuse.write"):
-        call = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over, sharing_of(setting.kind))
-    source: str = call.source  # type: ignore[attr-defined]
-    setting.trace.note("function", lambda: source)
-    log.debug("%s graph:\n%s\n%s", setting.kind, plan.plan, source)
-    return call
+        text = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over, sharing_of(setting.kind), apart)
+    setting.trace.note("function", lambda: text.source)
+    log.debug("%s graph:\n%s\n%s", setting.kind, plan.plan, text.source)
+    return text
 
 
 def _recorded(setting: Setting, call: Callable[..., Any], captured: dict[str, bool]) -> Callable[..., Any]:

@@ -23,11 +23,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import LEAST, Prediction, Work, predict, work_us
+from dynafuse.cost.model import LEAST, Prediction, Work, predict, total, work_us
 from dynafuse.cost.products import PRODUCTS, Product, aligned_dtype, product_of, product_tflops
 from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view, moved_by
-from dynafuse.ir import Facts, Plan, Role
+from dynafuse.ir import Facts, Plan, Region, Role
 from dynafuse.lowering.registry import EAGER
 from dynafuse.ops import is_library, lookup
 
@@ -265,24 +265,35 @@ def calls_prediction(facts: Mapping[Node, Facts], device: Device) -> Prediction:
         facts: The facts of the graph's nodes.
         device: The device that is priced.
     """
-    total = Prediction()
-    for node, fact in facts.items():
-        if fact.role is Role.EAGER and launches(node):
-            tensors = [facts[n].tensor for n in moved_by(node)]
-            total += call_prediction(node, sum(t.bytes for t in tensors if t is not None), device)
-    return total
+    return total(step_prediction(node, facts, device) for node in facts)
+
+
+def step_prediction(step: Region | Node, facts: Mapping[Node, Facts], device: Device) -> Prediction:
+    """Predict what a step of a planned graph costs, its kernel compiled.
+
+    Args:
+        step: A region, which costs what was predicted for the executor that it was given to, or a node.
+        facts: The facts of the graph's nodes.
+        device: The device that eager ops are priced for.
+    """
+    if isinstance(step, Region):
+        chosen = (option for option in step.decision.options if option.executor == step.executor)
+        return total(Prediction(option.device_us, option.host_us, 0.0, option.device_us) for option in chosen)
+    if facts[step].role is not Role.EAGER or not launches(step):
+        return Prediction()
+    tensors = [facts[node].tensor for node in moved_by(step)]
+    return call_prediction(step, sum(tensor.bytes for tensor in tensors if tensor is not None), device)
 
 
 def plan_prediction(plan: Plan, device: Device) -> Prediction:
     """Predict what a call of a planned graph costs, its kernels compiled.
 
     Args:
-        plan: The plan; regions cost what was predicted for the executor that they were given to.
+        plan: The plan.
         device: The device that the eager ops are priced for.
     """
-    chosen = (o for region in plan.regions for o in region.decision.options if o.executor == region.executor)
-    return sum((Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in chosen),
-               calls_prediction(plan.annotated.facts, device))
+    facts = plan.annotated.facts
+    return total([calls_prediction(facts, device), *(step_prediction(region, facts, device) for region in plan.regions)])
 
 
 def launches(node: Node) -> bool:

@@ -1,9 +1,10 @@
 """What a graph saves if it is replayed as a CUDA graph, instead of launched kernel by kernel.
 
 A replay is one call of the host. Inputs that are not read in place are copied in before it, and outputs that leave are
-copied out after it, which takes the host a little per tensor and the device a read and a write::
+copied out after it, which takes the host a little per tensor and the device a read and a write. The last steps may be
+launched behind it, as without a replay::
 
-    replayed = max(device + copies / bandwidth, a replay of the host + tensors × a copy of the host)
+    replayed = max(device + copies / bandwidth, a replay of the host + tensors × a copy of the host + last launches)
     saved    = plain - replayed, where plain is what the user waits for without (``cost/model.py``)
 
 It pays if that saves a share of the call that is more than the predictions are wrong by. The host's time is what they are
@@ -38,6 +39,10 @@ MOST_SLOWER = 4.0
 """How many times the predicted time the host may take: 1.1 to 2.4 times were measured in training steps of the zoo."""
 
 
+NOTHING = Prediction()
+"""What nothing costs."""
+
+
 @dataclass(frozen=True)
 class Copies:
     """Tensors that are copied at a replay, in or out, and their bytes."""
@@ -47,6 +52,10 @@ class Copies:
 
     def __add__(self, other: Copies) -> Copies:
         return Copies(self.tensors + other.tensors, self.bytes + other.bytes)
+
+    def less(self, other: Copies) -> Copies:
+        """Return what is left of copies without some of them."""
+        return Copies(self.tensors - other.tensors, self.bytes - other.bytes)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,8 @@ class Saving:
         return f"{self.plain_us:.0f} µs a call by launches, {self.replayed_us:.0f} µs by replay"
 
 
-def saving(prediction: Prediction, copies: Copies, device: Device, recorded: Prediction | None = None) -> Saving:
+def saving(prediction: Prediction, copies: Copies, device: Device, recorded: Prediction | None = None,
+           launched: Prediction = NOTHING) -> Saving:
     """Return what a call of a graph saves by replay.
 
     Args:
@@ -89,9 +99,22 @@ def saving(prediction: Prediction, copies: Copies, device: Device, recorded: Pre
         copies: What is copied at each replay, in and out together.
         device: The device that is priced.
         recorded: What is recorded costs, where that is another plan's.
+        launched: The part of that which is launched behind the replay.
     """
-    nodes = recorded or prediction
-    copied_us = 2 * copies.bytes / max(device.bandwidth_tbs * 1e6, LEAST)
-    host_us = REPLAY_HOST_US + NODE_HOST_US * nodes.host_us + TENSOR_HOST_US * copies.tensors
     plain = Prediction(prediction.device_us, prediction.host_us)
-    return Saving(objective(plain, device), max(nodes.captured_us + copied_us, host_us), prediction.host_us)
+    return Saving(objective(plain, device), replay_us(recorded or prediction, copies, device, launched), prediction.host_us)
+
+
+def replay_us(recorded: Prediction, copies: Copies, device: Device, launched: Prediction = NOTHING) -> float:
+    """Return how long a call takes of which all is replayed, but for what is launched behind the replay.
+
+    Args:
+        recorded: What all of it costs.
+        copies: What is copied, in and out together.
+        device: The device that is priced.
+        launched: The part that is launched.
+    """
+    nodes = recorded.less(launched)
+    copied_us = 2 * copies.bytes / max(device.bandwidth_tbs * 1e6, LEAST)
+    host_us = REPLAY_HOST_US + NODE_HOST_US * nodes.host_us + TENSOR_HOST_US * copies.tensors + launched.host_us
+    return max(nodes.captured_us + copied_us + launched.device_us, host_us)

@@ -75,17 +75,18 @@ def reused_buffers(plan: CanonicalPlan, launches: Callable[[CanonicalRegion], Se
     return Buffers(over)
 
 
-def most_in_use(plan: CanonicalPlan, buffers: Buffers) -> list[int]:
+def most_in_use(plan: CanonicalPlan, buffers: Buffers, end: int | None = None) -> list[int]:
     """Return the bytes of each tensor that a plan's function has made when they are the most together.
 
     Args:
         plan: The plan.
         buffers: Which of its results are written over operands.
+        end: The first of the steps whose results do not count; None if all do.
     """
     memory = _Memory(plan, ())
     lives: dict[Node, range] = {}  # by what the memory was made for: the steps at which it is in use
     owners: dict[Node, Node] = {}
-    for number, step in enumerate(plan.steps):
+    for number, step in enumerate(plan.steps[:end]):
         for node in memory.made_by(step):
             operand = buffers.over.get(node)
             owner = owners[node] = node if operand is None else owners.get(operand, operand)

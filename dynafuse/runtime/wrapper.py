@@ -14,6 +14,8 @@ Worked example, for ``relu(x) @ w``::
         del x
         mm = c1(relu, w)
         return (mm,)
+
+The first steps may be a function of their own, ``head``, which something else may then stand for: a replay of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import operator
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +49,7 @@ from dynafuse.runtime.alignment import aligned, allocates, draws_by_address, sta
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.buffers import has_more_elements, is_given_up
 from dynafuse.runtime.devices import cuda_devices, launch_on
+from dynafuse.runtime.lifetimes import Lifetimes
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text, solution
 
@@ -81,11 +84,23 @@ class Step:
         return Step(region.region, kernel, region.arguments, region.outputs, symbols, region.hoisted, region.count, places)
 
 
+@dataclass(frozen=True)
+class Part:
+    """The first steps of a graph as a function of their own, which returns what the others need of them."""
+
+    source: str
+    name: str  # of the function, a global of the graph's
+    inputs: tuple[int, ...]  # of the graph, by position
+    results: tuple[Node, ...]
+    staying: frozenset[int]  # positions of results of which nothing leaves the graph's function
+
+
 class Writer:
     """Writes the function of one graph."""
 
     def __init__(self, plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
-                 over: Mapping[Node, Node], sharing: Sharing) -> None:
+                 over: Mapping[Node, Node], sharing: Sharing, apart: int = 0) -> None:
+        """Take a plan with its kernels; the arguments are those of :func:`dynafuse.runtime.written.write`."""
         self.plan = plan
         self.over = over
         self.sharing = sharing
@@ -94,28 +109,38 @@ class Writer:
         self.steps = steps
         self.static = static
         self.names: dict[Node, str] = {}
-        self.into = self._written_into()
         self.given: dict[Node, str] = {}  # inputs that eager ops have to have, where kernels may have an aligned copy
         self.ahead: dict[Node, None] = {}  # those among them whose copies kernels have overwritten since
         self.symbols: dict[sympy.Expr, str] = {}  # sizes that variables hold: symbols, and what the graph computes of them
+        self.apart = apart
+        self.head: Part | None = None
         self.lines: list[str] = []
+        self.aligning: dict[Node, str] = {}  # the lines that copy misaligned inputs
         self.globals: dict[str, Any] = {MATH: math}
         self._constants: dict[int, str] = {}
         self.locals = frozenset(_identifier(node.name) for node in self.facts)
+        self.placeholders = tuple(node for node in self.facts if node.op == "placeholder")
         self.output = plan.annotated.graph.output_node()
         self.returned_views = self._returned_views()
         self.shared = self._shared()
-        self.last = self._last_uses()
+        arguments = {name: (*step.inputs, *step.outputs) for name, step in steps.items()}
+        self.lifetimes = Lifetimes(plan, arguments, [*self.output.all_input_nodes, *self.returned_views.values()])
+        self.last = self.lifetimes.freed()
         self.devices = cuda_devices(plan)
-        self.read = {memory for step in steps.values() for i in step.inputs for memory in (i, _end_of(self.into, i))}
+        self.read = {memory for step in steps.values() for i in step.inputs for memory in (i, self.lifetimes.owner(i))}
 
     # ------------------------------------------------------------------ the whole function
 
     def write(self) -> tuple[str, dict[str, Any]]:
         """Return the source of ``call`` and the globals that it needs."""
         self._inputs()
+        bound = len(self.lines)
+        self._align()
+        self.lines += self.aligning.values()
         self._prologue()
         for number, step in enumerate(self.plan.steps):
+            if number and number == self.apart:
+                self._put_apart(number, bound)
             if isinstance(step, Region):
                 self._region(self.steps[step.name])
             else:
@@ -124,34 +149,62 @@ class Writer:
         for node in list(self.ahead):
             self._give_back(node)
         self.lines.append(f"return ({self._returned()})")
-        body = "\n".join(f"    {line}" for line in self.lines)
-        return f"def call(args):\n{body}\n", self.globals
+        head = "" if self.head is None else self.head.source
+        return head + _function("call", self.lines), self.globals
+
+    def _put_apart(self, number: int, bound: int) -> None:
+        """Make the steps so far a function of their own, if all that it takes and returns is tensors of known sizes.
+
+        Args:
+            number: The step that is next.
+            bound: How many lines bind the inputs.
+        """
+        later = self.lifetimes.needed(number)
+        results = [node for node in later if node in self.names and node.op != "placeholder"]
+        if not results or self.symbols or self.given or any(self.facts[node].tensor is None for node in results):
+            return
+        inputs = [node for node in self.lifetimes.needed(0, number) if node.op == "placeholder"]
+        memory = self.plan.annotated.memory
+        elsewhere = {*map(memory, self.output.all_input_nodes), *self.placeholders}
+        staying = frozenset(i for i, node in enumerate(results) if memory(node) not in elsewhere)
+        body, self.lines = self.lines[bound + len(self.aligning):], self.lines[:bound]
+        listed, name = _listed(self.names[node] for node in results), self.constant(Part, "head")
+        lines = [*self._unpacked(inputs), *self._aligned(inputs), *body, f"return ({listed})"]
+        self.lines.append(f"{listed} = {name}([{_listed(self.names[node] for node in inputs)}])")
+        if unused := [self.names[node] for node in inputs if node not in later]:
+            self.lines.append(f"del {', '.join(unused)}")
+        self.lines += self._aligned(later)
+        self._prologue()
+        self.head = Part(_function(name, lines), name, tuple(map(self.placeholders.index, inputs)), tuple(results), staying)
 
     def _inputs(self) -> None:
-        placeholders = [n for n in self.facts if n.op == "placeholder"]
-        for node in placeholders:
+        for node in self.placeholders:
             self.names[node] = _identifier(node.name)
-        if placeholders:
-            self.lines += [f"{', '.join(self.names[n] for n in placeholders)}, = args", "args.clear()"]
-        for node in placeholders:
+        self.lines += self._unpacked(self.placeholders)
+        for node in self.placeholders:
             self._bind_symbols(node)
-        for node in placeholders:
+        for node in self.placeholders:
             self._solve_symbols(node)
         for node in self.facts:
             if node.op == "get_attr":
                 self.names[node] = self.constant(_attribute(self.module, str(node.target)))
-        self._align(placeholders)
 
-    def _align(self, placeholders: Sequence[Node]) -> None:
+    def _unpacked(self, inputs: Sequence[Node]) -> list[str]:
+        return [f"{_listed(self.names[node] for node in inputs)} = args", "args.clear()"] if inputs else []
+
+    def _align(self) -> None:
         """Write copies of misaligned inputs: kernels assume 16 bytes. The caller's is kept for what needs that."""
         needed = set(self.returned_views.values()).union(*(self._as_given(node).values() for node in self.facts))
-        for number, node in enumerate(placeholders):
+        for number, node in enumerate(self.placeholders):
             if node not in self.read or (number in self.static and starts_aligned(node)):
                 continue
             if node in needed:
                 self.given[node] = f"given{number}"
                 self.lines.append(f"{self.given[node]} = {self.names[node]}")
-            self._align_one(node)
+            self.aligning[node] = self._aligned_one(node)
+
+    def _aligned(self, nodes: Sequence[Node]) -> list[str]:
+        return [self.aligning[node] for node in nodes if node in self.aligning]
 
     def _as_given(self, node: Node) -> dict[Node, Node]:
         """Return the arguments of a call that are in memory that it has to have as it is, with that memory.
@@ -159,8 +212,8 @@ class Writer:
         It writes to it, or what it draws depends on where it begins.
         """
         if draws_by_address(node):
-            return {argument: _end_of(self.into, self.plan.annotated.base(argument)) for argument in node.all_input_nodes}
-        return {argument: _end_of(self.into, argument) for argument in written_to(node)}
+            return {argument: self.lifetimes.owner(self.plan.annotated.base(argument)) for argument in node.all_input_nodes}
+        return {argument: self.lifetimes.owner(argument) for argument in written_to(node)}
 
     def _give_back(self, node: Node) -> None:
         """Write the copy of an input that kernels have overwritten back to where the caller looks."""
@@ -169,9 +222,9 @@ class Writer:
             self.lines.append(f"if {given} is not {name}: {name} = {given}.copy_({name})")
             del self.ahead[node]
 
-    def _align_one(self, node: Node) -> None:
+    def _aligned_one(self, node: Node) -> str:
         name = self.names[node]
-        self.lines.append(f"if {name}.data_ptr() & 15: {name} = {self.constant(aligned)}({name})")
+        return f"if {name}.data_ptr() & 15: {name} = {self.constant(aligned)}({name})"
 
     def _prologue(self) -> None:
         if self.steps:
@@ -215,33 +268,6 @@ class Writer:
         return f"{name}.as_strided({sizes}, {strides}, {name}.storage_offset() + {offset})"
 
     # ------------------------------------------------------------------ lifetimes
-
-    def _written_into(self) -> dict[Node, Node]:
-        """Return the nodes whose values are written into another one's memory, with that: both have one variable."""
-        into = {node: node.all_input_nodes[0] for node in self.facts if in_place(node)}
-        return into | {node: base for step in self.steps.values() for node, base in step.region.copies.items()}
-
-    def _last_uses(self) -> dict[int, list[Node]]:
-        """Return the nodes whose variables are not needed after a step, by the step's number."""
-        last: dict[Node, int] = {}
-        owner = {node: _end_of(self.into, node) for node in self.into}
-        for number, step in enumerate(self.plan.steps):
-            for node in self._uses(step):
-                last[owner.get(node, node)] = number
-        returned = {owner.get(node, node) for node in self.output.all_input_nodes} | set(self.returned_views.values())
-        freed: dict[int, list[Node]] = {}
-        for node, number in last.items():
-            if node not in returned and node.op != "get_attr" and self.facts[node].role is not Role.HOST:
-                freed.setdefault(number, []).append(node)
-        return freed
-
-    def _uses(self, step: Region | Node) -> Sequence[Node]:
-        if isinstance(step, Region):
-            bound = self.steps[step.name]
-            return [*bound.inputs, *bound.outputs]
-        if self.facts[step].role is Role.VIEW:
-            return [self.plan.annotated.base(step), step]
-        return [*step.all_input_nodes, step]
 
     def _free(self, number: int) -> None:
         last = (n for n in self.last.get(number, ()) if n not in self.ahead)
@@ -307,7 +333,7 @@ class Writer:
             self._delegated(step, step.kernel)
         for node, into in step.region.copies.items():
             self.names[node] = self.names[into]
-            if (memory := _end_of(self.into, into)) in self.given:
+            if (memory := self.lifetimes.owner(into)) in self.given:
                 self.ahead[memory] = None
 
     def _delegated(self, step: Step, kernel: base.Kernel) -> None:
@@ -426,12 +452,12 @@ class Writer:
         for memory in as_given.values():
             if node.target is not COPIES_INTO:  # after which nothing reads the input
                 self.lines.append(f"{self.names[memory]} = {self.given[memory]}")
-                self._align_one(memory)
+                self.lines.append(self._aligned_one(memory))
         self._bind_symbols(node)
         if role is Role.EAGER:
             self._check_layout(node)
             if node in self.read and not in_place(node) and not allocates(node):
-                self._align_one(node)
+                self.lines.append(self._aligned_one(node))
 
     def _call(self, node: Node, others: Mapping[Node, str]) -> str:
         """Write the call of an op, with other names for some of its arguments."""
@@ -551,11 +577,13 @@ def _may_differ(node: Node) -> bool:
     return target not in PRODUCTS and all(returned.alias_info is None for returned in target._schema.returns)
 
 
-def _end_of(links: Mapping[Node, Node], node: Node) -> Node:
-    """Return what links lead to."""
-    while node in links:
-        node = links[node]
-    return node
+def _function(name: str, lines: Sequence[str]) -> str:
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"def {name}(args):\n{body}\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "".join(f"{name}, " for name in names)
 
 
 def _identifier(name: str) -> str:
@@ -568,26 +596,3 @@ def _attribute(module: GraphModule, target: str) -> Any:
     for part in target.split("."):
         holder = getattr(holder, part)
     return holder
-
-
-def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
-          over: Mapping[Node, Node], sharing: Sharing) -> Callable[[list[Any]], Any]:
-    """Write the function that runs a plan, and compile it.
-
-    Args:
-        plan: The plan.
-        module: The module of its graph, which has the constants.
-        steps: The plan's regions with their kernels, by name.
-        static: Positions of inputs whose addresses do not change from call to call.
-        over: The results that kernels write over an operand, each with that operand.
-        sharing: Makes results that share memory with others.
-
-    Returns:
-        The function, with its text as ``source``. It is boxed: it takes its arguments in a list, which it empties.
-    """
-    source, namespace = Writer(plan, module, steps, static, over, sharing).write()
-    exec(compile(source, "<dynafuse graph>", "exec"), namespace)
-    call = namespace["call"]
-    call._boxed_call = True
-    call.source = source
-    return call  # type: ignore[no-any-return]

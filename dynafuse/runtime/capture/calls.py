@@ -319,7 +319,7 @@ class Captured:
         stream = self.recorder.stream()
         assert stream is not None
         lender = self._lender(args, stream) if slot.takes else None
-        hands_over = self.kind == "forward" and bool(self.layout.saved)
+        hands_over = bool(self.layout.saved)
         pool = self.recorder.pool(stream, shared=not hands_over) if lender is None else lender.pool
         with at_once(RECORDING, pool.lock) as free:
             if not free:
@@ -349,7 +349,7 @@ class Captured:
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
         piece = self.layout.piece if next(pool.turns) == 0 else 0  # later ones have that of the first
         recorded = self.recorder.record(self.launched, given, pool, piece)
-        saved = self.layout.saved if self.kind == "forward" else frozenset[int]()
+        saved = self.layout.saved
         loan = Loan(stream)
         results = loan.lend(recorded.outputs, lasting, saved, lambda storage: self.recorder.lent(storage, recorded))
         outputs = Outputs(results, lasting, saved, sharing_of(self.kind))

@@ -15,10 +15,11 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import plan_prediction
-from dynafuse.cost.replay import Copies, saving
+from dynafuse.cost.replay import Copies, Saving, saving
 from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
 from dynafuse.runtime.alignment import draws_by_address
+from dynafuse.runtime.capture.tail import Tail
 
 SAFE_NAMESPACES = frozenset({"aten", "prims", "prim", "dynafuse"})
 """Namespaces whose ops do nothing but launch kernels. What a custom op does on the host would be left out by a replay."""
@@ -84,6 +85,20 @@ class Layout:
     piece: int = 0  # bytes of memory that the first recording of a pool is to begin with in one piece
     taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
     twice: int = 0  # bytes that a launched forward makes, which a recorded backward has copies of
+
+    def of_part(self, inputs: Sequence[int], saved: frozenset[int], tail: Tail, staying: int) -> Layout:
+        """Return how a recording treats a part of a graph that has only known sizes.
+
+        Args:
+            inputs: The part's inputs, as positions of the graph's.
+            saved: The part's results of which nothing leaves the graph, by position among them.
+            tail: The rest of the graph.
+            staying: The bytes of these results.
+        """
+        stationary, written = (frozenset(place for place, i in enumerate(inputs) if i in positions)
+                               for positions in (self.stationary, self.written))
+        copies = tail.copies
+        return Layout(stationary, frozenset(), written, saved, (), (), copies, copies.bytes + staying)
 
     def beginning_with(self, sizes: Sequence[int]) -> Layout:
         """Return the same with a piece for tensors, given their bytes, if all sizes of the graph are known."""
@@ -178,7 +193,7 @@ def in_one_piece(sizes: Sequence[int]) -> int:
     return sum(size for size in sizes if SMALL < size <= half)
 
 
-def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict:
+def verdict(plan: Plan, layout: Layout, device: Device, always: bool, tail: Tail | None = None) -> Verdict:
     """Return whether a graph that can be captured should be.
 
     Args:
@@ -186,18 +201,36 @@ def verdict(plan: Plan, layout: Layout, device: Device, always: bool) -> Verdict
         layout: How a recording treats its inputs and outputs.
         device: The device that is priced.
         always: Whether it should be, whatever that saves.
+        tail: The last steps, if they are launched behind a replay.
     """
     if layout.twice > MOST_TWICE and not always:
         return Verdict(False, f"what its forward has saved, {layout.twice / 1e6:.0f} MB, would be in memory twice")
-    result = saving(plan_prediction(plan, device), layout.copies, device)
+    result = saving_of(plan, plan, layout, device, tail)
+    how = "captured as a CUDA graph" if tail is None else f"captured as a CUDA graph, {tail}"
     if result.pays:
         least_host_us = None if always else 0.0
-        return Verdict(True, f"captured as a CUDA graph, saves about {result.us:.0f} µs a call ({result})", least_host_us)
+        return Verdict(True, f"{how}, saves about {result.us:.0f} µs a call ({result})", least_host_us)
     if always:
-        return Verdict(True, f"captured as a CUDA graph, as asked for: it does not pay ({result})")
+        return Verdict(True, f"{how}, as asked for: it does not pay ({result})")
     if layout.taken >= LEAST_TAKEN * max(layout.copies.bytes, 1):
         return Verdict(True, f"captured as a CUDA graph if its forward is, whose memory it then takes ({result})", 0.0)
     return Verdict(False, f"it does not pay ({result})", result.least_host_us if result.is_open else None)
+
+
+def saving_of(launched: Plan, recorded: Plan, layout: Layout, device: Device, tail: Tail | None) -> Saving:
+    """Return what a replay saves.
+
+    Args:
+        launched: The plan by which the graph runs if it is not captured.
+        recorded: The plan by which it is captured.
+        layout: How a recording treats its inputs and outputs.
+        device: The device that is priced.
+        tail: The last steps of the recorded plan, if they are launched behind a replay.
+    """
+    plain, nodes = plan_prediction(launched, device), plan_prediction(recorded, device)
+    if tail is None:
+        return saving(plain, layout.copies, device, nodes)
+    return saving(plain, tail.copies, device, nodes, tail.launched)
 
 
 def _foreign_device(module: GraphModule, device_type: str) -> str | None:

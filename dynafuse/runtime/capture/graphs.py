@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.library_calls import plan_prediction
-from dynafuse.cost.replay import saving
 from dynafuse.ir import Plan
 from dynafuse.runtime.capture.calls import Captured
-from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, verdict
+from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, saving_of, verdict
 from dynafuse.runtime.capture.recorder import Recorder, recorder_for
+from dynafuse.runtime.capture.tail import Tail, tail_of
 from dynafuse.runtime.observers import Replays, plan_only
 from dynafuse.runtime.setting import Setting
+from dynafuse.runtime.written import Call, Written
 
 NEVER, AUTO, ALWAYS = "never", "auto", "always"
 
@@ -31,6 +30,7 @@ class Intent:
 
     verdict: Verdict
     layout: Layout | None = field(default=None, compare=False)
+    tail: Tail | None = field(default=None, compare=False)
     recorder: Recorder | None = field(default=None, compare=False)
     replays: Replays = field(default_factory=Replays, compare=False)
 
@@ -44,23 +44,33 @@ class Intent:
         """
         if self.verdict.captured or self.layout is None:
             return self.verdict.captured
-        return saving(plan_prediction(launched, device), self.layout.copies, device, plan_prediction(recorded, device)).pays
+        return saving_of(launched, recorded, self.layout, device, self.tail).pays
 
-    def apply(self, call: Callable[[list[Any]], Any], kind: str, strict: bool,
-              in_use: Callable[[], Sequence[int]]) -> Callable[[list[Any]], Any]:
-        """Return the function of a graph, captured if it is to be.
+    @property
+    def apart(self) -> int:
+        """Return how many of the first steps are to be a function of their own, which is captured; 0 if all are captured."""
+        return self.tail.begin if self.tail is not None and self.verdict.may_be_recorded else 0
+
+    def apply(self, written: Written, kind: str, strict: bool, in_use: Callable[[int | None], Sequence[int]]) -> Call:
+        """Return the function of a graph, captured if it is to be, or with its first steps captured.
 
         Args:
-            call: The function as it launches kernel by kernel.
+            written: The function as it launches kernel by kernel.
             kind: forward, backward or inference.
             strict: Whether what goes wrong with a recording is raised.
-            in_use: Returns the bytes of what the function makes when that is the most together. A forward that saves knows
-                how much stays, and a backward writes where that has been.
+            in_use: Returns the bytes of what some first steps, or all, make when that is the most together. A forward that
+                saves knows how much stays, and a backward writes where that has been.
         """
         if not self.verdict.may_be_recorded or self.layout is None or self.recorder is None:
-            return call
-        layout = self.layout.beginning_with(in_use()) if kind == "inference" else self.layout
-        return Captured(call, layout, self.recorder, kind, strict, self.verdict.least_host_us, self.replays)
+            return written.call
+        head, layout = written.head, self.layout
+        if head is not None and self.tail is not None:
+            layout = layout.of_part(head.inputs, head.staying, self.tail, head.bytes)
+        if kind == "inference":
+            layout = layout.beginning_with(in_use(self.apart if head is not None else None))
+        captured = Captured(written.call if head is None else head.call, layout, self.recorder, kind, strict,
+                            self.verdict.least_host_us, self.replays)
+        return captured if head is None else written.with_head(captured)
 
 
 def intent_of(setting: Setting, plan: Plan) -> Intent | None:
@@ -77,15 +87,17 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
         layout = layout_of(setting.module, plan, frozenset(), shared.parameters, produced, shared.hands_over)
     else:
         layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
+    is_known = setting.kind == "inference" and not layout.sized and not layout.numbers
+    tail = tail_of(plan, layout.copies, setting.device) if is_known else None
     if device is None or not can_record:
         decision = Verdict(False, f"nothing is captured on {device}" if device else "it has no tensors")
     elif (reason := obstacle(setting.module, plan.annotated, device.type)) is not None:
         decision = Verdict(False, reason)
     else:
-        decision = verdict(plan, layout, setting.device, always=mode == ALWAYS)
+        decision = verdict(plan, layout, setting.device, always=mode == ALWAYS, tail=tail)
     if setting.kind == "forward":
         shared.note_forward(plan.annotated, layout, decision.may_be_recorded)
-    return Intent(decision, layout, recorder)
+    return Intent(decision, layout, tail, recorder)
 
 
 def _only_planned_for_another(setting: Setting) -> bool:
