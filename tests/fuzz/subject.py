@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._functorch.config
+import torch._inductor.config
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 
@@ -100,7 +101,9 @@ def examine(text: str, device: str = "cpu", captured: bool = False) -> Verdict:
         if any(verdict.kind == "strides" for verdict in found):
             references = [replace(r, promised=promised(loaded, c, device)) for r, c in zip(references, loaded.calls, strict=True)]
             found = verdicts(loaded, references, device, backend.dynafuse, options)
-        with torch._functorch.config.patch(donated_buffer=False):  # else its backward refuses to run twice
+        # Else its backward refuses to run twice; and with random numbers of eager's torch keeps draws that nothing uses.
+        draws = torch._inductor.config.patch(fallback_random=bool(loaded.options.get("fallback_random")))
+        with torch._functorch.config.patch(donated_buffer=False), draws:
             return decided(found, lambda own: verdicts(loaded, references, device, own, None))
 
 

@@ -194,6 +194,27 @@ def test_what_is_wrong_with_torchs_own_backend_too_is_torchs_whatever_else_is() 
     assert (verdict.status, verdict.kind, verdict.detail[:19]) == ("torch", "value", "value: arguments[0]")
 
 
+UNUSED_DRAW = """
+def arguments():
+    return (tensor((1, 1, 1, 1), 'float32', seed=102),)
+
+
+def program(p):
+    torch.utils.checkpoint.checkpoint(lambda x: F.scaled_dot_product_attention(x, x * 0.5, x, attn_mask=x), p, use_reentrant=False)
+    return (p + 1,)
+
+
+CALLS = [()]
+DYNAMIC = False
+OPTIONS = {'executors': 'triton', 'fallback_random': True}
+"""
+
+
+def test_torchs_own_backend_draws_as_the_program_asks_for() -> None:
+    """It keeps what draws random numbers like eager then, also where nothing uses it, and refuses to compute that again."""
+    assert examine(UNUSED_DRAW).status == "torch"
+
+
 @pytest.mark.usefixtures("_wrong_sinh")
 def test_what_is_torchs_hides_nothing_of_ours() -> None:
     verdict = examine(UNFOLDED.replace("v1.zero_()", "v2 = p1.sinh()\n    v1.zero_()").replace("(v1,)", "(v1, v2)"))
