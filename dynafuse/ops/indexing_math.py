@@ -137,6 +137,29 @@ def mod(expr: sympy.Expr, size: Size) -> sympy.Expr:
     return _divmod(sympy.sympify(expr), sympy.sympify(size))[1]
 
 
+@functools.lru_cache(maxsize=65536)
+def coarsened(left: sympy.Expr, right: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return two sides of ``<`` without symbols that never decide it.
+
+    Worked example: for ``i`` below 32 those of ``i + 32 * k < 64`` are ``k < 2``.
+    """
+    difference = expanded(left - right)
+    for stride in _strides(difference):
+        high, low = _split_multiples(difference, stride)
+        if low.has(IndexSymbol) and known_nonnegative(low) and known_less(low, stride):
+            fixed, varying = high.as_independent(*high.atoms(IndexSymbol), as_Add=True)
+            return varying, -fixed
+    return left, right
+
+
+def _strides(expr: sympy.Expr) -> list[sympy.Expr]:
+    """Return what index symbols are multiplied by in a sum, the largest numbers first."""
+    strides = {term.as_independent(*term.atoms(IndexSymbol), as_Add=False)[0]
+               for term in sympy.Add.make_args(expr) if term.has(IndexSymbol)}
+    positive = [stride for stride in strides if stride != 1 and stride.is_positive]
+    return sorted(positive, key=lambda stride: (-stride if stride.is_Integer else S.NegativeInfinity, str(stride)))
+
+
 def flatten(index: Sequence[sympy.Expr], shape: Sequence[Size]) -> sympy.Expr:
     """Return the row-major position of ``index`` in ``shape``, with quotients and remainders of one value joined again.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import sympy
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from dynafuse.ops.indexing_math import (
     IndexSymbol,
     bound,
+    coarsened,
     flatten,
     floordiv,
     known_less,
@@ -113,3 +115,20 @@ def test_symbols_carry_their_size() -> None:
     assert known_less(8 * I + J, 24) and not known_less(8 * I + J, 23)
     assert known_nonnegative(J - 0) and not known_nonnegative(J - 1)
     assert known_less(symbol("a", S0), S0 + 3) and not known_less(symbol("a", S0), S1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(coefficients, coefficients, coefficients, st.integers(-70, 70))
+def test_coarser_comparisons_have_the_same_outcomes(a: int, b: int, c: int, constant: int) -> None:
+    left, right = a * I + b * J + c * K, sympy.Integer(constant)
+    coarse = coarsened(left, right)
+    for values in assignments([I, J, K]):
+        assert (left.subs(values) < right) == (coarse[0].subs(values) < coarse[1])
+
+
+@pytest.mark.parametrize(("left", "right", "expected"), [
+    (K + 4 * J, 8, (J, 2)), (K + 4 * J + 32 * I, 32, (I, 1)), (K + 3 * J, 9, (K + 3 * J, 9)), (4 * J - 1, 7, (4 * J - 1, 7)), (4 * J + K - 1, 7, (J, 2)),
+    (symbol("b", S0) + S0 * I, 2 * S0, (I, 2)), (symbol("b", S0) + S0 * I, S1, (symbol("b", S0) + S0 * I, S1)),
+])
+def test_what_never_decides_a_comparison_is_left_out(left: sympy.Expr, right: Any, expected: tuple[Any, Any]) -> None:
+    assert coarsened(left, sympy.sympify(right)) == expected

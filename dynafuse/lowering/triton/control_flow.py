@@ -19,7 +19,7 @@ from dynafuse.errors import LoweringError
 from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope, Scopes
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Value
-from dynafuse.ops.indexing_math import known_nonnegative, limits
+from dynafuse.ops.indexing_math import coarsened, known_nonnegative, limits
 from dynafuse.ops.literals import literal, opmath, triton_type
 
 Comparison = tuple[sympy.Expr, str, sympy.Expr]
@@ -68,6 +68,8 @@ class ControlFlow(Scopes):
             op: One of ``< <= > >= ==``.
         """
         left, right = sympy.sympify(left), sympy.sympify(right)
+        if op in ("<", ">="):
+            left, right = coarsened(left, right)
         outcome = _decide(left, op, right)
         if outcome is None:
             outcome = self._follows(sympy.expand(left - right), op)
