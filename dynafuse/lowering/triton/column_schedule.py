@@ -32,6 +32,7 @@ MOST_TILES = 2  # of a program, up to which each has a program of its own where 
 FEW_ACROSS = 3  # reads, some of which lie across others, up to which copying them ahead pays
 FEW_STEPS = 8  # of a loop, which end before tiles that are loaded ahead pay
 HEAVY = 40.0  # instructions per element that take as long as its bytes: more than once would be too often
+UNEVEN = 256  # elements of a warp where it reads bytes: of more than eight a lane, Triton gives it 16 neighbours of all else
 NARROW = 64  # columns of which four warps load as many rows at a time as keep Triton from computing an element twice
 
 
@@ -130,7 +131,8 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
     if is_heavy:
         best = min(best, NARROW)  # copied ahead, elements lie otherwise than what is read once a column
     pays = best <= 2 * facts.rows and not (facts.counts and steps <= 2 * FEW_STEPS)
-    ahead = 3 if _can_be_ahead(facts) and pays and not _is_torn(facts, best) else 1
+    is_branched = facts.piece > 0 and facts.piece % best == 0  # what is loaded in a branch cannot be copied ahead
+    ahead = 3 if _can_be_ahead(facts) and pays and not is_branched and not _is_torn(facts, best) else 1
     usual, other = _elements_of_warps(facts, ahead)
     first = _usual_split(facts, best, steps, ahead, is_heavy)
     for x, tile, lanes, programs, stages in (
@@ -139,6 +141,8 @@ def split_columns(facts: Rows) -> Iterator[Schedule]:
             (widths[-1], 2048, 512, RESIDENT // 2, ahead), (best, 2048, 512, RESIDENT // 4, ahead),
             (best, 4096, 1024, RESIDENT // 2, ahead), (best, 2048, 1024, RESIDENT, 3)):
         r = _row_block(facts, tile, x)
+        if facts.is_uneven and facts.stores_along:
+            lanes, programs = min(lanes, UNEVEN), max(programs, RESIDENT)
         warps = clamp(power_of_two(x * r // lanes), 1, 16)
         programs *= max(1, 4 // warps) if stages == 1 and lanes == 512 else 1
         tiles = -(-facts.length // r) * -(-facts.rows // x)

@@ -87,6 +87,16 @@ def contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], ax
     return sum(traffic(spec, probed, access) for access in accesses if _fastest_axis(spec, probed, access) in axes)
 
 
+def _across_lanes(spec: Spec, probed: Emitter, accesses: Sequence[Access], row: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axes of a column with that one innermost along which most bytes are contiguous that lie across others.
+
+    Lanes walk neighbouring columns, in whatever order those are walked. A tile then has whole sectors of what lies so.
+    """
+    contiguous = {k: contiguous_bytes(spec, probed, accesses, (k,)) for k in row}
+    inner = max(row, key=lambda k: contiguous[k])
+    return (*(k for k in row if k != inner), inner) if contiguous[inner] else row
+
+
 def _fastest_axis(spec: Spec, probed: Emitter, access: Access) -> int | None:
     """Return the longest of the axes along which an access fills a sector of memory; None if it jumps."""
     strides = {stride: k for k, stride in enumerate(strides_of(probed, access)) if stride}
@@ -138,6 +148,7 @@ class Rows:
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
+    is_uneven: bool  # whether elements of one byte are read along the row, and others of four bytes or more
     is_scattered: bool  # whether lanes move most bytes along the row an element at a time
     streams: bool  # whether something is read that is not repeated often: all else is read again from the cache
     is_mixed: bool  # whether many bytes are contiguous along the other one
@@ -156,11 +167,14 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reduced: The axes along which it reduces.
     """
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
-    order = {"x": by_stride(probed, accesses, remaining), "r": along_row(spec, probed, accesses, reduced)}
     is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
     along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
-    reads = [access for access in probed.accesses if not access.is_store]
     lanes = "x" if across > along else "r"
+    row = along_row(spec, probed, accesses, reduced)
+    if lanes == "x" and not spec.scans:
+        row = _across_lanes(spec, probed, accesses, row)
+    order = {"x": by_stride(probed, accesses, remaining), "r": row}
+    reads = [access for access in probed.accesses if not access.is_store]
     vectors = {access: vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
                if _varies(probed, access, reduced)}
     rules = [recurrence_of(spec, op) for op in with_guests(spec, [op for op, _ in spec.reductions])]
@@ -180,15 +194,22 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         is_static=is_static,
         lanes=lanes,
         vector=max(vectors.values(), default=1),
+        is_uneven=_is_uneven(access for access in vectors if not access.is_store),
         is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) > (
             sum(traffic(spec, probed, access) for access in vectors)),
         streams=MOST_REPEATED * max((math.prod(map(estimate, access.layout.shape)) for access in reads), default=0)
         >= point_count(spec, range(len(spec.axes))),
         is_mixed=is_mixed(along, across),
         is_in_parts=any(access.masks for access in reads),
-        piece=math.gcd(*(bound for axes, bound in probed.conditions().values() if bound and axes == {*order["x"][-1:]})),
+        piece=_even_piece(spec, probed, order["x"]),
         block=_even_block(spec, probed, order["r"]),
     )
+
+
+def _is_uneven(accesses: Iterable[Access]) -> bool:
+    """Return whether some accesses are of one byte an element, and some of four or more."""
+    sizes = {access.layout.dtype.itemsize for access in accesses}
+    return 1 in sizes and max(sizes) >= REGISTER
 
 
 def _weight_of_scan(spec: Spec, op: int) -> int:
@@ -202,6 +223,16 @@ def _weight_of_scan(spec: Spec, op: int) -> int:
 def _varies(probed: Probe, access: Access, axes: Iterable[int]) -> bool:
     """Return whether the index of an access depends on one of ``axes``, by way of loaded indices too."""
     return not probed.axes_along(access.offset).isdisjoint(axes)
+
+
+def _even_piece(spec: Spec, probed: Probe, across: tuple[int, ...]) -> int:
+    """Return a divisor of where pieces begin that conditions on one axis across the rows tell apart; 0 without such."""
+    begins = []
+    for axes, bound in probed.conditions().values():
+        if len(axes) == 1 and axes <= {*across} and bound:
+            inner = [spec.axes[k].size for k in across[across.index(*axes) + 1:]]
+            begins += [bound * math.prod(map(estimate, inner))] if all(isinstance(size, int) for size in inner) else []
+    return math.gcd(*begins)
 
 
 def _even_block(spec: Spec, probed: Probe, row: tuple[int, ...]) -> int:

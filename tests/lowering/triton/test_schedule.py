@@ -200,6 +200,38 @@ def test_parts_of_what_is_summed_are_not_copied_ahead() -> None:
     assert (found.schedule_class, found.stages) == ("split", 1)
 
 
+def joined_gradients(g: graphs.Builder, q: Node, k: Node) -> list[Node]:
+    """Two gradients of 64 sequences of 128 tokens and 192 features, the second one perhaps transposed, as one, and its sums."""
+    k = k if k.meta["val"].shape[1] == 128 else g.op("aten.permute.default", k, [0, 2, 1])
+    joined = g.op("aten.cat.default", [q, k], 0)
+    whole = g.op("aten.permute.default", g.op("aten.view.default", joined, [2, 64, 128, 192]), [2, 1, 0, 3])
+    whole = g.op("aten.view.default", g.op("aten.clone.default", whole, memory_format=torch.contiguous_format), [8192, 384])
+    return [whole, g.op("aten.sum.dim_IntList", whole, [0])]
+
+
+def test_columns_of_parts_are_those_of_one_part() -> None:
+    """A program computes a single part then, in a branch, of which nothing can be copied ahead."""
+    schedule = scheduled(joined_gradients, torch.empty(64, 128, 192), torch.empty(64, 128, 192))
+    assert schedule.schedule_class == "split" and schedule.stages == 1 and 192 % schedule.block["x"] == 0
+
+
+def test_columns_are_walked_along_what_lies_across_them() -> None:
+    """Tokens, along which the second gradient is contiguous, and not sequences."""
+    (spec,) = specs_of(joined_gradients, torch.empty(64, 128, 192), torch.empty(64, 192, 128))
+    schedule = choose_schedule(spec)
+    assert estimate(spec.axes[schedule.order["r"][-1]].size) == 128
+
+
+@pytest.mark.parametrize(("dtype", "elements"), [(torch.bool, 256), (BF16, 512)])
+def test_lanes_have_few_elements_where_some_are_of_one_byte(dtype: torch.dtype, elements: int) -> None:
+    def masked(g: graphs.Builder, x: Node, mask: Node) -> list[Node]:
+        product = g.op("aten.mul.Tensor", x, mask)
+        return [product, g.op("aten.sum.dim_IntList", product, [0])]
+
+    schedule = scheduled(masked, torch.empty(8192, 1024), torch.empty(8192, 1024, dtype=dtype))
+    assert schedule.block["x"] * schedule.block["r"] // schedule.warps == elements
+
+
 @pytest.mark.parametrize(("columns", "warps"), [(1216, 16), (8192, 8)])
 def test_programs_that_are_alone_on_a_processor_have_more_warps(columns: int, warps: int) -> None:
     def write(g: graphs.Builder, x: Node) -> list[Node]:
