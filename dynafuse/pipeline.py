@@ -63,8 +63,8 @@ from dynafuse.runtime.interim import interim_plan
 from dynafuse.runtime.observers import Compiled, plan_only, tell
 from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.setting import Setting, keep_saved_tensors, setting_of
+from dynafuse.runtime.step import Step
 from dynafuse.runtime.trace import Trace
-from dynafuse.runtime.wrapper import Step
 from dynafuse.runtime.written import Written, write
 from dynafuse.select.compile import request
 from dynafuse.select.families import fold_families

@@ -27,19 +27,18 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.fx import in_place
 from dynafuse.ir import ARRIVED, COUNT, Facts, Plan, Region, Role, Size
 from dynafuse.lowering import base
 from dynafuse.lowering.triton.counters import counters_on
-from dynafuse.lowering.triton.launch import Kernel, Places, stream_of
+from dynafuse.lowering.triton.launch import Kernel, stream_of
 from dynafuse.ops import is_library
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, written_to
@@ -52,36 +51,11 @@ from dynafuse.runtime.devices import cuda_devices, launch_on
 from dynafuse.runtime.lifetimes import Lifetimes
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text, solution
+from dynafuse.runtime.step import Step
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 PRODUCTS = frozenset(overloads("aten.mm.default aten.addmm.default aten.bmm.default aten.baddbmm.default"))
 guards: Any = torch._C._dynamo.guards
-
-
-@dataclass(frozen=True)
-class Step:
-    """A region as it runs: its kernel, and the kernel's arguments in this graph."""
-
-    region: Region
-    kernel: Any  # one with launches, or any lowering.base.Kernel
-    inputs: tuple[Node, ...]
-    outputs: tuple[Node, ...]
-    symbols: tuple[Size, ...]  # what the kernel's symbols are, over those of the graph
-    hoisted: tuple[float, ...] = ()  # values of the kernel's hoisted scalars
-    count: int | None = None  # terms of the kernel's fold, if the kernel asks
-    places: Places = field(default_factory=dict)
-
-    @staticmethod
-    def of(region: CanonicalRegion, kernel: Any, places: Places) -> Step:
-        """Return a region as it runs on its kernel.
-
-        Args:
-            region: The region in canonical form.
-            kernel: Its kernel.
-            places: The user's lines that index by loaded values, by op.
-        """
-        symbols = (*region.symbols, *region.sizes)
-        return Step(region.region, kernel, region.arguments, region.outputs, symbols, region.hoisted, region.count, places)
 
 
 @dataclass(frozen=True)
@@ -160,7 +134,7 @@ class Writer:
             bound: How many lines bind the inputs.
         """
         later = self.lifetimes.needed(number)
-        results = [node for node in later if node in self.names and node.op != "placeholder"]
+        results = [node for node in later if node in self.names and node.op != "placeholder" and self._has_variable(node)]
         if not results or self.symbols or self.given or any(self.facts[node].tensor is None for node in results):
             return
         inputs = [node for node in self.lifetimes.needed(0, number) if node.op == "placeholder"]
@@ -243,6 +217,10 @@ class Writer:
         """Return the outputs that are views of inputs, each with its input."""
         outputs = (node for node in self.output.all_input_nodes if self.facts[node].role is Role.VIEW)
         return {node: base for node in outputs if (base := self.plan.annotated.base(node)).op == "placeholder"}
+
+    def _has_variable(self, node: Node) -> bool:
+        """Return whether a variable holds a value: a view of an input that is returned, and nothing else, is made there."""
+        return node not in self.returned_views or len(node.users) > 1
 
     def _shared(self) -> set[Node]:
         """Return the outputs that are views of memory that other outputs are in, too."""
@@ -437,7 +415,7 @@ class Writer:
         role = self.facts[node].role
         self.names[node] = _identifier(node.name)
         if role is Role.VIEW:
-            if node not in self.returned_views or len(node.users) > 1:
+            if self._has_variable(node):
                 self.lines.append(f"{self.names[node]} = {self._view(node)}")
             return
         as_given = {argument: memory for argument, memory in self._as_given(node).items() if memory in self.given}

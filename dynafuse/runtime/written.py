@@ -14,7 +14,8 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.ir import Plan
 from dynafuse.runtime.alike import Sharing
-from dynafuse.runtime.wrapper import Part, Step, Writer
+from dynafuse.runtime.step import Step
+from dynafuse.runtime.wrapper import Part, Writer
 
 Call: TypeAlias = Callable[[list[Any]], Any]
 """A boxed function: it takes its arguments in a list, which it empties."""

@@ -90,6 +90,17 @@ def test_launched_steps_read_inputs_and_views_of_them(machine: Machine) -> None:
 
 
 @pytest.mark.usefixtures("always")
+def test_views_of_inputs_among_the_results(machine: Machine) -> None:
+    weight = machine.randn(16, 40)
+
+    def fn(x: Tensor, other: Tensor) -> Any:
+        part = other[1:]
+        return part, torch.exp(-x.abs()) @ weight, other[:, 2:]
+
+    alike(machine, fn, *[(machine.randn(3, 16), machine.randn(3, 16)) for _ in range(STEPS)])
+
+
+@pytest.mark.usefixtures("always")
 def test_sizes_that_change_leave_all_to_the_replay(machine: Machine) -> None:
     model = Decoder().to(machine.device)
     call = machine.compile(model, dynamic=True)
