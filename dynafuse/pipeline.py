@@ -51,7 +51,7 @@ from dynafuse.passes.padded_products import pad_products
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.runtime.alike import sharing_of
-from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, most_in_use, reused_buffers
+from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, lives_of, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
 from dynafuse.runtime.capture.graphs import Intent, intent_of
 from dynafuse.runtime.cuda_graphs import capture
@@ -343,7 +343,7 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
         text = _written(setting, plan, kernels, buffers, 0 if intent is None else intent.apart)
         call = text.call
         if intent is not None:
-            call = intent.apply(text, setting.kind, setting.config.strict, lambda end: most_in_use(plan, buffers, end))
+            call = intent.apply(text, setting.kind, setting.config.strict, lambda end: lives_of(plan, buffers, end))
         devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
         return on_device(call, devices[0]) if len(devices) == 1 else call
 

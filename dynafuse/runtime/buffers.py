@@ -23,9 +23,11 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
+from dynafuse.cost.products import PRODUCTS
 from dynafuse.ir import Facts, Launch, Role
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import is_library
+from dynafuse.runtime.capture.pool_size import WORKSPACE, Life
 
 UNLESS = ", unless the graph is retained"
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # True outside of a backward
@@ -75,8 +77,8 @@ def reused_buffers(plan: CanonicalPlan, launches: Callable[[CanonicalRegion], Se
     return Buffers(over)
 
 
-def most_in_use(plan: CanonicalPlan, buffers: Buffers, end: int | None = None) -> list[int]:
-    """Return the bytes of each tensor that a plan's function has made when they are the most together.
+def lives_of(plan: CanonicalPlan, buffers: Buffers, end: int | None = None) -> list[Life]:
+    """Return the sizes and lifetimes of the tensors that a plan's function makes, and of what products need besides.
 
     Args:
         plan: The plan.
@@ -92,13 +94,9 @@ def most_in_use(plan: CanonicalPlan, buffers: Buffers, end: int | None = None) -
             owner = owners[node] = node if operand is None else owners.get(operand, operand)
             begin = lives[owner].start if owner in lives else number
             lives[owner] = range(begin, memory.last_use(node, number) + 1)
-    changes = [0] * (len(plan.steps) + 2)
-    for node, life in lives.items():
-        changes[life.start] += memory.bytes(node)
-        changes[life.stop] -= memory.bytes(node)
-    totals = list(itertools.accumulate(changes))
-    busiest = totals.index(max(totals))
-    return [memory.bytes(node) for node, life in lives.items() if busiest in life]
+    products = (number for number, step in enumerate(plan.steps[:end]) if isinstance(step, Node) and step.target in PRODUCTS)
+    workspaces = [Life(WORKSPACE, number, len(plan.steps) + 1) for number in itertools.islice(products, 1)]
+    return [*(Life(memory.bytes(node), life.start, life.stop) for node, life in lives.items()), *workspaces]
 
 
 def _of_region(memory: _Memory, number: int, bound: CanonicalRegion,

@@ -19,6 +19,7 @@ from dynafuse.cost.replay import Copies, Saving, saving
 from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
 from dynafuse.runtime.alignment import draws_by_address
+from dynafuse.runtime.capture.pool_size import SMALL
 from dynafuse.runtime.capture.tail import Tail
 
 SAFE_NAMESPACES = frozenset({"aten", "prims", "prim", "dynafuse"})
@@ -32,7 +33,6 @@ TANGENT = "tangents"  # begins the names that AOTAutograd gives to a backward's 
 SAVED = "SavedForBackwards"  # AOTAutograd's descriptions of what it saves begin so
 LEAST_TAKEN = 4  # bytes that a backward takes of its forward's for each that it copies, if that alone is worth a recording
 MOST_TWICE = 64 << 20  # bytes of what a launched forward has saved that a recording of its backward may keep copies of
-SMALL = 1 << 20  # bytes of a tensor up to which torch keeps memory apart for it and others
 
 
 @dataclass

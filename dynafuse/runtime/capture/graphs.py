@@ -7,7 +7,7 @@ or, where the verdict is to capture, a :class:`Captured` around it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from dynafuse.cost.device import Device
 from dynafuse.ir import Plan
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, saving_of, verdict
+from dynafuse.runtime.capture.pool_size import Life, best_piece
 from dynafuse.runtime.capture.recorder import Recorder, recorder_for
 from dynafuse.runtime.capture.tail import Tail, tail_of
 from dynafuse.runtime.observers import Replays, plan_only
@@ -51,23 +52,23 @@ class Intent:
         """Return how many of the first steps are to be a function of their own, which is captured; 0 if all are captured."""
         return self.tail.begin if self.tail is not None and self.verdict.may_be_recorded else 0
 
-    def apply(self, written: Written, kind: str, strict: bool, in_use: Callable[[int | None], Sequence[int]]) -> Call:
+    def apply(self, written: Written, kind: str, strict: bool, lives: Callable[[int | None], Sequence[Life]]) -> Call:
         """Return the function of a graph, captured if it is to be, or with its first steps captured.
 
         Args:
             written: The function as it launches kernel by kernel.
             kind: forward, backward or inference.
             strict: Whether what goes wrong with a recording is raised.
-            in_use: Returns the bytes of what some first steps, or all, make when that is the most together. A forward that
-                saves knows how much stays, and a backward writes where that has been.
+            lives: Returns the sizes and lifetimes of what some first steps, or all, make. A forward that saves knows how
+                much stays, and a backward writes where that has been.
         """
         if not self.verdict.may_be_recorded or self.layout is None or self.recorder is None:
             return written.call
         head, layout = written.head, self.layout
         if head is not None and self.tail is not None:
             layout = layout.of_part(head.inputs, head.staying, self.tail, head.bytes)
-        if kind == "inference":
-            layout = layout.beginning_with(in_use(self.apart if head is not None else None))
+        if kind == "inference" and not layout.sized and not layout.numbers:
+            layout = replace(layout, piece=best_piece(lives(self.apart if head is not None else None)))
         captured = Captured(written.call if head is None else head.call, layout, self.recorder, kind, strict,
                             self.verdict.least_host_us, self.replays)
         return captured if head is None else written.with_head(captured)
