@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from dynafuse.fx import arguments, is_returned, is_view, makes_memory
@@ -175,16 +176,20 @@ def settle_strides(module: GraphModule) -> None:
     """Give results that own their memory contiguous strides where tracing reports that elements overlap.
 
     Tracing some ops on expanded tensors reports the operand's zero strides, although the result has memory for every
-    element. Views of these results are traced again.
+    element. Views of these results are traced again. What is called with strides has those.
     """
     settled: set[Node] = set()
     for node in module.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and makes_memory(node) and _overlaps(value):
+        if isinstance(value, torch.Tensor) and makes_memory(node) and _overlaps(value) and not _is_told_strides(node):
             node.meta["val"] = value.new_empty(value.shape)
             settled.add(node)
     if settled:
         place_views(module, settled)
+
+
+def _is_told_strides(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and any(given.name == "stride" for given in node.target._schema.arguments)
 
 
 def _overlaps(value: torch.Tensor) -> bool:

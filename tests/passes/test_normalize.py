@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from dynafuse.fx import arguments
 from dynafuse.passes.normalize import normalize
 from tests.support import graphs
+from tests.support.differential import compiled
 from tests.support.normalized import after, text
 
 X = torch.randn(6, 8)
@@ -113,6 +114,14 @@ def test_ops_that_do_nothing_go() -> None:
 
     assert after(write, X) == (
         "relu_default = aten.relu.default(arg0)\nneg_default = aten.neg.default(relu_default)\nreturn neg_default")
+
+
+def test_strides_that_a_call_asks_for_are_kept() -> None:
+    def overlapping(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty_strided((5, 5, 5), (2, 0, 1)), x.new_empty_strided((4, 3), (0, 1))
+
+    found = compiled(overlapping)(torch.ones(2))
+    assert [result.stride() for result in found] == [(2, 0, 1), (0, 1)]
 
 
 def test_strides_that_tracing_got_wrong_are_settled_with_those_of_views() -> None:
