@@ -22,7 +22,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
-from torch.utils._sympy.functions import Max
+from torch.utils._sympy.functions import FloorDiv, Max
 
 Size: TypeAlias = int | sympy.Expr
 """A size or stride: an int when static, a sympy expression over the graph's size symbols when dynamic."""
@@ -165,13 +165,28 @@ def _unless_empty(*sizes: sympy.Expr) -> sympy.Expr:
 
 
 def size_of(size: int | torch.SymInt) -> Size:
-    """Return a size as an int or a sympy expression; 1 for an expression that tracing guarded to be 1, as to broadcast."""
+    """Return a size as an int or a sympy expression; 1 for an expression that tracing guarded to be 1, as to broadcast.
+
+    What torch writes as ``(s**2)//s``, the last size of a ``view(-1)``, is ``s``.
+    """
     if isinstance(size, int):
         return size
-    expr = size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr
+    expr = _divided(size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr)
     if expr.is_Integer:
         return int(expr)
     return 1 if hint(size) == 1 and not expr.is_Symbol and statically_known_true(size == 1) else expr
+
+
+@cache
+def _divided(expr: sympy.Expr) -> sympy.Expr:
+    """Return an expression without divisions that leave no rest whatever the symbols are."""
+    return expr.replace(FloorDiv, _quotient)
+
+
+def _quotient(whole: sympy.Expr, part: sympy.Expr) -> sympy.Expr:
+    quotient = sympy.cancel(whole / part)
+    is_whole = quotient.is_polynomial() and all(factor.is_integer for factor in quotient.as_coefficients_dict().values())
+    return quotient if is_whole else FloorDiv(whole, part)
 
 
 @cache
