@@ -144,7 +144,7 @@ class Writer:
         body, self.lines = self.lines[bound + len(self.aligning):], self.lines[:bound]
         listed, name = _listed(self.names[node] for node in results), self.constant(Part, "head")
         lines = [*self._unpacked(inputs), *self._aligned(inputs), *body, f"return ({listed})"]
-        self.lines.append(f"{listed} = {name}([{_listed(self.names[node] for node in inputs)}])")
+        self.lines.append(f"{listed}= {name}([{_listed(self.names[node] for node in inputs)}])")
         if unused := [self.names[node] for node in inputs if node not in later]:
             self.lines.append(f"del {', '.join(unused)}")
         self.lines += self._aligned(later)
@@ -164,7 +164,7 @@ class Writer:
                 self.names[node] = self.constant(_attribute(self.module, str(node.target)))
 
     def _unpacked(self, inputs: Sequence[Node]) -> list[str]:
-        return [f"{_listed(self.names[node] for node in inputs)} = args", "args.clear()"] if inputs else []
+        return [f"{_listed(self.names[node] for node in inputs)}= args", "args.clear()"] if inputs else []
 
     def _align(self) -> None:
         """Write copies of misaligned inputs: kernels assume 16 bytes. The caller's is kept for what needs that."""
