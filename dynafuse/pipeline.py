@@ -341,9 +341,8 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
 
     def written() -> Callable[..., Any]:
         text = _written(setting, plan, kernels, buffers, 0 if intent is None else intent.apart)
-        call = text.call
-        if intent is not None:
-            call = intent.apply(text, setting.kind, setting.config.strict, lambda end: lives_of(plan, buffers, end))
+        call = text.call if intent is None else setting.guard.stage("CUDA graphs", lambda: intent.apply(
+            text, setting.kind, setting.config.strict, lambda end: lives_of(plan, buffers, end)), lambda: text.call)
         devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
         return on_device(call, devices[0]) if len(devices) == 1 else call
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dynafuse import explain
-from dynafuse.runtime.capture import tail
+from dynafuse.errors import DynafuseWarning
+from dynafuse.runtime.capture import graphs, tail
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.tail import LARGE, MOST_LAUNCHED
 from tests.runtime.conftest import Machine
@@ -131,6 +132,19 @@ def test_a_call_inside_of_another_is_launched(machine: Machine, monkeypatch: pyt
             found.append(call(x))
         expected = [model(x) for x in [*inputs[:STEPS], inputs[-1], *inputs[STEPS:-1]]]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_fails_on_the_way_to_a_recording_leaves_the_launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(lives: Any) -> int:
+        raise ZeroDivisionError("no piece")
+
+    monkeypatch.setattr(graphs, "best_piece", failing)
+    model, x = Decoder().to(machine.device), machine.randn(3, 16)
+    call = machine.compile(model, strict=False)
+    with torch.no_grad(), pytest.warns(DynafuseWarning, match="no piece"):
+        found = [call(x) for _ in range(STEPS)]
+    torch.testing.assert_close(found[-1], model(x), rtol=1e-4, atol=1e-5)
+    assert not machine.recordings
 
 
 # Which steps ----------------------------------------------------------------------------------------------------------
