@@ -185,8 +185,13 @@ def _divided(expr: sympy.Expr) -> sympy.Expr:
 
 def _quotient(whole: sympy.Expr, part: sympy.Expr) -> sympy.Expr:
     quotient = sympy.cancel(whole / part)
-    is_whole = quotient.is_polynomial() and all(factor.is_integer for factor in quotient.as_coefficients_dict().values())
-    return quotient if is_whole else FloorDiv(whole, part)
+    return quotient if is_whole(quotient) else FloorDiv(whole, part)
+
+
+def is_whole(expr: sympy.Expr) -> bool:
+    """Return whether ``expr`` is free of fractions, so that it is an integer wherever its symbols are."""
+    numerator, denominator = expr.as_numer_denom()
+    return denominator == 1 and numerator.is_integer is not False
 
 
 @cache

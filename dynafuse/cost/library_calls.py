@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import LEAST, Prediction, Work, predict, total, work_us
+from dynafuse.cost.model import LEAST, NOTHING, Prediction, Work, predict, total, work_us
 from dynafuse.cost.products import PRODUCTS, Product, aligned_dtype, product_of, product_tflops
 from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view, moved_by
@@ -279,8 +279,8 @@ def step_prediction(step: Region | Node, facts: Mapping[Node, Facts], device: De
     if isinstance(step, Region):
         chosen = (option for option in step.decision.options if option.executor == step.executor)
         return total(Prediction(option.device_us, option.host_us, 0.0, option.device_us) for option in chosen)
-    if facts[step].role is not Role.EAGER or not launches(step):
-        return Prediction()
+    if not is_call(step, facts):
+        return NOTHING
     tensors = [facts[node].tensor for node in moved_by(step)]
     return call_prediction(step, sum(tensor.bytes for tensor in tensors if tensor is not None), device)
 
@@ -296,9 +296,14 @@ def plan_prediction(plan: Plan, device: Device) -> Prediction:
     return total([calls_prediction(facts, device), *(step_prediction(region, facts, device) for region in plan.regions)])
 
 
-def launches(node: Node) -> bool:
-    """Return whether a call does something: views and picking one of several outputs do not."""
-    return node.target is not operator.getitem and not is_view(node)
+def is_call(node: Node, facts: Mapping[Node, Facts]) -> bool:
+    """Return whether a node outside the regions does something: views and picking one of several outputs do not.
+
+    Args:
+        node: The node.
+        facts: The facts of the graph's nodes.
+    """
+    return facts[node].role is Role.EAGER and node.target is not operator.getitem and not is_view(node)
 
 
 def _width(operands: Any) -> int:

@@ -99,6 +99,10 @@ class Prediction:
                           self.compile_s - other.compile_s, self.captured_us - other.captured_us)
 
 
+NOTHING = Prediction()
+"""What nothing costs."""
+
+
 def total(predictions: Iterable[Prediction]) -> Prediction:
     """Return what several predictions cost together."""
     device_us = host_us = compile_s = captured_us = 0.0

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import LEAST, Prediction, objective
+from dynafuse.cost.model import LEAST, NOTHING, Prediction, objective
 
 REPLAY_HOST_US = 12.0
 """The host's time for a replay: checks, the launch of the graph, the calls that copy."""
@@ -37,10 +37,6 @@ LEAST_SHARE = 0.2
 
 MOST_SLOWER = 4.0
 """How many times the predicted time the host may take: 1.1 to 2.4 times were measured in training steps of the zoo."""
-
-
-NOTHING = Prediction()
-"""What nothing costs."""
 
 
 @dataclass(frozen=True)

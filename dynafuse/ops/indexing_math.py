@@ -25,6 +25,8 @@ import torch
 from sympy import S
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
 
+from dynafuse.fx import is_whole
+
 Size: TypeAlias = "int | sympy.Expr"
 Limits: TypeAlias = "tuple[sympy.Expr | None, sympy.Expr | None]"
 """The lowest and the highest value that an expression can take; None where it is not known."""
@@ -261,13 +263,7 @@ def _divide_term(part: sympy.Expr, factor: sympy.Expr, size: sympy.Expr) -> tupl
             return sympy.Integer(int(factor) // int(size)), sympy.Integer(int(factor) % int(size))
         return (part * (factor / size), S.Zero) if factor % size == 0 else (S.Zero, part * factor)
     share = part * factor / size if size.free_symbols <= part.free_symbols else S.Half
-    return (share, S.Zero) if _is_polynomial(share) else (S.Zero, part * factor)
-
-
-def _is_polynomial(expr: sympy.Expr) -> bool:
-    """Return whether ``expr`` is free of fractions, so that it is an integer wherever its symbols are."""
-    numerator, denominator = expr.as_numer_denom()
-    return denominator == 1 and numerator.is_integer is not False
+    return (share, S.Zero) if is_whole(share) else (S.Zero, part * factor)
 
 
 def _reduced(rest: sympy.Expr, size: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:

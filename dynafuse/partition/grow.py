@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import Prediction, efficiency_to_match, launched_us
+from dynafuse.cost.model import NOTHING, Prediction, efficiency_to_match, launched_us
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
 from dynafuse.lowering.registry import EAGER, PREFERRED
@@ -29,7 +29,7 @@ from dynafuse.partition.axes import Axes, AxisDims, leaves
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Place, Read, Spaces
 from dynafuse.partition.order import Dependencies, schedule
-from dynafuse.partition.pricing import NOTHING, Priced, Pricing
+from dynafuse.partition.pricing import Priced, Pricing
 
 BRIEF = 2  # launches as long as which a region of one takes if it may be joined with another for a launch less
 NEARBY = 100  # nodes of the graph between two units that are joined for a launch less: none waits long for the other

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import call_prediction, calls_prediction, torch_prediction
-from dynafuse.cost.model import Choice, Prediction, Work, choose, objective, predict, total
+from dynafuse.cost.model import NOTHING, Choice, Prediction, Work, choose, objective, predict, total
 from dynafuse.ir import MAX_TENSORS, Refusal, RefusalKind, Role
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition.code_size import MOST_EXPRESSIONS, ONCE, CodeSize
@@ -29,7 +29,6 @@ from dynafuse.partition.legality import Shape, classify, members_of
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.work import Asked, bytes_held, torch_work, work_of
 
-NOTHING = Prediction()
 OFF_US = 1.0  # by which predictions may be off however small they are: about what a kernel takes besides its work
 REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
 

@@ -32,7 +32,7 @@ from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.library_calls import launches
+from dynafuse.cost.library_calls import is_call
 from dynafuse.cost.model import LEAST
 from dynafuse.fx import is_view, looked_at
 from dynafuse.ir import Annotated, Role
@@ -128,7 +128,7 @@ class Uses:
 
     def is_call(self, node: Node) -> bool:
         """Return whether a node calls a library."""
-        return self.facts[node].role is Role.EAGER and launches(node)
+        return is_call(node, self.facts)
 
     def is_view(self, node: Node) -> bool:
         """Return whether a node moves no data."""

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.cost import device as devices
-from dynafuse.cost.library_calls import call_prediction, launches
+from dynafuse.cost.library_calls import call_prediction, is_call
 from dynafuse.fx import base, moved_by, user_line
 from dynafuse.ir import Annotated, Option, Override, Plan, Region, Role
 from dynafuse.lowering.registry import EAGER
@@ -66,7 +66,7 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
             fused = _fused_step(step.region, plan.annotated, step.key, reads[step.name])
             family = step.region.decision.family if step.family else None
             steps.append(replace(fused, reused=reused, relative=relative, family=family))
-        elif _launches(step, plan.annotated):
+        elif is_call(step, plan.annotated.facts):
             steps.append(_eager_step(step, plan.annotated, compiled.device if priced else None, reads[step.name]))
     computed = {node for region in plan.regions for node in _computing(region, plan.annotated)}
     calls = sum(step.key is None for step in steps)
@@ -154,9 +154,6 @@ def _computing(region: Region, annotated: Annotated) -> Sequence[Node]:
     return [node for node in region.nodes if annotated.facts[node].role is Role.FUSED]
 
 
-def _launches(node: Node, annotated: Annotated) -> bool:
-    """Return whether a step outside the regions calls a kernel or a library."""
-    return annotated.facts[node].role is Role.EAGER and launches(node)
 
 
 def _tensor_bytes(node: Node, annotated: Annotated) -> Sequence[int | None]:
@@ -195,7 +192,7 @@ def _lines(nodes: Iterable[Node]) -> tuple[str, ...]:
 def _reads(plan: Plan) -> Mapping[str, tuple[str, ...]]:
     """Return per step the names of the earlier steps whose results it reads, also through views and ``getitem``."""
     annotated = plan.annotated
-    launching = [step for step in plan.steps if isinstance(step, Region) or _launches(step, annotated)]
+    launching = [step for step in plan.steps if isinstance(step, Region) or is_call(step, annotated.facts)]
     results = {node for step in launching for node in ([step] if isinstance(step, Node) else step.outputs)}
     roots = _roots(annotated, results)
     maker: dict[Node, str] = {}  # the latest step that has written a tensor

@@ -952,10 +952,10 @@ def test_a_backward_that_takes_much_more_than_it_copies_is_recorded_with_its_for
     """Uncaptured it would leave the memory of what was saved unused."""
     decided = graphs.verdict
 
-    def verdict(plan: Any, layout: Any, *args: Any, **named: Any) -> Any:
+    def verdict(price: Any, layout: Any, *args: Any, **named: Any) -> Any:
         monkeypatch.setattr(replay.Saving, "pays", property(lambda self: not layout.handed))
         monkeypatch.setattr(replay.Saving, "is_open", property(lambda self: False))
-        return decided(plan, layout, *args, **named)
+        return decided(price, layout, *args, **named)
 
     class Mean(Block):
         def forward(self, x: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ class Captured:
     def _sizes(self, args: Sequence[Any]) -> Key:
         """Return all numbers of a call that are not the same in every call."""
         layout = self.layout
-        if not layout.numbers and not layout.sized:
+        if layout.is_static:
             return ()
         tensors = (args[i] for i in layout.sized)
         return (*(args[i] for i in layout.numbers), *((t.size(), t.stride(), t.storage_offset()) for t in tensors))

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.library_calls import plan_prediction
+from dynafuse.cost.model import Prediction
 from dynafuse.cost.replay import Copies, Saving, saving
 from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
@@ -86,6 +86,11 @@ class Layout:
     taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
     twice: int = 0  # bytes that a launched forward makes, which a recorded backward has copies of
 
+    @property
+    def is_static(self) -> bool:
+        """Return whether all sizes of the graph are known."""
+        return not self.sized and not self.numbers
+
     def of_part(self, inputs: Sequence[int], saved: frozenset[int], tail: Tail, staying: int) -> Layout:
         """Return how a recording treats a part of a graph that has only known sizes.
 
@@ -102,7 +107,7 @@ class Layout:
 
     def beginning_with(self, sizes: Sequence[int]) -> Layout:
         """Return the same with a piece for tensors, given their bytes, if all sizes of the graph are known."""
-        return self if self.sized or self.numbers else replace(self, piece=in_one_piece(sizes))
+        return replace(self, piece=in_one_piece(sizes)) if self.is_static else self
 
 
 @dataclass(frozen=True)
@@ -193,11 +198,11 @@ def in_one_piece(sizes: Sequence[int]) -> int:
     return sum(size for size in sizes if SMALL < size <= half)
 
 
-def verdict(plan: Plan, layout: Layout, device: Device, always: bool, tail: Tail | None = None) -> Verdict:
+def verdict(price: Prediction, layout: Layout, device: Device, always: bool, tail: Tail | None = None) -> Verdict:
     """Return whether a graph that can be captured should be.
 
     Args:
-        plan: The graph's plan.
+        price: What the graph's plan costs.
         layout: How a recording treats its inputs and outputs.
         device: The device that is priced.
         always: Whether it should be, whatever that saves.
@@ -205,7 +210,7 @@ def verdict(plan: Plan, layout: Layout, device: Device, always: bool, tail: Tail
     """
     if layout.twice > MOST_TWICE and not always:
         return Verdict(False, f"what its forward has saved, {layout.twice / 1e6:.0f} MB, would be in memory twice")
-    result = saving_of(plan, plan, layout, device, tail)
+    result = saving_of(price, price, layout, device, tail)
     how = "captured as a CUDA graph" if tail is None else f"captured as a CUDA graph, {tail}"
     if result.pays:
         least_host_us = None if always else 0.0
@@ -217,20 +222,19 @@ def verdict(plan: Plan, layout: Layout, device: Device, always: bool, tail: Tail
     return Verdict(False, f"it does not pay ({result})", result.least_host_us if result.is_open else None)
 
 
-def saving_of(launched: Plan, recorded: Plan, layout: Layout, device: Device, tail: Tail | None) -> Saving:
+def saving_of(launched: Prediction, recorded: Prediction, layout: Layout, device: Device, tail: Tail | None) -> Saving:
     """Return what a replay saves.
 
     Args:
-        launched: The plan by which the graph runs if it is not captured.
-        recorded: The plan by which it is captured.
+        launched: What the plan costs by which the graph runs if it is not captured.
+        recorded: What the plan costs by which it is captured.
         layout: How a recording treats its inputs and outputs.
         device: The device that is priced.
         tail: The last steps of the recorded plan, if they are launched behind a replay.
     """
-    plain, nodes = plan_prediction(launched, device), plan_prediction(recorded, device)
     if tail is None:
-        return saving(plain, layout.copies, device, nodes)
-    return saving(plain, tail.copies, device, nodes, tail.launched)
+        return saving(launched, layout.copies, device, recorded)
+    return saving(launched, tail.copies, device, recorded, tail.launched)
 
 
 def _foreign_device(module: GraphModule, device_type: str) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from dynafuse.cost.device import Device
+from dynafuse.cost.library_calls import plan_prediction
 from dynafuse.ir import Plan
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, saving_of, verdict
@@ -45,7 +46,8 @@ class Intent:
         """
         if self.verdict.captured or self.layout is None:
             return self.verdict.captured
-        return saving_of(launched, recorded, self.layout, device, self.tail).pays
+        prices = plan_prediction(launched, device), plan_prediction(recorded, device)
+        return saving_of(*prices, self.layout, device, self.tail).pays
 
     @property
     def apart(self) -> int:
@@ -67,7 +69,7 @@ class Intent:
         head, layout = written.head, self.layout
         if head is not None and self.tail is not None:
             layout = layout.of_part(head.inputs, head.staying, self.tail, head.bytes)
-        if kind == "inference" and not layout.sized and not layout.numbers:
+        if kind == "inference" and layout.is_static:
             layout = replace(layout, piece=best_piece(lives(self.apart if head is not None else None)))
         captured = Captured(written.call if head is None else head.call, layout, self.recorder, kind, strict,
                             self.verdict.least_host_us, self.replays)
@@ -88,14 +90,16 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
         layout = layout_of(setting.module, plan, frozenset(), shared.parameters, produced, shared.hands_over)
     else:
         layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
-    is_known = setting.kind == "inference" and not layout.sized and not layout.numbers
-    tail = tail_of(plan, layout.copies, setting.device) if is_known else None
+    tail = None
     if device is None or not can_record:
         decision = Verdict(False, f"nothing is captured on {device}" if device else "it has no tensors")
     elif (reason := obstacle(setting.module, plan.annotated, device.type)) is not None:
         decision = Verdict(False, reason)
     else:
-        decision = verdict(plan, layout, setting.device, always=mode == ALWAYS, tail=tail)
+        price = plan_prediction(plan, setting.device)
+        if setting.kind == "inference" and layout.is_static:
+            tail = tail_of(plan, price, layout.copies, setting.device)
+        decision = verdict(price, layout, setting.device, always=mode == ALWAYS, tail=tail)
     if setting.kind == "forward":
         shared.note_forward(plan.annotated, layout, decision.may_be_recorded)
     return Intent(decision, layout, tail, recorder)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.library_calls import launches, plan_prediction, step_prediction
-from dynafuse.cost.model import Prediction
+from dynafuse.cost.library_calls import is_call, step_prediction
+from dynafuse.cost.model import NOTHING, Prediction
 from dynafuse.cost.replay import Copies, replay_us
-from dynafuse.ir import Annotated, Plan, Region, Role
+from dynafuse.ir import Annotated, Plan, Region
 
 LARGE = 8 << 20
 """Bytes of results from which on it is worth launching the steps that make them."""
@@ -47,21 +47,21 @@ class Tail:
         return f"its last {steps} launched behind it ({self.bytes / 1e6:.0f} MB of results)"
 
 
-def tail_of(plan: Plan, copies: Copies, device: Device) -> Tail | None:
+def tail_of(plan: Plan, price: Prediction, copies: Copies, device: Device) -> Tail | None:
     """Return the last steps that are launched behind a replay of the others; None if that is slower, or there are none.
 
     Args:
         plan: The plan of a graph whose results all leave.
+        price: What it costs.
         copies: What a replay of the whole graph copies.
         device: The device that is priced.
     """
     results = {*map(plan.annotated.memory, plan.annotated.graph.output_node().all_input_nodes)}
-    whole = plan_prediction(plan, device)
-    best, least_us = None, replay_us(whole, copies, device)
-    launched, left, count = Prediction(), copies, 0
+    best, least_us = None, replay_us(price, copies, device)
+    launched, left, count = NOTHING, copies, 0
     for begin in range(len(plan.steps) - 1, 0, -1):
         step = plan.steps[begin]
-        count += _launches(step, plan.annotated)
+        count += isinstance(step, Region) or is_call(step, plan.annotated.facts)
         if count > MOST_LAUNCHED:
             break
         launched += step_prediction(step, plan.annotated.facts, device)
@@ -69,14 +69,10 @@ def tail_of(plan: Plan, copies: Copies, device: Device) -> Tail | None:
         leaving = [size for node, size in sizes.items() if node in results]
         left = left.less(Copies(len(leaving), sum(leaving)))
         spared = copies.bytes - left.bytes
-        us = replay_us(whole, left, device, launched)
+        us = replay_us(price, left, device, launched)
         if spared >= LARGE and sum(sizes.values()) >= AS_LARGE * spared and us <= AS_FAST * least_us:
             best, least_us = Tail(begin, count, launched, left, spared), min(us, least_us)
     return best
-
-
-def _launches(step: Region | Node, annotated: Annotated) -> bool:
-    return isinstance(step, Region) or (annotated.facts[step].role is Role.EAGER and launches(step))
 
 
 def _made(step: Region | Node, annotated: Annotated) -> dict[Node, int]:
