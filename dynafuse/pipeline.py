@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._dynamo.utils import dynamo_timed
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from dynafuse.cache import kernels as kernel_cache
 from dynafuse.cache import plans
@@ -340,7 +340,7 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
     setting.trace.note("buffers", lambda: str(buffers))
 
     def written() -> Callable[..., Any]:
-        text = _written(setting, plan, kernels, buffers, 0 if intent is None else intent.apart)
+        text = _written(setting, plan, kernels, buffers, intent)
         call = text.call if intent is None else setting.guard.stage("CUDA graphs", lambda: intent.apply(
             text, setting.kind, setting.config.strict, lambda end: lives_of(plan, buffers, end)), lambda: text.call)
         devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
@@ -384,11 +384,14 @@ def _buffers(setting: Setting, plan: CanonicalPlan, launches: Callable[[Canonica
     return setting.guard.stage("reuse of buffers", lambda: reused_buffers(plan, launches, offered), lambda: NEW_MEMORY)
 
 
-def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any], buffers: Buffers, apart: int) -> Written:
-    """Return the generated function, in which so many of the first steps are one of their own if they can be."""
+def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any], buffers: Buffers,
+             intent: Intent | None) -> Written:
+    """Return the generated function, such that what is meant to be recorded of it can be."""
+    apart, placed = (0, frozenset[Node]()) if intent is None else (intent.apart, intent.placed)
     steps = {region.name: Step.of(region, kernels[region.name], index_lines(region.region.nodes)) for region in plan.regions}
     with dynamo_timed("dynafuse.write"):
-        text = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over, sharing_of(setting.kind), apart)
+        text = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over, sharing_of(setting.kind),
+                     apart, placed)
     setting.trace.note("function", lambda: text.source)
     log.debug("%s graph:\n%s\n%s", setting.kind, plan.plan, text.source)
     return text

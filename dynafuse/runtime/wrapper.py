@@ -26,7 +26,7 @@ import operator
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from dynafuse.cost.products import PRODUCTS
 from dynafuse.fx import in_place
 from dynafuse.ir import ARRIVED, COUNT, Facts, Plan, Region, Role, Size
 from dynafuse.lowering import base
@@ -41,7 +42,7 @@ from dynafuse.lowering.triton.counters import counters_on
 from dynafuse.lowering.triton.launch import Kernel, stream_of
 from dynafuse.ops import is_library
 from dynafuse.ops.indexing_math import as_expr
-from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, overloads, written_to
+from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
 from dynafuse.runtime.alignment import aligned, allocates, draws_by_address, starts_aligned
@@ -54,7 +55,6 @@ from dynafuse.runtime.sizes import MATH, size_text, solution
 from dynafuse.runtime.step import Step
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
-PRODUCTS = frozenset(overloads("aten.mm.default aten.addmm.default aten.bmm.default aten.baddbmm.default"))
 guards: Any = torch._C._dynamo.guards
 
 
@@ -73,9 +73,11 @@ class Writer:
     """Writes the function of one graph."""
 
     def __init__(self, plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
-                 over: Mapping[Node, Node], sharing: Sharing, apart: int = 0) -> None:
+                 over: Mapping[Node, Node], sharing: Sharing, apart: int = 0, placed: Collection[Node] = ()) -> None:
         """Take a plan with its kernels; the arguments are those of :func:`dynafuse.runtime.written.write`."""
         self.plan = plan
+        self.placed = placed
+        self.makers: dict[str, Node] = {}  # results that may be given memory, by the globals that make them
         self.over = over
         self.sharing = sharing
         self.facts: Mapping[Node, Facts] = plan.annotated.facts
@@ -356,7 +358,7 @@ class Writer:
         assert tensor is not None
         self.names[node] = _identifier(node.name)
         sizes = f"{self._sizes(tensor.shape)}, {self._sizes(tensor.stride)}"
-        self.lines.append(f"{self.names[node]} = {self._empty(sizes, tensor.dtype, tensor.device)}")
+        self.lines.append(f"{self.names[node]} = {self._empty(sizes, tensor.dtype, tensor.device, node)}")
 
     def _reuse(self, node: Node, operand: Node) -> None:
         """Write the tensor of a result over the memory of an operand."""
@@ -377,10 +379,20 @@ class Writer:
             reused = f"{reused} if {self.constant(is_given_up, 'is_given_up')}({asked}) else {fresh}"
         self.lines.append(f"{self.names[node]} = {reused}  # written over")
 
-    def _empty(self, sizes: str, dtype: torch.dtype, device: torch.device) -> str:
+    def _empty(self, sizes: str, dtype: torch.dtype, device: torch.device, node: Node | None = None) -> str:
         if device.type == "cuda" and len(self.devices) == 1:
-            return f"{self.constant(guards._empty_strided_cuda, 'empty')}({sizes}, {self.constant(dtype)})"
-        return f"{self.constant(torch.empty_strided)}({sizes}, dtype={self.constant(dtype)}, device={self.constant(device)})"
+            return f"{self._maker(guards._empty_strided_cuda, 'empty', node)}({sizes}, {self.constant(dtype)})"
+        empty = self._maker(torch.empty_strided, "empty", node)
+        return f"{empty}({sizes}, dtype={self.constant(dtype)}, device={self.constant(device)})"
+
+    def _maker(self, function: Any, name: str, node: Node | None) -> str:
+        """Return the name of a global that makes a result: one of its own if the result may be given memory."""
+        if node not in self.placed:
+            return self.constant(function, name)
+        assert node is not None
+        own = self._unique(f"{name}_placed{len(self.makers)}")
+        self.makers[own], self.globals[own] = node, function
+        return own
 
     def _arguments(self, step: Step, kernel: Kernel, device: int | None) -> dict[str, str]:
         """Return the source of each argument that the kernel can take, by name, and write the allocation of workspaces."""
@@ -440,7 +452,8 @@ class Writer:
     def _call(self, node: Node, others: Mapping[Node, str]) -> str:
         """Write the call of an op, with other names for some of its arguments."""
         called = in_place_variant(node.target) if in_place(node) else node.target
-        target = self.constant(_called(called), _identifier(getattr(called, "__name__", "op")))
+        name = _identifier(getattr(called, "__name__", "op"))
+        target = self._maker(_called(called), name, None if in_place(node) else node)
         own = {argument: self.names[argument] for argument in others}
         self.names.update(others)
         arguments = [*map(self._argument, node.args), *(f"{k}={self._argument(v)}" for k, v in node.kwargs.items())]
@@ -500,12 +513,15 @@ class Writer:
     def constant(self, value: Any, name: str = "c") -> str:
         """Return the name of a global that holds ``value``."""
         if id(value) not in self._constants:
-            unique = f"{name}_{len(self._constants)}"
-            while unique in self.locals:  # a global of that name would be shadowed
-                unique += "_"
-            self._constants[id(value)] = unique
+            self._constants[id(value)] = unique = self._unique(f"{name}_{len(self._constants)}")
             self.globals[unique] = value
         return self._constants[id(value)]
+
+    def _unique(self, name: str) -> str:
+        """Return a name for a global that no variable shadows."""
+        while name in self.locals:
+            name += "_"
+        return name
 
 
 def _passed(name: str, kind: str, device: int | None) -> str:

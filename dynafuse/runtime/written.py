@@ -6,13 +6,17 @@ but that product, and ``written.with_head(replay)`` is the whole function with `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
+import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.ir import Plan
+from dynafuse.cost.products import PRODUCTS
+from dynafuse.ir import Plan, Tensor
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.step import Step
 from dynafuse.runtime.wrapper import Part, Writer
@@ -32,6 +36,24 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """A result that a graph's function may be given memory for."""
+
+    maker: str  # the global that makes it: allocates it, or computes it as well
+    tensor: Tensor
+    computes: bool
+
+    def into(self, memory: torch.Tensor, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a maker that makes it in some memory, instead of in new one.
+
+        Args:
+            memory: A tensor of its sizes, strides and dtype.
+            function: The maker.
+        """
+        return partial(function, out=memory) if self.computes else lambda *args, **named: memory
+
+
+@dataclass(frozen=True)
 class Written:
     """The function of a graph, with its text, and that of its first steps if that is one of its own."""
 
@@ -41,9 +63,24 @@ class Written:
     with_head: Callable[[Call], Call]
     """Returns the function with another one in the place of its first steps."""
 
+    placed: tuple[Placed, ...] = ()
+    """The results that the function may be given memory for."""
+
+    def in_place(self, memory: Sequence[torch.Tensor]) -> Call:
+        """Return the function such that every call makes those results in the same memory.
+
+        Args:
+            memory: A tensor for each of them.
+        """
+        call: Any = self.call
+        makers = dict(call.__globals__)
+        for result, tensor in zip(self.placed, memory, strict=True):
+            makers[result.maker] = result.into(tensor, makers[result.maker])
+        return FunctionType(call.__code__, makers)
+
 
 def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: frozenset[int],
-          over: Mapping[Node, Node], sharing: Sharing, apart: int = 0) -> Written:
+          over: Mapping[Node, Node], sharing: Sharing, apart: int = 0, placed: Collection[Node] = ()) -> Written:
     """Write the function that runs a plan, and compile it.
 
     Args:
@@ -54,8 +91,9 @@ def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: fr
         over: The results that kernels write over an operand, each with that operand.
         sharing: Makes results that share memory with others.
         apart: How many of the first steps are to be a function of their own, if they can be.
+        placed: Values of known sizes, of kernels and products, that the function may be given memory for.
     """
-    writer = Writer(plan, module, steps, static, over, sharing, apart)
+    writer = Writer(plan, module, steps, static, over, sharing, apart, placed)
     source, namespace = writer.write()
     exec(compile(source, "<dynafuse graph>", "exec"), namespace)
     call = namespace["call"]
@@ -66,7 +104,14 @@ def write(plan: Plan, module: GraphModule, steps: Mapping[str, Step], static: fr
         namespace[writer.head.name] = head
         return call  # type: ignore[no-any-return]
 
-    return Written(call, source, None if writer.head is None else _head(writer.head, namespace, plan), with_head)
+    head = None if writer.head is None else _head(writer.head, namespace, plan)
+    return Written(call, source, head, with_head, tuple(_placed(plan, name, node) for name, node in writer.makers.items()))
+
+
+def _placed(plan: Plan, maker: str, node: Node) -> Placed:
+    tensor = plan.annotated.facts[node].tensor
+    assert tensor is not None
+    return Placed(maker, tensor, node.target in PRODUCTS)
 
 
 def _head(part: Part, namespace: Mapping[str, Any], plan: Plan) -> Head:

@@ -22,7 +22,7 @@ from tests.fuzz.state import State
 from tests.fuzz.subject import COMPILED, TORCHS_OWN, Verdict, examine, witnesses
 
 SEED = 7
-CHUNKS, EACH = 10, 7
+CHUNKS, EACH = 10, 5
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -338,7 +338,7 @@ def test_training(machine: Machine) -> None:
     def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
         out = call(inputs[0])
         out.square().mean().backward()
-        return out, [p.grad for p in model.parameters()]  # held over all steps
+        return out
 
     train(machine, Block, step)
     assert machine.recordings == 2 and machine.replayed("forward") >= 3 and machine.replayed("backward") >= 2
@@ -959,15 +959,15 @@ def test_a_backward_that_takes_much_more_than_it_copies_is_recorded_with_its_for
 
     class Mean(Block):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).square().mean()
+            return super().forward(x[:, :16]).square().mean()
 
     monkeypatch.setattr(graphs, "verdict", verdict)
-    for batch, recordings in ((256, 2), (3, 1)):  # of few rows the gradients are larger than what was saved
+    for width, recordings in ((16, 2), (2048, 1)):  # the gradient of a wide input is larger than what was saved
         machine.recordings = 0
         model, eager = twins(machine, Mean)
         call = machine.compile(model, capture="auto")
         for _ in range(2 * STEPS):
-            train_alike(call, model, eager, machine.randn(batch, 16))
+            train_alike(call, model, eager, machine.randn(64, width, grad=width > 16))
         assert machine.recordings == recordings, machine.captures
 
 

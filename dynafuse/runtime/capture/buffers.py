@@ -2,7 +2,7 @@
 
 A replay reads and writes the addresses that it was recorded with. So each input is either read in place, as long as it is at
 the recorded address, or copied into a buffer before the replay. And each output is either copied into memory of its own
-after the replay, or handed over: then the next replay has to wait until nothing holds its memory any more.
+after the replay, or handed over: then there is no other replay until nothing holds its memory any more.
 
 Outputs that share memory share it also after that: they are copied as one group. An output that is an input, or a view of
 one, is made of what the caller gave.
@@ -141,11 +141,12 @@ def extent_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Group:
-    """Outputs of a recording in one storage; ``saved`` ones only the backward sees."""
+    """Outputs of a recording in one storage, which may be handed over: saved for the backward, or in memory of their own."""
 
     source: Tensor  # what is copied out of: the output itself, or all the memory up to the end of the last one
     cdata: int  # of the storage
-    saved: bool
+    handed: bool
+    own: bool
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,14 @@ class Emission:
 
     shapes: tuple[tuple[Sequence[int], Sequence[int], torch.dtype], ...]  # of what is allocated
     batches: tuple[Store, ...]
+    given: tuple[tuple[Tensor, Sequence[int], Sequence[int]], ...]  # what is handed over in memory of its own
     makers: tuple[Maker, ...]
 
     def __call__(self, args: Sequence[Any], empty: Empty) -> tuple[Any, ...]:
         fresh = [empty(*shape) for shape in self.shapes]
         for batch in self.batches:
             batch(fresh)
+        fresh += [reinterpret(source, size, stride, 0) for source, size, stride in self.given]
         return tuple([make(args, fresh) for make in self.makers])
 
     @property
@@ -185,7 +188,8 @@ class Store:
 class Outputs:
     """The outputs of a recording, and the ways in which they leave it."""
 
-    def __init__(self, outputs: Sequence[Any], args: Sequence[Any], saved: frozenset[int], sharing: Sharing) -> None:
+    def __init__(self, outputs: Sequence[Any], args: Sequence[Any], saved: frozenset[int], sharing: Sharing,
+                 own: Sequence[Tensor] = ()) -> None:
         """Take the outputs of a recorded call.
 
         Args:
@@ -193,23 +197,27 @@ class Outputs:
             args: The arguments that it was recorded with, without those that it has freed.
             saved: Positions of outputs that only the backward sees.
             sharing: Makes outputs that share memory with others.
+            own: The memory of outputs that no other recording writes to.
         """
         self.sharing = sharing
+        apart = {cdata_of(memory) for memory in own}
         self.inputs = {cdata_of(arg): i for i, arg in enumerate(args) if isinstance(arg, Tensor)}
         members: dict[int, list[int]] = {}
         for i, output in enumerate(outputs):
             if isinstance(output, Tensor) and cdata_of(output) not in self.inputs:
                 members.setdefault(cdata_of(output), []).append(i)
-        self.groups = tuple(_group([outputs[i] for i in group], saved.issuperset(group)) for group in members.values())
-        self.saved = tuple(group.cdata for group in self.groups if group.saved)
+        self.groups = tuple(_group([outputs[i] for i in group], saved.issuperset(group), cdata in apart)
+                            for cdata, group in members.items())
+        self.handed = tuple(group.cdata for group in self.groups if group.handed)
+        self.gives_away = any(group.own for group in self.groups)
         self.copying = self._emission(outputs, args, hand_over=False)
-        self.handing = self._emission(outputs, args, hand_over=True) if self.saved else self.copying
-        self.held = tuple(outputs[i] for group in members.values() for i in group)  # keeps the memory
+        self.handing = self._emission(outputs, args, hand_over=True) if self.handed else self.copying
+        self.held = (*own, *[outputs[i] for group in members.values() for i in group])  # keeps the memory
         self.unused: tuple[int, ...] = ()  # how often the storages of handed outputs are held by nobody else
 
     def settle(self) -> None:
         """Note how often the storages of handed outputs are held; call it when nobody else does."""
-        self.unused = tuple(map(use_count, self.saved))
+        self.unused = tuple(map(use_count, self.handed))
 
     @property
     def bytes(self) -> int:
@@ -220,19 +228,21 @@ class Outputs:
     @property
     def busy(self) -> bool:
         """Return whether something still holds an output that was handed over."""
-        return tuple(map(use_count, self.saved)) != self.unused
+        return tuple(map(use_count, self.handed)) != self.unused
 
     def _emission(self, outputs: Sequence[Any], args: Sequence[Any], hand_over: bool) -> Emission:
-        copied = [group for group in self.groups if not (hand_over and group.saved)]
-        places = {group.cdata: place for place, group in enumerate(copied)}
+        copied = [group for group in self.groups if not (hand_over and group.handed)]
+        given = [group for group in self.groups if hand_over and group.own]
+        places = {group.cdata: place for place, group in enumerate([*copied, *given])}
         batches: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
         for place, group in enumerate(copied):
             batches.setdefault(group.source.dtype, []).append((place, group.source))
         rows = (tuple(zip(*pairs, strict=True)) for pairs in batches.values())
-        sources = {group.cdata: group.source for group in copied}
+        sources = {group.cdata: group.source for group in [*copied, *given]}
         return Emission(
             tuple((tuple(group.source.size()), group.source.stride(), group.source.dtype) for group in copied),
             tuple(Store(positions, list(tensors)) for positions, tensors in rows),
+            tuple((group.source, tuple(group.source.size()), group.source.stride()) for group in given),
             tuple(self._maker(output, args, places, sources) for output in outputs))
 
     def _maker(self, output: Any, args: Sequence[Any], places: dict[int, int], sources: dict[int, Tensor]) -> Maker:
@@ -272,7 +282,7 @@ def _view_of_input(output: Tensor, position: int, arg: Tensor) -> Maker:
     return view
 
 
-def _group(outputs: Sequence[Tensor], saved: bool) -> Group:
+def _group(outputs: Sequence[Tensor], saved: bool, own: bool) -> Group:
     first = outputs[0]
     if any(output.dtype != first.dtype for output in outputs):
         raise Unrecordable("outputs of several dtypes share memory")
@@ -280,5 +290,5 @@ def _group(outputs: Sequence[Tensor], saved: bool) -> Group:
     end = max(output.storage_offset() + extent_of(output) if output.numel() else 0 for output in outputs)
     for output in sorted(outputs, key=Tensor._is_view):  # views are made of what eager has them of
         if output.storage_offset() == 0 and extent_of(output) == end and _is_dense(output):
-            return Group(output, cdata, saved)
-    return Group(first.as_strided((end,), (1,), 0), cdata, saved)
+            return Group(output, cdata, saved or own, own)
+    return Group(first.as_strided((end,), (1,), 0), cdata, saved or own, own)

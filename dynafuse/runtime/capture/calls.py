@@ -34,6 +34,7 @@ from dynafuse.runtime.capture.decide import Layout
 from dynafuse.runtime.capture.lending import Consumed, Loan, cdata_of
 from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorder, at_once
 from dynafuse.runtime.observers import Replays
+from dynafuse.runtime.written import Call, Written
 
 WARM_UPS = 2
 """Calls before one is recorded: kernels are loaded, libraries have chosen theirs. The thread that records made one of them:
@@ -49,13 +50,15 @@ MOST_PLACES = 64
 MOST_MISSES = 3
 """Calls in a row whose arguments are elsewhere, or still needed, before they are recorded anew."""
 
+MOST_REFUSED = 64
+"""Calls in a row that find gradients of an earlier one still held, before they are recorded anew with no such memory."""
+
 MOST_RECORDINGS = 4
 """Recordings of one slot, before it runs uncaptured for good."""
 
 MOST_KEPT = 0.1
 """The share of a device's memory that recordings may keep, before there are no further ones."""
 
-Call: TypeAlias = Callable[[list[Any]], Any]
 Key: TypeAlias = tuple[Any, ...]
 
 log = logging.getLogger(__name__)
@@ -86,13 +89,13 @@ class Recording:
         self.consumed = consumed
         self.loan = loan
         self.empty = recorder.empty
-        self.hands_over = bool(outputs.saved)
+        self.hands_over = bool(outputs.handed)
         self.refused = 0  # calls in a row that found an output of an earlier one still held
         self.shared = 0  # calls in a row that were not alone in holding what a replay leaves nothing of
         self.bytes = inputs.bytes + outputs.bytes
         self.device = recorder.device
         _LIVE.add(self)
-        for cdata in (*outputs.saved, *[storage.cdata for storage in inputs.storages]):
+        for cdata in (*outputs.handed, *[storage.cdata for storage in inputs.storages]):
             _STAYING[cdata] = self
 
     def run(self, args: list[Any]) -> tuple[Any, ...] | None:
@@ -114,12 +117,15 @@ class Recording:
         return results
 
     def _held(self) -> bool:
-        """Return whether handed outputs are still held; where they are again and again, outputs are copied from then on."""
+        """Return whether handed outputs are still held; where they are again and again, outputs are copied from then on.
+
+        Once is enough for gradients: they are accumulated, or looked at later.
+        """
         if not self.outputs.busy:
             self.refused = 0
             return False
         self.refused += 1
-        if self.refused >= MOST_MISSES:
+        if self.refused >= MOST_MISSES or self.outputs.gives_away:
             self.hands_over = False
         return True
 
@@ -160,6 +166,7 @@ class Slot:
     recordings: int = 0
     misses: int = 0
     takes: bool = True  # whether a backward may take the memory of what was saved
+    gives: bool = True  # whether gradients may be handed over
     host_us: float = math.inf  # the shortest time that one of those calls took the host
     moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
     threads: set[int] = field(default_factory=set)  # those that have run such a call uncaptured
@@ -169,7 +176,7 @@ class Captured:
     """The function of a captured graph."""
 
     def __init__(self, call: Call, layout: Layout, recorder: Recorder, kind: str, strict: bool,
-                 least_host_us: float | None = None, replays: Replays | None = None) -> None:
+                 least_host_us: float | None = None, replays: Replays | None = None, written: Written | None = None) -> None:
         """Take a graph's function.
 
         Args:
@@ -180,9 +187,11 @@ class Captured:
             strict: Whether a failed recording raises.
             least_host_us: How long calls have to take the host to be recorded; None to record them whatever they cost.
             replays: Where calls are counted.
+            written: Makes that function such that it hands results over in memory of their own, where there are such.
         """
         self._boxed_call = True  # torch copies what is in the instance's dictionary
         self.launched = call
+        self.written = written
         self.layout = layout
         self.recorder = recorder
         self.kind = kind
@@ -211,6 +220,9 @@ class Captured:
             return results
         if recording.shared >= MOST_MISSES:
             slot.takes = False
+            self._drop(slot)
+        elif recording.refused >= MOST_REFUSED and recording.outputs.gives_away:
+            slot.gives = False
             self._drop(slot)
         return self._launched(args)
 
@@ -348,16 +360,26 @@ class Captured:
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
         piece = self.layout.piece if next(pool.turns) == 0 else 0  # later ones have that of the first
-        recorded = self.recorder.record(self.launched, given, pool, piece)
+        call, own = self._placed() if slot.gives else (self.launched, [])
+        recorded = self.recorder.record(call, given, pool, piece)
         saved = self.layout.saved
         loan = Loan(stream)
         results = loan.lend(recorded.outputs, lasting, saved, lambda storage: self.recorder.lent(storage, recorded))
-        outputs = Outputs(results, lasting, saved, sharing_of(self.kind))
+        outputs = Outputs(results, lasting, saved, sharing_of(self.kind), own)
         outputs.settle()
         log.info("%s graph recorded: %d inputs in place, of which %d do not last, %d bytes copied in, %d out, "
                  "%d storages handed over", self.kind, len(inputs.positions), len(consumed.positions), inputs.bytes,
-                 outputs.handing.bytes, len(outputs.saved))
+                 outputs.handing.bytes, len(outputs.handed))
         return Recording(inputs, outputs, recorded.replay, pool, self.recorder, consumed, loan)
+
+    def _placed(self) -> tuple[Call, list[Tensor]]:
+        """Return the function to record, and the memory that it has for results which are handed over."""
+        if self.written is None:
+            return self.launched, []
+        with torch.inference_mode(mode=False):
+            tensors = (result.tensor for result in self.written.placed)
+            own = [self.recorder.empty(tensor.shape, tensor.stride, tensor.dtype) for tensor in tensors]
+        return self.written.in_place(own), own
 
 
 def _hand_back(lender: Recording, args: Sequence[Any], given: list[Any], positions: Sequence[int]) -> Consumed:
@@ -372,4 +394,4 @@ def _hand_back(lender: Recording, args: Sequence[Any], given: list[Any], positio
     owned = lender.loan.take(args, positions)
     for i, tensor in owned.items():
         given[i] = tensor
-    return Consumed.of(args, tuple(owned), dict(zip(lender.outputs.saved, lender.outputs.unused, strict=True)))
+    return Consumed.of(args, tuple(owned), dict(zip(lender.outputs.handed, lender.outputs.unused, strict=True)))

@@ -46,6 +46,7 @@ class Shared:
     moving: frozenset[str] = frozenset()  # names of the forward's other inputs, and of their views
     hands_over: bool = False  # whether the forward is recorded, and leaves what it saves where it is
     offered: frozenset[int] = frozenset()  # inputs of the backward that nothing but autograd holds
+    described: frozenset[Any] = frozenset()  # AOTAutograd's descriptions of the forward's inputs that stay where they are
 
     def note_forward(self, annotated: Annotated, layout: Layout, captured: bool) -> None:
         """Note what the backward has to know of its forward.
@@ -59,6 +60,7 @@ class Shared:
         given = {node: annotated.memory(node) for node in (*inputs, *annotated.graph.output_node().all_input_nodes)}
         stationary = {inputs[i] for i in layout.stationary}
         self.parameters = frozenset(node.name for node, base in given.items() if base in stationary)
+        self.described = frozenset(node.meta["desc"] for node in stationary if "desc" in node.meta)
         elsewhere = set(inputs) - stationary
         self.moving = frozenset(node.name for node, base in given.items() if base in elsewhere)
         self.hands_over = captured
@@ -160,7 +162,7 @@ def obstacle(module: GraphModule, annotated: Annotated, device_type: str) -> str
 
 
 def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: frozenset[str] = frozenset(),
-              produced: frozenset[int] = frozenset(), stays: bool = False) -> Layout:
+              produced: frozenset[int] = frozenset(), stays: bool = False, given: frozenset[int] = frozenset()) -> Layout:
     """Return how a recording treats a graph's inputs and outputs.
 
     Args:
@@ -170,6 +172,7 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
         names: Names of further inputs that are parameters.
         produced: Positions of inputs that a forward has made.
         stays: Whether these stay where it has made them, because it is recorded.
+        given: Positions of outputs that are handed over in memory of their own.
     """
     inputs = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     written = frozenset(inputs[node] for node in _written(plan) if node in inputs)
@@ -178,13 +181,13 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     numbers = tuple(i for node, i in inputs.items() if not isinstance(node.meta.get("val"), torch.Tensor))
     stationary, saved = static | named | written, _saved(module)
     handed = produced if stays else frozenset[int]()
-    copied, handed_over = _leaving(plan, stationary | handed, saved)
+    copied, handed_over = _leaving(plan, stationary | handed, saved | given)
     copies = Copies(len(copied), sum(copied))
-    given = sum(_sizes(plan, [node for node, i in inputs.items() if i in produced]))
-    taken, twice = (given, 0) if stays else (0, given)
+    saved_bytes = sum(_sizes(plan, [node for node, i in inputs.items() if i in produced]))
+    taken, twice = (saved_bytes, 0) if stays else (0, saved_bytes)
     layout = Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over),
                     taken=taken, twice=twice)
-    return layout.beginning_with(handed_over)
+    return layout if given else layout.beginning_with(handed_over)
 
 
 def in_one_piece(sizes: Sequence[int]) -> int:
@@ -317,7 +320,7 @@ def _is_sized(value: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-def _leaving(plan: Plan, in_place: frozenset[int], saved: frozenset[int]) -> tuple[list[int], list[int]]:
+def _leaving(plan: Plan, in_place: frozenset[int], handed: frozenset[int]) -> tuple[list[int], list[int]]:
     """Return the bytes of each tensor that a replay copies, in or out, and of each that it leaves where it is."""
     facts, graph = plan.annotated.facts, plan.annotated.graph
     inputs = [node for i, node in enumerate(graph.find_nodes(op="placeholder")) if i not in in_place]
@@ -325,7 +328,7 @@ def _leaving(plan: Plan, in_place: frozenset[int], saved: frozenset[int]) -> tup
     assert isinstance(listed, (list, tuple))
     bases = {node: plan.annotated.memory(node) for node in listed if isinstance(node, Node)}
     results = {base for base in bases.values() if facts[base].role is not Role.INPUT}
-    leaving = {bases[node] for i, node in enumerate(listed) if isinstance(node, Node) and i not in saved} & results
+    leaving = {bases[node] for i, node in enumerate(listed) if isinstance(node, Node) and i not in handed} & results
     return _sizes(plan, [*inputs, *leaving]), _sizes(plan, results - leaving)
 
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.fx import Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import plan_prediction
 from dynafuse.ir import Plan
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, saving_of, verdict
+from dynafuse.runtime.capture.gradients import handed_gradients
 from dynafuse.runtime.capture.pool_size import Life, best_piece
 from dynafuse.runtime.capture.recorder import Recorder, recorder_for
 from dynafuse.runtime.capture.tail import Tail, tail_of
@@ -34,6 +36,7 @@ class Intent:
     layout: Layout | None = field(default=None, compare=False)
     tail: Tail | None = field(default=None, compare=False)
     recorder: Recorder | None = field(default=None, compare=False)
+    gradients: frozenset[Node] = field(default_factory=frozenset, compare=False)
     replays: Replays = field(default_factory=Replays, compare=False)
 
     def pays_as(self, recorded: Plan, launched: Plan, device: Device) -> bool:
@@ -54,6 +57,11 @@ class Intent:
         """Return how many of the first steps are to be a function of their own, which is captured; 0 if all are captured."""
         return self.tail.begin if self.tail is not None and self.verdict.may_be_recorded else 0
 
+    @property
+    def placed(self) -> frozenset[Node]:
+        """Return the results that a recording is to make in memory that is no pool's: gradients that it hands over."""
+        return self.gradients if self.verdict.may_be_recorded else frozenset()
+
     def apply(self, written: Written, kind: str, strict: bool, lives: Callable[[int | None], Sequence[Life]]) -> Call:
         """Return the function of a graph, captured if it is to be, or with its first steps captured.
 
@@ -72,7 +80,7 @@ class Intent:
         if kind == "inference" and layout.is_static:
             layout = replace(layout, piece=best_piece(lives(self.apart if head is not None else None)))
         captured = Captured(written.call if head is None else head.call, layout, self.recorder, kind, strict,
-                            self.verdict.least_host_us, self.replays)
+                            self.verdict.least_host_us, self.replays, written if written.placed else None)
         return captured if head is None else written.with_head(captured)
 
 
@@ -85,9 +93,13 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
     can_record = recorder is not None or _only_planned_for_another(setting)
     if mode == AUTO and not can_record:
         return None
+    gradients = frozenset[Node]()
     if setting.kind == "backward":
         produced = shared.produced(setting.module)
-        layout = layout_of(setting.module, plan, frozenset(), shared.parameters, produced, shared.hands_over)
+        handed = handed_gradients(setting.module, plan, shared.described)
+        layout = layout_of(
+            setting.module, plan, frozenset(), shared.parameters, produced, shared.hands_over, frozenset(handed))
+        gradients = frozenset(handed.values())
     else:
         layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
     tail = None
@@ -102,7 +114,7 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
         decision = verdict(price, layout, setting.device, always=mode == ALWAYS, tail=tail)
     if setting.kind == "forward":
         shared.note_forward(plan.annotated, layout, decision.may_be_recorded)
-    return Intent(decision, layout, tail, recorder)
+    return Intent(decision, layout, tail, recorder, gradients)
 
 
 def _only_planned_for_another(setting: Setting) -> bool:
