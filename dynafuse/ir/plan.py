@@ -9,7 +9,7 @@ from enum import Enum
 from torch.fx import Node
 
 from dynafuse.config import COST_PREFIX
-from dynafuse.ir.graph import Annotated, Axis, Dims
+from dynafuse.ir.graph import Annotated, Axis, Dims, Tensor
 
 MAX_TENSORS = 100
 """The most tensors that one kernel reads and writes."""
@@ -174,6 +174,12 @@ class Plan:
     def regions(self) -> tuple[Region, ...]:
         """Return the steps that are fused regions."""
         return tuple(step for step in self.steps if isinstance(step, Region))
+
+    def made_by(self, step: Region | Node) -> dict[Node, Tensor]:
+        """Return the tensors that a step makes in memory of their own."""
+        nodes = [node for node in step.outputs if node not in step.copies] if isinstance(step, Region) else [step]
+        return {node: tensor for node in nodes if (tensor := self.annotated.facts[node].tensor) is not None
+                and self.annotated.memory(node) is node}
 
     def __str__(self) -> str:
         facts = self.annotated.facts

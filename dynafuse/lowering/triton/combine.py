@@ -19,6 +19,7 @@ import sympy
 import torch
 
 from dynafuse.ir import ARRIVED, Layout, Workspace
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.builder import (
     ROW_TILES,
     KernelBuilder,
@@ -36,7 +37,7 @@ from dynafuse.lowering.triton.builder import (
     tile_dimension,
     with_guests,
 )
-from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Line, Scope
 from dynafuse.lowering.triton.source import TileDimension
 from dynafuse.lowering.triton.text import factor_text

@@ -43,6 +43,7 @@ class ControlFlow(Scopes):
         self.has_asserts = False  # whether the kernel checks something on the device
         self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
         self.comparisons: dict[str, Comparison] = {}  # comparisons of index expressions by name
+        self._opposites: dict[str, str] = {}  # conditions by name, each with the name of its opposite
         self._branch_comparisons: tuple[Comparison, ...] = ()  # what holds in the open branches
         self._uniform_conditions: dict[str, Line] = {}  # bool values with one outcome all over a tile, by name
 
@@ -212,11 +213,29 @@ class ControlFlow(Scopes):
 
     def _negate(self, condition: Value) -> Value:
         """Return the opposite of a condition, as a comparison where the condition is one."""
-        if condition.name in self.comparisons:
-            left, op, right = self.comparisons[condition.name]
-            if op in OPPOSITES:
-                return self.compare(left, OPPOSITES[op], right)
-        return self.expression("{0} == 0", torch.bool, condition)
+        left, op, right = self.comparisons.get(condition.name, (sympy.S.Zero, "", sympy.S.Zero))
+        if op in OPPOSITES:
+            opposite = self.compare(left, OPPOSITES[op], right)
+        else:
+            opposite = self.expression("{0} == 0", torch.bool, condition)
+        self._opposites |= {condition.name: opposite.name, opposite.name: condition.name}
+        return opposite
+
+    def common(self, masks: tuple[Value, ...], others: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """Return those of ``masks`` under which something is needed that either all of them ask for or all ``others``.
+
+        None if it is needed under fewer conditions than any of ``masks`` tell.
+        """
+        names, other_names = {mask.name for mask in masks}, {mask.name for mask in others}
+        if all(mask.name in other_names or any(self._implies(other, mask) for other in others) for mask in masks):
+            return masks
+        if other_names <= names:
+            return tuple(mask for mask in masks if mask.name in other_names)
+        for mask in masks:
+            opposite = self._opposites.get(mask.name)
+            if opposite in other_names and names - {mask.name} == other_names - {opposite}:
+                return tuple(other for other in masks if other is not mask)
+        return None
 
     def _branch_on(
         self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]

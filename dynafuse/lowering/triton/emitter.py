@@ -10,7 +10,6 @@ at ``(j, i)``; the lines are ``v0 = tl.load(in0 + (8*i + j))``, ``v1 = tl.load(i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -19,6 +18,7 @@ import torch
 from dynafuse.errors import LoweringError
 from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
+from dynafuse.lowering.triton.accesses import Access, Masks, SharedLoads, names_of
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.eviction import Eviction
 from dynafuse.lowering.triton.guards import input_guards
@@ -35,17 +35,6 @@ from dynafuse.ops.promotion import comparand
 
 FEW_PLACES = 64
 """Places that a tile adds to, up to which each is looked for in the whole tile."""
-
-
-@dataclass(frozen=True)
-class Access:
-    """A load or store: the tensor, its layout, the offset in elements, and the conditions that mask it."""
-
-    tensor: str
-    layout: Layout
-    offset: sympy.Expr
-    is_store: bool
-    masks: tuple[str, ...] = ()
 
 
 class Emitter(ControlFlow):
@@ -72,6 +61,7 @@ class Emitter(ControlFlow):
         self.unit_tiles = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: a single point
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.accesses: list[Access] = []
+        self.loads = SharedLoads()
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
@@ -371,16 +361,37 @@ class Emitter(ControlFlow):
         """
         offset = _offset(layout, index)
         outer, self.masks = self.masks, self.masks_at(self.tiles(offset), offset)
+        value = self._loaded(tensor, layout, offset)
+        self.masks = outer
+        return value
+
+    def _loaded(self, tensor: str, layout: Layout, offset: sympy.Expr) -> Value:
+        """Return what is loaded under the masks: by a load that is written already, if one serves, or by a new one."""
+        masks, place = self.masks, (tensor, offset)
+        shared = self.loads.again(place, self, lambda others: self.common(others, masks),
+                                  lambda common: self._load_text(tensor, layout, offset, common))
+        if shared is not None:
+            self.accesses = [access.under(shared.masks) if access.place == place else access for access in self.accesses]
+            return shared.value
+        if not any(access.place == place for access in self.accesses):
+            self.accesses.append(Access(tensor, layout, offset, False, names_of(masks)))
+        names_before, (text, tiles) = self._name_count, self._load_text(tensor, layout, offset, masks)
+        value = self.define(text, layout.dtype, tiles, offset)
+        if self._name_count > names_before:
+            self.loads.note(place, value, masks, self.scope(tiles))
+        return value
+
+    def _load_text(self, tensor: str, layout: Layout, offset: sympy.Expr, masks: Masks) -> tuple[str, frozenset[str]]:
+        """Return the text of a load under some masks, and the tile dimensions that it varies along."""
+        outer, self.masks = self.masks, masks
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset))
-        if not any(access.tensor == tensor and access.offset == offset for access in self.accesses):
-            self.accesses.append(Access(tensor, layout, offset, False, tuple(mask.name for mask in self.masks)))
+        self.masks = outer
         text = f"tl.load({pointer}{mask}{self.eviction.hint(layout, offset, tiles)})"
         if layout.dtype is torch.bool:
             text += ".to(tl.int1)"
         elif opmath(layout.dtype) is not layout.dtype:
             text += ".to(tl.float32)"
-        loaded, self.masks = self.define(text, layout.dtype, tiles, offset), outer
-        return loaded
+        return text, tiles
 
     def _pointer_and_mask(
         self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset()

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from dynafuse.ir import Spec
-from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import (

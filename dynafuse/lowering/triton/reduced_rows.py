@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dynafuse.ir import Spec, references
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.builder import recurrence_of, with_guests
-from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.tile_cost import LEAST_PLACES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dynafuse.ir import Spec
-from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import (
     LONGEST_AHEAD,

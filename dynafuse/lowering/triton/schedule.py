@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.base import VARIANT
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.column_schedule import columns, split_columns
-from dynafuse.lowering.triton.emitter import Access
 from dynafuse.lowering.triton.pointwise_schedule import pointwise_schedules
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import LONGEST_AHEAD, Rows, rows_of, splittable, with_running_states

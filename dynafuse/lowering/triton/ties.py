@@ -16,7 +16,7 @@ from functools import cache
 from importlib.metadata import version
 
 from dynafuse.ir import Spec
-from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.tile_cost import LINE, TileCost
 from dynafuse.lowering.triton.tiles import Schedule, strides_of, traffic

@@ -29,7 +29,7 @@ import sympy
 
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Spec
-from dynafuse.lowering.triton.emitter import Access
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.tiles import Schedule, values_per_tile

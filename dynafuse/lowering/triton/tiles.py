@@ -14,7 +14,8 @@ import sympy
 
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Spec
-from dynafuse.lowering.triton.emitter import Access, Emitter
+from dynafuse.lowering.triton.accesses import Access
+from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.ops import Value
 from dynafuse.ops.reductions import reduced_dims

@@ -16,8 +16,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from dynafuse.cost.products import PRODUCTS
-from dynafuse.fx import in_place
-from dynafuse.ir import Plan, Tensor
+from dynafuse.ir import Plan, Region
 
 
 def handed_gradients(module: GraphModule, plan: Plan, parameters: Collection[Any]) -> Mapping[int, Node]:
@@ -42,11 +41,6 @@ def handed_gradients(module: GraphModule, plan: Plan, parameters: Collection[Any
 
 def _written_by_steps(plan: Plan) -> set[Node]:
     """Return the values of known sizes that steps write to memory which they can be given: kernels' and products'."""
-    facts = plan.annotated.facts
-    regions = {node for region in plan.regions for node in region.outputs if node not in region.copies}
-    products = {step for step in plan.steps if isinstance(step, Node) and step.target in PRODUCTS and not in_place(step)}
-    return {node for node in regions | products if _has_known_place(facts[node].tensor)}
-
-
-def _has_known_place(tensor: Tensor | None) -> bool:
-    return tensor is not None and all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride))
+    writing = (step for step in plan.steps if isinstance(step, Region) or step.target in PRODUCTS)
+    return {node for step in writing for node, tensor in plan.made_by(step).items()
+            if all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride))}

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch.fx import Node
-
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import is_call, step_prediction
 from dynafuse.cost.model import NOTHING, Prediction
 from dynafuse.cost.replay import Copies, replay_us
-from dynafuse.ir import Annotated, Plan, Region
+from dynafuse.ir import Plan, Region
 
 LARGE = 8 << 20
 """Bytes of results from which on it is worth launching the steps that make them."""
@@ -65,7 +63,7 @@ def tail_of(plan: Plan, price: Prediction, copies: Copies, device: Device) -> Ta
         if count > MOST_LAUNCHED:
             break
         launched += step_prediction(step, plan.annotated.facts, device)
-        sizes = _made(step, plan.annotated)
+        sizes = {node: tensor.bytes for node, tensor in plan.made_by(step).items()}
         leaving = [size for node, size in sizes.items() if node in results]
         left = left.less(Copies(len(leaving), sum(leaving)))
         spared = copies.bytes - left.bytes
@@ -73,10 +71,3 @@ def tail_of(plan: Plan, price: Prediction, copies: Copies, device: Device) -> Ta
         if spared >= LARGE and sum(sizes.values()) >= AS_LARGE * spared and us <= AS_FAST * least_us:
             best, least_us = Tail(begin, count, launched, left, spared), min(us, least_us)
     return best
-
-
-def _made(step: Region | Node, annotated: Annotated) -> dict[Node, int]:
-    """Return the tensors that a step makes in memory of their own, with their bytes."""
-    nodes = [node for node in step.outputs if node not in step.copies] if isinstance(step, Region) else [step]
-    return {node: tensor.bytes for node in nodes if (tensor := annotated.facts[node].tensor) is not None
-            and annotated.memory(node) is node}

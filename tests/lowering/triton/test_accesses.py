@@ -1,0 +1,99 @@
+"""Loads of one element under several conditions: one load where one serves, and never one more than eager would make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynafuse.cache.canonical import canonical
+from dynafuse.ir import Layout, Spec
+from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.lower import lower
+from dynafuse.lowering.triton.scopes import Line
+from dynafuse.passes.decompositions import decompositions
+from tests.support import graphs
+from tests.support.differential import check
+
+FLOATS = Layout(torch.float32, (64,), (1,))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """A rotary embedding of the first features."""
+    n = cos.size(-1)
+    first, second = x[..., :n].chunk(2, -1)
+    return torch.cat((x[..., :n] * cos + torch.cat((-second, first), -1) * sin, x[..., n:]), -1)
+
+
+def halved(x: Tensor) -> Tensor:
+    """One half changed by what it was, the other kept."""
+    return torch.where(torch.arange(x.size(-1), device=x.device) < 24, x * 2, x)
+
+
+def beside_itself(x: Tensor) -> Tensor:
+    return torch.tril(x) + x
+
+
+def after_itself(x: Tensor) -> Tensor:
+    return x * torch.tril(x)
+
+
+def padded(x: Tensor) -> Tensor:
+    """Under two conditions that have nothing in common: one load may not stand for both."""
+    return F.pad(x, (3, 0)) + F.pad(x, (0, 3))
+
+
+def spec_of(function: Callable[..., Any], *inputs: Tensor) -> Spec:
+    """The one kernel of a function."""
+    plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
+    (region,) = plan.regions
+    return canonical(plan.annotated, region, (), "sm90").spec
+
+
+def loads_of(function: Callable[..., Any], *inputs: Tensor) -> list[tuple[str, str]]:
+    """The places that the one kernel of a function loads, each with its mask."""
+    source = lower(spec_of(function, *inputs)).source
+    return re.findall(r"tl\.load\((in\d \+ \([^,]*\))(?:, (?!evict)([^,)]*))?", source)
+
+
+X = torch.empty(64, 64)
+
+
+@pytest.mark.parametrize(("function", "inputs", "places"), [
+    (rotated, (torch.empty(2, 8, 64, 80), torch.empty(64, 20), torch.empty(64, 20)), 5),
+    (halved, (X,), 1), (beside_itself, (X,), 1), (after_itself, (X,), 1), (padded, (X,), 2),
+])
+def test_a_place_is_loaded_once(function: Callable[..., Any], inputs: tuple[Tensor, ...], places: int) -> None:
+    found = loads_of(function, *inputs)
+    assert len(found) == len(dict(found)) == places
+    assert all(mask for _, mask in found) is (function is padded)
+
+
+@pytest.mark.parametrize("function", [rotated, halved, beside_itself, after_itself, padded])
+def test_values_are_those_of_eager(function: Callable[..., Any]) -> None:
+    more = (torch.randn(5, 20), torch.randn(5, 20)) if function is rotated else ()
+    check(function, torch.randn(3, 5, 80), *more, grad=True)
+
+
+def test_a_branch_changes_nothing_outside() -> None:
+    """What it loads may lie beyond the tensor where it is not taken."""
+    made = Emitter(spec_of(torch.tanh, torch.empty(64)), ["x"])
+    (axis,) = made.axes
+    mask = made.compare(axis, "<", axis - axis + 24)
+    made.masks = (mask,)
+    outside = made.load("in0", FLOATS, (axis,))
+    made.masks = ()
+    _, inside = made._in_branch(Line("if something:"), lambda: made.load("in0", FLOATS, (axis,)), None)
+    lines = [line.text for line in made.top.lines if isinstance(line, Line) and "tl.load" in line.text]
+    assert inside.name != outside.name and len(lines) == 1 and mask.name in lines[0]
+    beside = made.load("in0", FLOATS, (axis,))
+    lines = [line.text for line in made.top.lines if isinstance(line, Line) and "tl.load" in line.text]
+    assert beside.name == outside.name and len(lines) == 1 and mask.name not in lines[0]
+    _, inside = made._in_branch(Line("if something:"), lambda: made.load("in0", FLOATS, (axis,)), None)
+    assert inside.name == outside.name
