@@ -234,7 +234,7 @@ class ControlFlow(Scopes):
         for mask in masks:
             opposite = self._opposites.get(mask.name)
             if opposite in other_names and names - {mask.name} == other_names - {opposite}:
-                return tuple(other for other in masks if other is not mask)
+                return tuple(other for other in masks if other.name != mask.name)  # which may be there twice
         return None
 
     def _branch_on(
