@@ -7,6 +7,7 @@ import itertools
 import re
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from dynafuse.runtime.capture.calls import WARM_UPS
 from tests.fuzz import inputs
 from tests.fuzz.noise import Noise, WithoutMasks
 from tests.fuzz.oracle import Different, References, differences, same_bits
+from tests.fuzz.parameters import Parameters
 from tests.fuzz.program import Loaded, load
 from tests.support.differential import Outcome
 from tests.support.fake_recorder import recording_on_cpu
@@ -152,10 +154,13 @@ def references_of(loaded: Loaded, call: Sequence[int], device: str, noises: int)
 
 
 def run(loaded: Loaded, function: Callable[..., Any], call: Sequence[int], device: str, mode: Any = None,
-        wide: bool = False) -> Outcome:
-    """Make the arguments, call, and back-propagate numbers that depend only on the shapes."""
+        wide: bool = False, parameters: Parameters | None = None, lets_go: bool = False) -> Outcome:
+    """Make the arguments, call, and back-propagate numbers that depend only on the shapes.
+
+    ``parameters`` makes the arguments; ``lets_go``: gradients are let go of, and copies of them kept.
+    """
     with inputs.place(device, wide):
-        arguments = loaded.arguments(*call)
+        arguments = (parameters or loaded.arguments)(*call)
     torch.manual_seed(SEED)
     with mode or nullcontext():
         result = function(*arguments)
@@ -166,7 +171,9 @@ def run(loaded: Loaded, function: Callable[..., Any], call: Sequence[int], devic
             tangents = [_tangent(t) for t in roots]
             for again in range(1 + loaded.retain):
                 keep = loaded.retain and not again
-                gradients += torch.autograd.grad(roots, leaves, tangents, allow_unused=True, retain_graph=keep)
+                made = torch.autograd.grad(roots, leaves, tangents, allow_unused=True, retain_graph=keep)
+                gradients += [g if g is None or not lets_go else g.clone(memory_format=torch.preserve_format) for g in made]
+                del made
     return Outcome(result, arguments, gradients)
 
 
@@ -222,9 +229,15 @@ def again(loaded: Loaded, outcomes: Sequence[Outcome], device: str, options: Any
 
 
 def compiled_outcomes(loaded: Loaded, device: str, compiler: Any, options: Any, rounds: int = 1) -> list[Outcome]:
-    """The outcomes of all calls of one compiled object, round after round: they are held while it is called again."""
+    """The outcomes of all calls of one compiled object, round after round: they are held while it is called again.
+
+    Of several rounds those of two programs in three have parameters, and of one in three the gradients are let go of.
+    """
     function = torch.compile(loaded.program, backend=compiler, dynamic=loaded.dynamic, options=options)
-    return [run(loaded, function, call, device) for _ in range(rounds) for call in loaded.calls]
+    kind = zlib.crc32(loaded.text.encode()) % 3 if rounds > 1 else 0
+    parameters = Parameters(loaded.arguments) if kind else None
+    return [run(loaded, function, call, device, parameters=parameters, lets_go=kind == 2)
+            for _ in range(rounds) for call in loaded.calls]
 
 
 def fresh() -> None:

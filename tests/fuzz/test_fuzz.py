@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.fuzz import models
 from tests.fuzz.generate import differentiable, generate, returned
 from tests.fuzz.grammar import MAKERS, Maker, step
 from tests.fuzz.noise import Noise
+from tests.fuzz.parameters import Parameters
 from tests.fuzz.program import Argument, Program, Statement, load
 from tests.fuzz.shrink import shrink
 from tests.fuzz.state import State
@@ -54,6 +56,20 @@ def test_what_models_are_made_of(maker: Maker, seed: int) -> None:
     text = str(differentiable(state.program(returned(state), options={"executors": "triton", "fallback_random": True})))
     verdict = examine(text)
     assert not verdict.failed, f"{text}\n{verdict.status} {verdict.where}\n{verdict.detail}"
+
+
+def test_parameters_stay_where_they_are() -> None:
+    """Those that share memory with others, or have elements that are one, are made anew."""
+    def make(size: int) -> tuple[Any, ...]:
+        base = torch.randn(size, 3)
+        leaves = [torch.randn(size, 3, requires_grad=True) for _ in range(2)]
+        spread = torch.randn(1, 3).expand(size, 3).requires_grad_()
+        return size, leaves[0], base, leaves[1], leaves[1].detach(), spread
+
+    parameters = Parameters(make)
+    first, again, other = parameters(4), parameters(4), parameters(5)
+    assert [a is b for a, b in zip(first[1:], again[1:], strict=True)] == [True, False, False, False, False]
+    assert other[1] is not first[1] and other[1].shape == (5, 3)
 
 
 def test_a_program_is_the_same_every_time() -> None:
