@@ -80,9 +80,8 @@ def _unbacked(node: Node) -> set[Any]:
 
 
 def memories(nodes: Iterable[Node]) -> Iterator[StorageWeakRef]:
-    """Yield the memory of each tensor, sparse ones excepted."""
-    for node in nodes:
-        value = node.meta.get("val")
+    """Yield the memory of each tensor, alone or among several results of a call, sparse ones excepted."""
+    for value in tree_leaves([node.meta.get("val") for node in nodes]):
         if isinstance(value, torch.Tensor):
             try:
                 yield StorageWeakRef(value.untyped_storage())

@@ -66,7 +66,7 @@ class Written:
     placed: tuple[Placed, ...] = ()
     """The results that the function may be given memory for."""
 
-    def in_place(self, memory: Sequence[torch.Tensor]) -> Call:
+    def with_memory(self, memory: Sequence[torch.Tensor]) -> Call:
         """Return the function such that every call makes those results in the same memory.
 
         Args:

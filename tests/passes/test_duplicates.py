@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from dynafuse.passes.duplicates import merge_duplicates
 from tests.support import graphs
+from tests.support.differential import check
 
 Write = Callable[[graphs.Builder, Node], Any]
 
@@ -82,6 +83,10 @@ def test_two_results_are_two_tensors() -> None:
         return tuple(build.op("aten.view.default", build.op("aten.sin.default", x), [2, 3]) for _ in range(2))
 
     assert left(write) == 4
+
+
+def test_results_of_calls_that_return_several_are_tensors_of_their_own() -> None:
+    check(lambda x: (x.sort(0)[0], x.sort(0)[0], x.sort(0)[1] + x.sort(0)[1]), torch.randn(6, 5))
 
 
 def test_a_read_before_a_write_is_not_the_one_after_it() -> None:

@@ -5,7 +5,8 @@ beyond it runs uncaptured. So does a call
 
 - that turns out to take the host less time than a replay would save;
 - that would be recorded, but is the first of its thread;
-- that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward;
+- that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward, or
+  gradients that are accumulated;
 - whose arguments are not where the recording reads them: a backward of a forward that ran uncaptured;
 - that would leave nothing of saved tensors that are needed once more: a backward under ``retain_graph``;
 - during another capture, under a dispatch mode (fake tensors), or with gradients enabled.
@@ -379,7 +380,7 @@ class Captured:
         with torch.inference_mode(mode=False):
             tensors = (result.tensor for result in self.written.placed)
             own = [self.recorder.empty(tensor.shape, tensor.stride, tensor.dtype) for tensor in tensors]
-        return self.written.in_place(own), own
+        return self.written.with_memory(own), own
 
 
 def _hand_back(lender: Recording, args: Sequence[Any], given: list[Any], positions: Sequence[int]) -> Consumed:
