@@ -401,7 +401,7 @@ class Emitter(ControlFlow):
         A mask must not vary along more tile dimensions than the pointer, so the pointer is widened to those of its masks,
         and to ``along``.
         """
-        masks = [mask.name for mask in self.masks]
+        masks = [*names_of(self.masks)]
         all_tiles = tiles.union(along, *(mask.tiles for mask in self.masks))
         widening = "".join(f" + {tile}_zero" for tile in sorted(all_tiles - tiles - PER_STEP))
         masks += [f"{tile}_mask" for tile in sorted(all_tiles - self.exact_tiles)]
@@ -503,7 +503,7 @@ class Emitter(ControlFlow):
         first, count, apart = places
         place, hot, total = self.new_name("place"), self.new_name("hot"), self.new_name("total")
         tiles = self.tiles(offset).union(value.tiles, *(mask.tiles for mask in self.masks))
-        conditions = [f"({{0}} == {place})", *(mask.name for mask in self.masks), *self._masks_along(along, tiles)]
+        conditions = [f"({{0}} == {place})", *names_of(self.masks), *self._masks_along(along, tiles)]
         nothing = literal(-0.0 if dtype.is_floating_point else 0, value.dtype)  # 0.0 would change the sign of a zero
         summed = self.cast(Value(total, value.dtype), dtype)
         values = f"tl.where({hot}, {value}, {nothing})"

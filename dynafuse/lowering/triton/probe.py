@@ -14,6 +14,7 @@ import sympy
 import torch
 
 from dynafuse.ir import Spec
+from dynafuse.lowering.triton.accesses import names_of
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.ops import Value
 
@@ -58,7 +59,7 @@ class Probe(Emitter):
         if self._name_count > names_before:
             instructions = self._instructions(text, dtype, bool(comment))
             if instructions:
-                self.work.append(Work(instructions, axes_of(tiles), tuple(mask.name for mask in self.masks)))
+                self.work.append(Work(instructions, axes_of(tiles), names_of(self.masks)))
         return value
 
     def _instructions(self, text: str, dtype: torch.dtype, is_op: bool) -> float:

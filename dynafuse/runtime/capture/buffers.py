@@ -233,12 +233,13 @@ class Outputs:
     def _emission(self, outputs: Sequence[Any], args: Sequence[Any], hand_over: bool) -> Emission:
         copied = [group for group in self.groups if not (hand_over and group.handed)]
         given = [group for group in self.groups if hand_over and group.own]
-        places = {group.cdata: place for place, group in enumerate([*copied, *given])}
+        leaving = [*copied, *given]
+        places = {group.cdata: place for place, group in enumerate(leaving)}
         batches: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
         for place, group in enumerate(copied):
             batches.setdefault(group.source.dtype, []).append((place, group.source))
         rows = (tuple(zip(*pairs, strict=True)) for pairs in batches.values())
-        sources = {group.cdata: group.source for group in [*copied, *given]}
+        sources = {group.cdata: group.source for group in leaving}
         return Emission(
             tuple((tuple(group.source.size()), group.source.stride(), group.source.dtype) for group in copied),
             tuple(Store(positions, list(tensors)) for positions, tensors in rows),
