@@ -24,7 +24,7 @@ from tests.fuzz.state import State
 from tests.fuzz.subject import COMPILED, TORCHS_OWN, Verdict, examine, witnesses
 
 SEED = 7
-CHUNKS, EACH = 10, 5
+CHUNKS, EACH = 10, 7
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
