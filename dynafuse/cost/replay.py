@@ -9,7 +9,7 @@ launched behind it, as without a replay::
 
 It pays if that saves a share of the call that is more than the predictions are wrong by. The host's time is what they are
 most wrong about: processors differ, and their caches are colder in a model than in a measurement. So a call that would pay
-if the host took a few times as long as predicted is decided by the host's clock when it runs.
+if the host took a few times as long as predicted, also for a replay, is decided by the host's clock when it runs.
 
 Worked example, a decoder layer of 24 launches on an H200: 45 µs of the device and 150 µs of the host a call; replayed, with
 0.5 MB copied out, 46 µs of the device and 19 of the host.
@@ -17,6 +17,7 @@ Worked example, a decoder layer of 24 launches on an H200: 45 µs of the device 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dynafuse.cost.device import Device
@@ -55,17 +56,30 @@ class Copies:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Microseconds that a call takes of the device and of the host, of which all or the first steps are replayed."""
+
+    device_us: float
+    host_us: float
+
+    @property
+    def us(self) -> float:
+        """Return the longer of both."""
+        return max(self.device_us, self.host_us)
+
+
+@dataclass(frozen=True)
 class Saving:
-    """Microseconds that a call takes launched kernel by kernel (``plain_us``) and as a replay."""
+    """What a call takes launched kernel by kernel, ``plain_us`` in all and ``host_us`` of the host, and as a replay."""
 
     plain_us: float
-    replayed_us: float
-    host_us: float = 0.0  # of the host, in ``plain_us``
+    host_us: float
+    replayed: Replay
 
     @property
     def us(self) -> float:
         """Return the microseconds that a replay saves."""
-        return self.plain_us - self.replayed_us
+        return self.plain_us - self.replayed.us
 
     @property
     def pays(self) -> bool:
@@ -74,8 +88,14 @@ class Saving:
 
     @property
     def least_host_us(self) -> float:
-        """Return how long a call by launches has to take the host so that a replay pays."""
-        return max(self.replayed_us + LEAST_SAVED_US, self.replayed_us / (1 - LEAST_SHARE))
+        """Return how long a call by launches has to take the host so that a replay pays, on a host as slow as that.
+
+        It is infinite if a replay takes the host nearly as long, which then is true of any host.
+        """
+        device_us, host_us, most_share = self.replayed.device_us, self.replayed.host_us, 1 - LEAST_SHARE
+        if host_us >= most_share * self.host_us:
+            return math.inf
+        return max(device_us + LEAST_SAVED_US, device_us / most_share, LEAST_SAVED_US / (1 - host_us / self.host_us))
 
     @property
     def is_open(self) -> bool:
@@ -83,7 +103,7 @@ class Saving:
         return self.least_host_us <= MOST_SLOWER * self.host_us
 
     def __str__(self) -> str:
-        return f"{self.plain_us:.0f} µs a call by launches, {self.replayed_us:.0f} µs by replay"
+        return f"{self.plain_us:.0f} µs a call by launches, {self.replayed.us:.0f} µs by replay"
 
 
 def saving(prediction: Prediction, copies: Copies, device: Device, recorded: Prediction | None = None,
@@ -98,11 +118,11 @@ def saving(prediction: Prediction, copies: Copies, device: Device, recorded: Pre
         launched: The part of that which is launched behind the replay.
     """
     plain = Prediction(prediction.device_us, prediction.host_us)
-    return Saving(objective(plain, device), replay_us(recorded or prediction, copies, device, launched), prediction.host_us)
+    return Saving(objective(plain, device), prediction.host_us, replay_of(recorded or prediction, copies, device, launched))
 
 
-def replay_us(recorded: Prediction, copies: Copies, device: Device, launched: Prediction = NOTHING) -> float:
-    """Return how long a call takes of which all is replayed, but for what is launched behind the replay.
+def replay_of(recorded: Prediction, copies: Copies, device: Device, launched: Prediction = NOTHING) -> Replay:
+    """Return what a call takes of which all is replayed, but for what is launched behind the replay.
 
     Args:
         recorded: What all of it costs.
@@ -113,4 +133,4 @@ def replay_us(recorded: Prediction, copies: Copies, device: Device, launched: Pr
     nodes = recorded.less(launched)
     copied_us = 2 * copies.bytes / max(device.bandwidth_tbs * 1e6, LEAST)
     host_us = REPLAY_HOST_US + NODE_HOST_US * nodes.host_us + TENSOR_HOST_US * copies.tensors + launched.host_us
-    return max(nodes.captured_us + copied_us + launched.device_us, host_us)
+    return Replay(nodes.captured_us + copied_us + launched.device_us, host_us)

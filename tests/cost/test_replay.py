@@ -31,7 +31,7 @@ def test_a_graph_that_the_device_bounds_is_not() -> None:
 
 def test_copies_take_the_device_a_read_and_a_write() -> None:
     without, copied = (saving(launches(100), Copies(1, count), H200) for count in (0, 1 << 30))
-    assert copied.replayed_us - without.replayed_us == pytest.approx(2 * (1 << 30) / (H200.bandwidth_tbs * 1e6))
+    assert copied.replayed.us - without.replayed.us == pytest.approx(2 * (1 << 30) / (H200.bandwidth_tbs * 1e6))
     assert without.pays and not copied.pays
 
 
@@ -50,3 +50,12 @@ def test_what_a_slow_host_would_make_worth_it_is_open() -> None:
     slower = Prediction(100 * 8.0, found.least_host_us, 0.0, 100 * (6.0 + H200.replay_us))
     assert saving(slower, Copies(4, 1 << 16), H200).pays
     assert not saving(launches(100, busy_us=100.0), Copies(4, 1 << 16), H200).is_open
+
+
+def test_a_slow_host_is_slow_at_replays_as_well() -> None:
+    """A product by itself takes the host about as long as a replay, on any host."""
+    product = Prediction(2.2, 18.0, 0.0, 2.2)
+    assert not saving(product, Copies(3, 5000), H200).is_open
+    few = saving(Prediction(10.0, 40.0, 0.0, 8.0), Copies(3, 5000), H200)
+    slow = few.least_host_us / few.host_us
+    assert few.least_host_us - slow * few.replayed.host_us == pytest.approx(LEAST_SAVED_US)

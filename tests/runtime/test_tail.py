@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dynafuse import explain
+from dynafuse.cost.replay import Replay
 from dynafuse.errors import DynafuseWarning
 from dynafuse.runtime.capture import graphs, tail
 from dynafuse.runtime.capture.calls import Captured
@@ -24,7 +25,7 @@ STEPS = 6
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are launched behind a replay wherever that spares a copy."""
     monkeypatch.setattr(tail, "LARGE", 1)
-    monkeypatch.setattr(tail, "replay_us", lambda recorded, copies, device, launched=None: float(copies.bytes))
+    monkeypatch.setattr(tail, "replay_of", lambda recorded, copies, device, launched=None: Replay(float(copies.bytes), 0.0))
 
 
 class Decoder(nn.Module):

@@ -41,6 +41,9 @@ WARM_UPS = 2
 """Calls before one is recorded: kernels are loaded, libraries have chosen theirs. The thread that records made one of them:
 libraries keep handles for each thread, which cannot be made during a capture."""
 
+TIMED = 5
+"""Calls before one is recorded if the host's clock decides: the shortest of them counts, and the first ones are slow."""
+
 MOST_WARM_UPS = 10
 """Calls of a backward in which its forward may be recorded, so that what that hands over is read in place."""
 
@@ -276,7 +279,8 @@ class Captured:
     def _warm(self, slot: Slot, args: list[Any]) -> Any:
         """Run a call uncaptured, or record it and replay that."""
         slot.calls += 1
-        is_cold = slot.calls <= WARM_UPS or threading.get_ident() not in slot.threads
+        warm_ups = TIMED if self.least_host_us and not slot.recordings else WARM_UPS
+        is_cold = slot.calls <= warm_ups or threading.get_ident() not in slot.threads
         if is_cold or self._waits_for_forward(slot, args):
             return self._timed(slot, args)
         if not self._is_worth_it(slot, args):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import is_call, step_prediction
 from dynafuse.cost.model import NOTHING, Prediction
-from dynafuse.cost.replay import Copies, replay_us
+from dynafuse.cost.replay import Copies, replay_of
 from dynafuse.ir import Plan, Region
 
 LARGE = 8 << 20
@@ -55,7 +55,7 @@ def tail_of(plan: Plan, price: Prediction, copies: Copies, device: Device) -> Ta
         device: The device that is priced.
     """
     results = {*map(plan.annotated.memory, plan.annotated.graph.output_node().all_input_nodes)}
-    best, least_us = None, replay_us(price, copies, device)
+    best, least_us = None, replay_of(price, copies, device).us
     launched, left, count = NOTHING, copies, 0
     for begin in range(len(plan.steps) - 1, 0, -1):
         step = plan.steps[begin]
@@ -67,7 +67,7 @@ def tail_of(plan: Plan, price: Prediction, copies: Copies, device: Device) -> Ta
         leaving = [size for node, size in sizes.items() if node in results]
         left = left.less(Copies(len(leaving), sum(leaving)))
         spared = copies.bytes - left.bytes
-        us = replay_us(price, left, device, launched)
+        us = replay_of(price, left, device, launched).us
         if spared >= LARGE and sum(sizes.values()) >= AS_LARGE * spared and us <= AS_FAST * least_us:
             best, least_us = Tail(begin, count, launched, left, spared), min(us, least_us)
     return best
