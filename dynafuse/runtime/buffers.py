@@ -12,7 +12,6 @@ Worked example: of ``tanh(x @ w)`` the product dies with the kernel of ``tanh``,
 
 from __future__ import annotations
 
-import itertools
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,11 +22,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
-from dynafuse.cost.products import PRODUCTS
 from dynafuse.ir import Facts, Launch, Role
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import is_library
-from dynafuse.runtime.capture.pool_size import WORKSPACE, Life
+from dynafuse.runtime.capture.pool_size import Life
 
 UNLESS = ", unless the graph is retained"
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # True outside of a backward
@@ -78,7 +76,7 @@ def reused_buffers(plan: CanonicalPlan, launches: Callable[[CanonicalRegion], Se
 
 
 def lives_of(plan: CanonicalPlan, buffers: Buffers, end: int | None = None) -> list[Life]:
-    """Return the sizes and lifetimes of the tensors that a plan's function makes, and of what products need besides.
+    """Return the sizes and lifetimes of the tensors that a plan's function makes.
 
     Args:
         plan: The plan.
@@ -94,9 +92,7 @@ def lives_of(plan: CanonicalPlan, buffers: Buffers, end: int | None = None) -> l
             owner = owners[node] = node if operand is None else owners.get(operand, operand)
             begin = lives[owner].start if owner in lives else number
             lives[owner] = range(begin, memory.last_use(node, number) + 1)
-    products = (number for number, step in enumerate(plan.steps[:end]) if isinstance(step, Node) and step.target in PRODUCTS)
-    workspaces = [Life(WORKSPACE, number, len(plan.steps) + 1) for number in itertools.islice(products, 1)]
-    return [*(Life(memory.bytes(node), life.start, life.stop) for node, life in lives.items()), *workspaces]
+    return [Life(memory.bytes(node), life.start, life.stop) for node, life in lives.items()]
 
 
 def _of_region(memory: _Memory, number: int, bound: CanonicalRegion,

@@ -24,7 +24,7 @@ from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
 from dynafuse.runtime.capture import calls, decide, graphs
 from dynafuse.runtime.capture.decide import in_one_piece
-from dynafuse.runtime.capture.pool_size import SMALL, WORKSPACE, Life, most_in_use
+from dynafuse.runtime.capture.pool_size import SMALL, Life, most_in_use
 from dynafuse.runtime.capture.recorder import CudaRecorder
 from tests.runtime.conftest import Machine
 from tests.support.differential import compiled
@@ -479,7 +479,7 @@ def test_an_inference_graph_begins_with_the_piece_that_leaves_fewest_gaps(
         for _ in range(STEPS):
             call(machine.randn(512, 64))
             other(machine.randn(1024, 64))
-    assert most_in_use(known[0]) == WORKSPACE + (640 + 700) * 512 * 4
+    assert most_in_use(known[0]) == (640 + 700) * 512 * 4
     assert [function.layout.piece for function in machine.functions] == [3 * SMALL, 3 * SMALL]
     if machine.fake is not None:
         assert machine.fake.pieces == [3 * SMALL, 0], "the pool has one by then"
@@ -804,6 +804,33 @@ def test_a_capture_that_the_device_ends_leaves_nothing_behind() -> None:
         del again
         torch.cuda.synchronize()
     assert torch.cuda.memory_reserved() <= before + (1 << 26)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("product", [torch.mm, lambda x, y: torch.addmm(y[0], x, y)], ids=["mm", "addmm"])
+def test_replays_of_a_stream_share_one_workspace_which_nothing_else_is_given(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    recorder = CudaRecorder(0)
+    stream = recorder.stream()
+    assert stream is not None
+    x, y = torch.randn(2, 512, 512, device="cuda")
+    expected = product(x, y)
+    recorded, reserved = [], []
+    for _ in range(4):
+        recorded.append(recorder.record(lambda args: [product(x, y)], [], recorder.pool(stream, shared=False)))
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert max(reserved) - reserved[0] <= 4 * 2 * 1024**2  # what a result of 1 MB reserves in a pool
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 20,), 7, dtype=torch.uint8, device="cuda") for _ in range(256)]
+    for one in recorded:
+        one.replay()
+        torch.testing.assert_close(one.outputs[0], expected)
+    assert all(bool((other == 7).all()) for other in others)
+    one = others = recorded = []  # type: ignore[assignment]
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < reserved[0]
 
 
 # What is not captured -------------------------------------------------------------------------------------------------

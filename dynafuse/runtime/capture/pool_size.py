@@ -27,9 +27,6 @@ ROUNDED = 512
 SMALL_SEGMENT, SEGMENT, LARGE = 2 << 20, 20 << 20, 10 << 20
 """Bytes of a segment for small tensors, of one for others, and of a tensor from which on a segment is as large as it is."""
 
-WORKSPACE = 32 << 20
-"""Bytes that cuBLAS keeps from the first product of a recording to its end, on Hopper."""
-
 SHARES = tuple(twentieths / 20 for twentieths in range(6, 31))
 """First pieces that are tried, as shares of what is in use at once."""
 

@@ -86,6 +86,31 @@ class Recorder(Protocol):
         """Wait until the device is done with every replay."""
 
 
+class Side:
+    """What is captured in the place of a stream, with the workspace of cuBLAS for all that is replayed there.
+
+    Torch keeps one for each stream that products run on, 32 MB on an H100, and allocates it where it is missing: in each
+    pool, if nothing is done about it. Replays on one stream wait for each other, so that one is enough for them.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.stream = torch.cuda.Stream(index)
+        self._memory = torch.cuda.MemPool()  # nothing else is allocated there: the workspace is found where it was before
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Have the stream be the current one, and its workspace the only one that torch knows; forget it in the end."""
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.stream(self.stream):
+                with torch.cuda.use_mem_pool(self._memory, self.index):
+                    torch.cuda.current_blas_handle()
+                yield
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+
+
 class CudaRecorder:
     """Records CUDA graphs."""
 
@@ -102,18 +127,17 @@ class CudaRecorder:
 
     def pool(self, stream: int, shared: bool) -> Pool:
         """Return the pool of a stream, or a new one."""
-        if not shared:
-            return self._new_pool()
+        key = (self.index, stream)
         with _POOLS_LOCK:
-            key = (self.index, stream)
-            pool = _POOLS.get(key)
+            pool = _POOLS.get(key) if shared else None
             if pool is None:
-                pool = _POOLS[key] = self._new_pool()
+                side = _SIDES.get(key)
+                if side is None:
+                    side = _SIDES[key] = Side(self.index)
+                pool = Pool((torch.cuda.graph_pool_handle(), side))
+                if shared:
+                    _POOLS[key] = pool
             return pool
-
-    def _new_pool(self) -> Pool:
-        """Return a pool with the stream that is captured: memory is used again only on the stream that it was used on."""
-        return Pool((torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.index)))
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor on the device, which is the current one.
@@ -129,9 +153,6 @@ class CudaRecorder:
     def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, piece: int = 0) -> Recorded:
         """Record a call as a CUDA graph.
 
-        Libraries keep workspaces for products: they are dropped before and after, so that none is used by a replay and by
-        something else at once.
-
         Args:
             call: The function, which takes its arguments as one list.
             args: Its arguments; the list is emptied.
@@ -146,16 +167,14 @@ class CudaRecorder:
         graph, (handle, side) = torch.cuda.CUDAGraph(), pool.handle
         collects = gc.isenabled()
         torch.cuda.synchronize(self.index)
-        torch._C._cuda_clearCublasWorkspaces()
         gc.disable()  # what it frees may be a graph, which must not happen during a capture
         try:
-            with torch.cuda.stream(side):
+            with side.current():
                 outputs = _capture(graph, divided, args, handle)
         except BaseException:
-            _recover(self.index, handle, side)
+            _recover(self.index, handle, side.stream)
             raise
         finally:
-            torch._C._cuda_clearCublasWorkspaces()
             if collects:
                 gc.enable()
         return Recorded(outputs, graph.replay)
@@ -235,6 +254,9 @@ def at_once(*locks: threading.Lock) -> Iterator[bool]:
 
 _POOLS: weakref.WeakValueDictionary[tuple[int, int], Pool] = weakref.WeakValueDictionary()
 """Shared pools by device and stream, as long as a recording uses one: after that, torch takes its handle no more."""
+
+_SIDES: weakref.WeakValueDictionary[tuple[int, int], Side] = weakref.WeakValueDictionary()
+"""What is captured in the place of streams, by device and stream, as long as a pool uses it."""
 
 _POOLS_LOCK = threading.Lock()
 
