@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """One way to run a model: eager when `backend` is None, otherwise `torch.compile(backend=..., mode=...)`.
+    """One way to run a model: eager when `backend` is None, otherwise `torch.compile(backend=..., mode=..., dynamic=...)`.
 
     With `second` it is measured in a process that finds the caches of one before it.
     """
@@ -30,6 +30,7 @@ class System:
     mode: str | None = None
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     second: bool = False
+    dynamic: bool | None = None
 
     def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` as this system runs it; an unknown backend raises here or at the first call, as torch does.
@@ -48,7 +49,7 @@ class System:
             return liger.kernel(fn)
         import torch
 
-        compiled: Callable[..., Any] = torch.compile(fn, backend=self.backend, mode=self.mode)
+        compiled: Callable[..., Any] = torch.compile(fn, backend=self.backend, mode=self.mode, dynamic=self.dynamic)
         return announced(compiled) if self.mode == "reduce-overhead" else compiled
 
 
@@ -71,9 +72,12 @@ SYSTEMS: dict[str, System] = {
         # Dynamo, AOTAutograd and the partitioner without a code generator: the floor of anyone's compile time.
         System("aot_only", backend="aot_eager_decomp_partition"),
         System("inductor", backend="inductor"),
+        System("inductor-dynamic", backend="inductor", dynamic=True),
         System("inductor-reduce-overhead", backend="inductor", mode="reduce-overhead"),
         System("dynafuse", backend="dynafuse"),
         System("dynafuse-second", backend="dynafuse", second=True),
+        # Of any size from the first call on.
+        System("dynafuse-dynamic", backend="dynafuse", dynamic=True),
         System("dynafuse-reduce-overhead", backend="dynafuse", mode="reduce-overhead"),
         System("dynafuse-all", backend="dynafuse", env={"DYNAFUSE_EXECUTORS": "triton,nvfuser"}),
         # One executor each, and eager for what it cannot do: what dynafuse's own choice is compared with.
