@@ -2,7 +2,8 @@
 
 Worked example: if every access reads axes ``i0`` (size 8) and ``i1`` (size 4) as ``4*i0 + i1``, both become the tile
 variable ``x`` and the text has no division; otherwise the kernel begins with ``x1 = x % 4`` and ``x0 = x // 4``, and the
-accesses that do read them so still are at ``x``.
+accesses that do read them so still are at ``x``. One that reads a few of the innermost axes as one element after another is
+at what these are together, ``x1_3 = x % 24``: Triton then knows its neighbours.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def _axis_lines(tile: TileDimension, variables: Variables, suffix: str = "") -> 
     With a suffix the lines are about the tile's first element alone.
     """
     inner: Size = 1
-    flat = tile.name + suffix
+    flat, last = tile.name + suffix, len(tile.axes) - 1
     for k in reversed(range(len(tile.axes))):
         axis = tile.axes[k]
         name = flat if len(tile.axes) == 1 else f"{tile.name}{k}{suffix}"
@@ -147,24 +148,32 @@ def _axis_lines(tile: TileDimension, variables: Variables, suffix: str = "") -> 
         if len(tile.axes) > 1:
             yield f"{name} = {_axis_text(tile, flat, inner, axis.size, is_outermost=k == 0)}"
         inner = inner * axis.size
-    variables[_whole(tile)] = sympy.Symbol(flat)
+        if 0 < k < last:
+            together = f"{tile.name}{k}_{last}{suffix}"
+            variables[_together(tile, k)] = sympy.Symbol(together)
+            yield f"{together} = {_axis_text(tile, flat, 1, inner, is_outermost=False)}"
+    variables[_together(tile, 0)] = sympy.Symbol(flat)
 
 
-def _whole(tile: TileDimension) -> sympy.Symbol:
-    """Return all axes of a tile dimension as one."""
-    return symbol(f"{tile.name}_whole", sympy.prod([axis.size for axis in tile.axes]))
+def _together(tile: TileDimension, begin: int) -> sympy.Symbol:
+    """Return the axes of a tile dimension from one on as one."""
+    return symbol(f"{tile.name}_from{begin}", sympy.prod([axis.size for axis in tile.axes[begin:]]))
 
 
-def _over_whole_tile(expr: sympy.Expr, tile: TileDimension) -> sympy.Expr:
-    """Return an index expression over a tile dimension itself, if it treats all of its axes as one: nothing is divided."""
-    factor = expr.coeff(tile.axes[-1])
-    rest, expected = expr, factor
-    for axis in reversed(tile.axes):
-        if factor == 0 or sympy.expand(expr.coeff(axis) - expected) != 0:
-            return expr
-        rest, expected = rest - expr.coeff(axis) * axis, expected * axis.size
-    rest = sympy.expand(rest)
-    return expr if rest.free_symbols & set(tile.axes) else rest + factor * _whole(tile)
+def _over_innermost(expr: sympy.Expr, tile: TileDimension) -> sympy.Expr:
+    """Return an index expression over what innermost axes of a tile dimension are together, if it treats them as one.
+
+    If these are all axes nothing is divided. A part of them is worth it if it is read one element after the other.
+    """
+    axes, factor = tile.axes, expr.coeff(tile.axes[-1])
+    begin, expected = len(axes), factor
+    while factor != 0 and begin and sympy.expand(expr.coeff(axes[begin - 1]) - expected) == 0:
+        begin -= 1
+        expected = expected * axes[begin].size
+    if begin > 0 and (factor != 1 or begin > len(axes) - 2):
+        return expr
+    rest = sympy.expand(expr - sum(expr.coeff(axis) * axis for axis in axes[begin:]))
+    return expr if rest.free_symbols & set(axes[begin:]) else rest + factor * _together(tile, begin)
 
 
 def _axis_text(tile: TileDimension, flat: str, inner: Size, size: Size, is_outermost: bool) -> str:
@@ -202,11 +211,11 @@ class _Body:
         return line.text.format(*exprs) + (f"  # {line.comment}" if line.comment else "")
 
     def _merged(self, expr: sympy.Expr) -> sympy.Expr:
-        """Return an index expression over merged axes, and over whole tile dimensions where it can be."""
+        """Return an index expression over merged axes, and over what several of a tile dimension are together."""
         expr = expr.xreplace(self.merged_axes)
         for tile in self.tiles:
             if len(tile.axes) > 1 and expr.free_symbols & set(tile.axes):
-                expr = _over_whole_tile(expr, tile)
+                expr = _over_innermost(expr, tile)
         return expr
 
 

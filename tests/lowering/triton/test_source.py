@@ -1,0 +1,49 @@
+"""How axes of a tile are written: those that an access reads as neighbours are one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from dynafuse.lowering.triton.kernels import write_kernels
+from dynafuse.lowering.triton.tiles import Schedule
+from tests.lowering.triton.test_pointwise_schedule import spec_of
+from tests.support.differential import check
+
+
+def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Windows of 7 by 7 of images, put back where they were, beside the images."""
+    batch, height, width = y.shape
+    parts = x.view(batch, height // 7, width // 7, 7, 7).permute(0, 1, 3, 2, 4).reshape(batch, height, width)
+    return parts * 2 + y
+
+
+def test_axes_that_an_access_reads_as_neighbours_are_one_to_it() -> None:
+    spec = spec_of(windows, torch.empty(4 * 6 * 2, 7, 7), torch.empty(4, 42, 14))
+    assert [axis.size for axis in spec.axes] == [4, 6, 7, 2, 7]
+    source = write_kernels(spec, Schedule("flat", {"x": (0, 1, 2, 3, 4)}, {"x": 256}, 4), False).source
+    assert "tl.load(in1 + (x)" in source and "tl.store(out0 + (x)" in source
+    by_image = write_kernels(spec, Schedule("tiled", {"y": (0,), "x": (1, 2, 3, 4)}, {"y": 2, "x": 128}, 4), False).source
+    assert "tl.load(in1 + (x + 588*y)" in by_image
+    by_row = write_kernels(spec, Schedule("tiled", {"y": (2,), "x": (0, 1, 3, 4)}, {"y": 4, "x": 128}, 4), False).source
+    assert "x1_2 = x % 14" in by_row and "tl.load(in1 + (x1_2 + 14*y + 98*x0)" in by_row
+
+
+def test_axes_are_apart_where_that_says_more() -> None:
+    """Of the innermost axis alone, or where neighbours are not beside one another, nothing is known that the axes do not tell."""
+    spec = spec_of(lambda x, y: x.permute(2, 0, 1) + y.permute(2, 1, 0), torch.empty(8, 6, 4), torch.empty(6, 8, 4))
+    source = write_kernels(spec, Schedule("flat", {"x": (0, 1, 2)}, {"x": 64}, 4), False).source
+    assert not re.search(r"x\d_\d", source)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_windows_beside_images(batch: int) -> None:
+    def normed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        both = windows(x, y)
+        return both - both.mean((1, 2), keepdim=True)
+
+    inputs = torch.randn(batch * 6 * 2, 7, 7), torch.randn(batch, 42, 14)
+    check(windows, *inputs, executors="triton")
+    check(normed, *inputs, executors="triton", dynamic=True)
