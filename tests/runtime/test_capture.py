@@ -814,9 +814,10 @@ def test_replays_of_a_stream_share_one_workspace_which_nothing_else_is_given(pro
     assert stream is not None
     x, y = torch.randn(2, 512, 512, device="cuda")
     expected = product(x, y)
+    pools = [recorder.pool(stream, shared=False) for _ in range(4)]
     recorded, reserved = [], []
-    for _ in range(4):
-        recorded.append(recorder.record(lambda args: [product(x, y)], [], recorder.pool(stream, shared=False)))
+    for pool in pools:
+        recorded.append(recorder.record(lambda args: [product(x, y)], [], pool))
         torch.cuda.empty_cache()
         reserved.append(torch.cuda.memory_reserved())
     assert max(reserved) - reserved[0] <= 4 * 2 * 1024**2  # what a result of 1 MB reserves in a pool
@@ -827,7 +828,7 @@ def test_replays_of_a_stream_share_one_workspace_which_nothing_else_is_given(pro
         one.replay()
         torch.testing.assert_close(one.outputs[0], expected)
     assert all(bool((other == 7).all()) for other in others)
-    one = others = recorded = []  # type: ignore[assignment]
+    one = pool = others = recorded = pools = []  # type: ignore[assignment]
     gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() < reserved[0]
