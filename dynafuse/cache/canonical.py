@@ -23,12 +23,13 @@ from torch.fx import Node
 
 from dynafuse import __version__
 from dynafuse.cache.difference import differences
+from dynafuse.cache.examples import checked_at_most, example_of, hint_of
 from dynafuse.cache.fold_families import Member, member
 from dynafuse.cache.hoisted import hoist_scalars
 from dynafuse.cache.integers import Integers
 from dynafuse.cache.size_classes import SIZES, any_size, classed
-from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import (
+    INT32_LIMIT,
     Annotated,
     Axis,
     Dims,
@@ -92,13 +93,13 @@ class CanonicalRegion:
     def hints(self) -> dict[str, int]:
         """Return the spec's symbols with their values in the example inputs; made-up ones where only data tell."""
         environment = self._environment
-        return {name: _hint(expr, environment) for name, expr in zip(self.spec.symbols, self.symbols, strict=True)}
+        return {name: hint_of(expr, environment) for name, expr in zip(self.spec.symbols, self.symbols, strict=True)}
 
     @property
     def has_unknown_sizes(self) -> bool:
         """Return whether hints are made up, which need not fit one another."""
         environment = self._environment
-        return any(_example(expr, environment) is None for expr in self.symbols)
+        return any(example_of(expr, environment) is None for expr in self.symbols)
 
     @property
     def _environment(self) -> Any:
@@ -119,28 +120,6 @@ class CanonicalRegion:
     def __str__(self) -> str:
         shared = f", {self.family}" if self.family else ""
         return f"{self.name} on {self.region.executor}, key {self.key}{shared}\n{self.code}"
-
-
-def _hint(expr: Any, environment: Any) -> int:
-    """Return the value of a size in the example inputs, or one that it may have."""
-    known = _example(expr, environment)
-    if known is None:
-        return UNKNOWN_SIZE if environment is None else _possible(environment.bound_sympy(expr))
-    return known
-
-
-def _example(expr: Any, environment: Any) -> int | None:
-    """Return the value of a size in the example inputs, as the environment of the graph's symbols knows it."""
-    if environment is None:
-        return None
-    size = environment.create_symintnode(environment.replace(expr), hint=None)
-    known = size.node.hint if isinstance(size, torch.SymInt) else size
-    return None if known is None else int(known)
-
-
-def _possible(values: Any) -> int:
-    """Return a value in a range, which may have no ends."""
-    return int(min(max(UNKNOWN_SIZE, values.lower), values.upper))
 
 
 def _environments(value: Any) -> Iterator[Any]:
@@ -285,10 +264,22 @@ class _Canonical:
         symbols = self.integers.symbols
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options,
                     scans)
+        if symbols and executor(self.region.executor).takes_arguments:
+            spec = self._with_examples(spec)
         code = _code(spec, self.region.executor, self.classes)
         return CanonicalRegion(self.region, spec, code.spec, tuple(self.inputs), self.region.outputs, tuple(self.ops),
                      tuple(symbols), code.hoisted, key_of(code.spec, target), target, classes=self.classes,
                      sizes=code.sizes)
+
+    def _with_examples(self, spec: Spec) -> Spec:
+        """Return a spec with what its symbols are in the example inputs, and with offsets of 32 bits if they fit."""
+        environment = self.integers.environment
+        examples = [known for expr in self.integers.symbols if (known := example_of(expr, environment)) is not None]
+        if len(examples) < len(spec.symbols):
+            return spec
+        real = {symbol: expr for expr, symbol in self.integers.symbols.items()}
+        extents = (sympy.sympify(extent).xreplace(real) for extent in spec.extents)
+        return replace(spec, examples=tuple(examples), narrow=checked_at_most(extents, INT32_LIMIT, environment))
 
     def _kind(self, node: Node) -> Kind:
         row = self.facts[node].row

@@ -85,6 +85,8 @@ class _Pair:
 
     def symbols(self) -> Iterator[str]:
         yield from _compared("size symbols", self.first.symbols, self.second.symbols)
+        yield from _compared("sizes of the example inputs", self.first.examples, self.second.examples)
+        yield from _only_one("offsets fit in 32 bits", self.first.narrow, self.second.narrow)
         if isinstance(self.first, Classed) and isinstance(self.second, Classed):
             yield from _compared("size s0 from", *(f"{spec.least} to {spec.most}" for spec in (self.first, self.second)))
 

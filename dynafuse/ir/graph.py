@@ -121,7 +121,11 @@ class Annotated:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a region's iteration space: its size, and whether a reduction of the region closes over it."""
+    """One axis of a region's iteration space: its size, and whether a reduction of the region closes over it.
+
+    Where sizes are only those of example inputs, ``is_known`` is false.
+    """
 
     size: Size
     reduced: bool = False
+    is_known: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -119,6 +119,8 @@ class Spec:
     symbols: tuple[str, ...]  # each an integer argument of the kernel; what is known of its sign is in its name
     options: tuple[tuple[str, Any], ...] = ()
     scans: tuple[tuple[int, Dims], ...] = ()  # op, its operand's dims, which are its own
+    examples: tuple[int, ...] = ()  # what the symbols are in the example inputs; nothing where only data tell
+    narrow: bool = False  # whether offsets fit in 32 bits wherever it is called, though their sizes are symbols
 
     @property
     def of_rows(self) -> tuple[tuple[int, Dims], ...]:
@@ -141,25 +143,47 @@ class Spec:
 
     @property
     def typical(self) -> Spec:
-        """Return the spec by whose sizes it is scheduled: for a class of sizes that of its smallest, for others itself."""
-        return self
+        """Return the spec by whose sizes it is scheduled: of the example inputs', for a class of sizes of its smallest."""
+        if not self.examples:
+            return self
+        typical = self._at(self.examples)
+        axes = tuple(replace(axis, is_known=isinstance(own.size, int))
+                     for axis, own in zip(typical.axes, self.axes, strict=True))
+        return replace(typical, axes=axes)
+
+    def _at(self, sizes: Sequence[int]) -> Spec:
+        """Return the spec of some sizes, one for each symbol."""
+        known = {symbol_of(name): sympy.Integer(size) for name, size in zip(self.symbols, sizes, strict=True)}
+        parts = {part.name: _valued(getattr(self, part.name), known) for part in fields(Spec)}
+        return Spec(**parts | {"symbols": (), "examples": ()})
 
     def smallest(self, size: Size) -> Size:
         """Return a size at the smallest size of a class, for other specs as it is."""
         return size
 
-    @functools.cached_property
-    def wide(self) -> bool:
-        """Return whether some offset does not provably fit in 32 bits."""
+    @property
+    def extents(self) -> Iterator[Size]:
+        """Yield what offsets and indices reach: the last element of each tensor, the number of points of axes and of ops."""
         for layout in (*self.inputs, *(s.layout for s in self.stores)):
             last: Size = 1
             for size, stride in zip(layout.shape, layout.stride, strict=True):
                 last = last + (size - 1) * stride
-            if not isinstance(last, int) or last > INT32_LIMIT:
-                return True
+            yield last
         shapes = (tuple(axis.size for axis in self.axes), *(op.shape for op in self.ops))  # indices count their elements
-        points = [functools.reduce(operator.mul, shape, 1) for shape in shapes]
-        return any(not isinstance(count, int) or count > INT32_LIMIT for count in points)
+        for shape in shapes:
+            yield functools.reduce(operator.mul, shape, 1)
+
+    @functools.cached_property
+    def wide(self) -> bool:
+        """Return whether some offset may not fit in 32 bits."""
+        return not self.narrow and any(not isinstance(extent, int) or extent > INT32_LIMIT for extent in self.extents)
+
+    @functools.cached_property
+    def counted(self) -> frozenset[str]:
+        """Return the symbols that are no larger than some offset or index reaches: factors of one of its positive terms."""
+        terms = [sympy.Add.make_args(sympy.expand(extent)) for extent in self.extents if isinstance(extent, sympy.Expr)]
+        rising = (term for sum_ in terms if all(term.is_positive for term in sum_) for term in sum_)
+        return frozenset(str(factor) for term in rising for factor in sympy.Mul.make_args(term) if factor.is_Symbol)
 
     def __str__(self) -> str:
         lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
@@ -197,8 +221,7 @@ class Classed(Spec):
 
     def at(self, size: int) -> Spec:
         """Return the spec of one size."""
-        known = self._known(size)
-        return Spec(**{part.name: _valued(getattr(self, part.name), known) for part in fields(Spec)} | {"symbols": ()})
+        return self._at((size,))
 
     def __str__(self) -> str:
         return f"{', '.join(self.symbols)}: {self.least} to {self.most}\n{super().__str__()}"

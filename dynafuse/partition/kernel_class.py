@@ -22,6 +22,9 @@ LANES = 32  # of a warp
 SMALL_SPLIT = 1 << 21  # points of a kernel up to which its last programs combine what all have left
 COMBINED_IN_LANE = 64  # partial states in a lane of such a program, at most
 MOST_COLUMNS = 64  # of a program while there are few, so that all processors have some
+MIXED = 0.25  # share of the bytes from which on accesses across the others count
+LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
+LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough of them to fill sectors across them
 
 
 def estimate(size: Size) -> int:
@@ -29,20 +32,44 @@ def estimate(size: Size) -> int:
     return size if isinstance(size, int) else max(1, with_symbols_at(size, UNKNOWN_SIZE))
 
 
-def reduction_class(rows: int, length: int, *, contiguous: bool, splittable: bool) -> str:
+def is_mixed(along: float, across: float) -> bool:
+    """Return whether bytes that are contiguous along rows count, and those that are contiguous across them, too.
+
+    Args:
+        along, across: How many there are of each.
+    """
+    return min(along, across) > MIXED * max(along, across)
+
+
+def goes_by_rows(along: float, across: float) -> bool:
+    """Return whether a program may take a single row: nothing much is contiguous across rows.
+
+    Args:
+        along, across: Bytes that are contiguous along rows, and across them.
+    """
+    return along >= across and not is_mixed(along, across)
+
+
+def reduction_class(rows: int, length: int, *, along: float, across: float, splittable: bool, is_static: bool = True) -> str:
     """Return the class of a reduction in one direction: ``row``, ``column`` or ``split``.
 
     Args:
         rows: How many independent results there are.
         length: Elements that each is reduced from.
-        contiguous: Whether the largest tensor is contiguous along the reduced axes.
+        along: Bytes that are contiguous along the reduced axes, each tensor's once.
+        across: Bytes that are contiguous along the others.
         splittable: Whether several programs may share a row: nothing needs a complete one before the end.
+        is_static: Whether the length is known.
     """
-    programs = rows if contiguous else rows // COLUMN_PROGRAMS
-    is_long = length > SPLIT_ABOVE if contiguous else length >= SPLIT_COLUMNS_FROM
+    by_rows = goes_by_rows(along, across)
+    programs = rows if by_rows else rows // COLUMN_PROGRAMS
+    is_long = length > SPLIT_ABOVE if by_rows else length >= SPLIT_COLUMNS_FROM
     if is_long and splittable and programs < 2 * PROCESSORS:
         return "split"
-    return "row" if contiguous else "column"
+    # Few programs that take neighbouring rows would be slower than many that do not. Short rows fit beside one another.
+    are_few = rows < 32 * PROCESSORS and length <= LONGEST_AHEAD
+    are_held = is_mixed(along, across) and is_static and (are_few or length <= LONGEST_BESIDE)
+    return "row" if by_rows or are_held else "column"
 
 
 def columns_of_program(columns: int, itemsize: int) -> int:

@@ -16,7 +16,13 @@ from dynafuse.cost.model import Work
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.kernel_class import PROCESSORS, columns_of_program, combines_in_last_program, reduction_class
+from dynafuse.partition.kernel_class import (
+    PROCESSORS,
+    columns_of_program,
+    combines_in_last_program,
+    goes_by_rows,
+    reduction_class,
+)
 from dynafuse.partition.legality import Member, Shape, product
 
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
@@ -71,16 +77,17 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
         if bytes_held(spaces, shape, asked.members, asked.sources) > CROWDED:
             moved = round(CROWDED_TIMES * moved)
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
-    contiguous = _is_contiguous(spaces, asked)
-    kernel_class = reduction_class(shape.rows, shape.length, contiguous=contiguous, splittable=_splits(spaces, asked))
+    along, across = _contiguous_bytes(spaces, asked)
+    kernel_class = reduction_class(rows, length, along=along, across=across, splittable=_splits(spaces, asked),
+                                   is_static=_is_static(shape.reduced))
     programs = _programs(kernel_class, rows, points, width)
-    launches = _launches_of_split(rows, points, contiguous) if kernel_class == "split" else 1
+    launches = _launches_of_split(rows, points, goes_by_rows(along, across)) if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, width, length, count)
 
 
-def _launches_of_split(rows: int, points: int, contiguous: bool) -> int:
+def _launches_of_split(rows: int, points: int, by_rows: bool) -> int:
     """Count the kernels of a reduction whose rows are split over programs: one if the last of these combine the results."""
-    rows_of_program = 1 if contiguous else SPLIT_COLUMNS
+    rows_of_program = 1 if by_rows else SPLIT_COLUMNS
     splits = points // SPLIT_POINTS // -(-rows // rows_of_program)
     return 1 if combines_in_last_program(points, rows_of_program, max(splits, 2), states=1, warps=4) else 2
 
@@ -121,7 +128,7 @@ def torch_work(spaces: Spaces, node: Node) -> Work:
     dims = zip(spaces.dims[node], spaces.tensor(node.all_input_nodes[0]).stride, strict=True)
     contiguous = any(stride == 1 and dim and leaves(dim)[-1] in reduced for dim, stride in dims)
     splittable = rows == 1 or not spaces.is_scan(node)
-    kernel_class = reduction_class(rows, length, contiguous=contiguous, splittable=splittable)
+    kernel_class = reduction_class(rows, length, along=contiguous, across=not contiguous, splittable=splittable)
     itemsize = max(tensors, key=lambda t: t.bytes).dtype.itemsize
     programs, launches = _programs(kernel_class, rows, rows * length, itemsize), 2 if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, length=length)
@@ -151,7 +158,7 @@ def _leaves(dims: AxisDims) -> list[Axis]:
     return leaves(axis for dim in dims for axis in dim)
 
 
-def _is_static(axes: Sequence[Axis]) -> bool:
+def _is_static(axes: Collection[Axis]) -> bool:
     return all(isinstance(axis.size, int) for axis in axes)
 
 
@@ -282,8 +289,8 @@ def _is_per_row(member: Member, shape: Shape) -> bool:
 # How rows are reduced -------------------------------------------------------------------------------------------------
 
 
-def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
-    """Return whether no more bytes are contiguous across rows than along them, as in schedules."""
+def _contiguous_bytes(spaces: Spaces, asked: Asked) -> tuple[int, int]:
+    """Return the bytes that are contiguous along rows, and across them, as in schedules."""
     along = across = 0
     for node, dims in _accesses(spaces, asked):
         tensor = spaces.tensor(node)
@@ -292,7 +299,7 @@ def _is_contiguous(spaces: Spaces, asked: Asked) -> bool:
             along += tensor.bytes
         elif fastest and fastest[0] in asked.shape.axes:
             across += tensor.bytes
-    return along >= across
+    return along, across
 
 
 def _accesses(spaces: Spaces, asked: Asked) -> Iterator[tuple[Node, AxisDims]]:

@@ -137,6 +137,8 @@ CHANGES: dict[str, list[Spec]] = {
         (), (STORE, STORE), (replace(STORE, op=0),), (replace(STORE, layout=LAYOUT),), (replace(STORE, dims=((1,),)),),
         (replace(STORE, into=0),))],
     "symbols": [replace(SPEC, symbols=("s1",)), replace(SPEC, symbols=())],
+    "examples": [replace(SPEC, examples=(512,)), replace(SPEC, examples=(513,))],
+    "narrow": [replace(SPEC, narrow=True)],
     "options": [replace(SPEC, options=changed) for changed in ((), (("a", 2),), (("a", True),), (("b", 1),))],
 }
 

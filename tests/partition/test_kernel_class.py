@@ -6,7 +6,15 @@ import pytest
 import sympy
 
 from dynafuse.fx import UNKNOWN_SIZE
-from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_ABOVE, SPLIT_COLUMNS_FROM, estimate, reduction_class
+from dynafuse.partition.kernel_class import (
+    LONGEST_AHEAD,
+    LONGEST_BESIDE,
+    PROCESSORS,
+    SPLIT_ABOVE,
+    SPLIT_COLUMNS_FROM,
+    estimate,
+    reduction_class,
+)
 
 N = sympy.Symbol("n", integer=True, positive=True)
 
@@ -24,8 +32,24 @@ N = sympy.Symbol("n", integer=True, positive=True)
     (1 << 17, 1 << 20, False, "column"),
 ])
 def test_few_long_rows_are_split(rows: int, length: int, contiguous: bool, expected: str) -> None:
-    assert reduction_class(rows, length, contiguous=contiguous, splittable=True) == expected
-    assert reduction_class(rows, length, contiguous=contiguous, splittable=False) == ("row" if contiguous else "column")
+    along, across = (1.0, 0.0) if contiguous else (0.0, 1.0)
+    assert reduction_class(rows, length, along=along, across=across, splittable=True) == expected
+    whole = reduction_class(rows, length, along=along, across=across, splittable=False)
+    assert whole == ("row" if contiguous else "column")
+
+
+@pytest.mark.parametrize(("rows", "length", "is_static", "expected"), [
+    (128, 12544, True, "column"),  # eight programs of whole sectors, where the largest tensor alone would have 128
+    (128, LONGEST_AHEAD, True, "row"),
+    (1 << 17, LONGEST_BESIDE, True, "row"),
+    (1 << 17, LONGEST_BESIDE + 1, True, "column"),
+    (1 << 17, LONGEST_BESIDE, False, "column"),
+])
+def test_rows_that_others_lie_across_are_held_or_taken_side_by_side(
+        rows: int, length: int, is_static: bool, expected: str) -> None:
+    for along, across in ((3.0, 1.0), (1.0, 1.0)):
+        found = reduction_class(rows, length, along=along, across=across, splittable=False, is_static=is_static)
+        assert found == expected
 
 
 @pytest.mark.parametrize(("size", "expected"), [

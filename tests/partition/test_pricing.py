@@ -191,14 +191,14 @@ def test_what_is_picked_from_is_loaded_where_it_is_picked() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_class_is_that_of_most_bytes(swapped: bool) -> None:
-    """Of equally many along rows and across them it is a reduction of rows, in whatever order the tensors are stored."""
+    """Of as many across rows as along them neighbouring rows go to a program, in whatever order the tensors are stored."""
     def write(g: graphs.Builder, x: Node) -> list[Node]:
         row = g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
         turned = g.op("aten.clone.default", g.op("aten.permute.default", row, [1, 0]), memory_format=torch.contiguous_format)
         return [turned, row] if swapped else [row, turned]
 
     (region,) = plan_of(write, torch.empty(8192, 512)).regions
-    assert region.decision.kernel_class == "row"
+    assert region.decision.kernel_class == "column"
 
 
 @pytest.mark.parametrize("name", MOVED)

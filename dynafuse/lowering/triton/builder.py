@@ -82,7 +82,7 @@ class KernelBuilder:
         total = self.numel(tile)
         if isinstance(self.spec, Classed) and not isinstance(total, int):
             total = int(total.as_coeff_Mul()[0])  # a divisor of the number of points, whatever the size
-        return isinstance(total, int) and total % block == 0
+        return block == 1 or (isinstance(total, int) and total % block == 0)
 
     def mask(self, tile: str) -> str | None:
         """Return the name of a tile dimension's mask; None if its blocks never reach beyond its end."""
@@ -291,7 +291,7 @@ def _place_loads(builder: KernelBuilder, emitter: Emitter, suffix: str) -> None:
 def _signature(builder: KernelBuilder, parts: Sequence[Emitter]) -> tuple[tuple[str, str], ...]:
     """Return what a kernel of some parts takes, but for constants: each argument with its Triton type."""
     spec, scalars = builder.spec, set[str]().union(*(part.used_scalars for part in parts))
-    sizes = [(symbol, _size_type(spec)) for symbol in spec.symbols]
+    sizes = [(symbol, "i64" if spec.wide or symbol not in spec.counted else "i32") for symbol in spec.symbols]
     floats = [(name, "fp32") for name in spec.hoisted if name in scalars]
     counts = [(count, "i32") for count in spec.counts if count in scalars]
     return (*_pointer_parameters(builder, parts), *sizes, *floats, *counts)
@@ -310,11 +310,6 @@ def _programs_and_points(builder: KernelBuilder, tiles: Sequence[TileDimension],
     points = spec.smallest(numel(spec, range(len(spec.axes))))
     is_known = isinstance(points, int) and isinstance(programs, int)
     return programs, points // max(programs, 1) + 1 if is_known else None
-
-
-def _size_type(spec: Spec) -> str:
-    """Return the type of size symbols: as wide as the offsets that are compared with them."""
-    return "i32" if isinstance(spec, Classed) and not spec.wide else "i64"
 
 
 def _docstring(builder: KernelBuilder, suffix: str) -> str:

@@ -27,19 +27,18 @@ from dynafuse.lowering.triton.tiles import (
     strides_of,
     traffic,
     vector_length,
+    weight,
 )
 from dynafuse.ops import lookup
 from dynafuse.ops.overloads import overload
-from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate, is_mixed
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
-LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
-MIXED = 0.25  # share of the bytes from which on accesses across the others count
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 MOST_REPEATED = 8  # times an element is read up to which that counts as reading memory
 REGISTER = 4  # bytes of a register
@@ -67,17 +66,8 @@ def bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
                if not access.is_store and all(access.offset.free_symbols & group for group in groups))
 
 
-def is_mixed(along: float, across: float) -> bool:
-    """Return whether bytes that are contiguous along rows count, and those that are contiguous across them, too.
-
-    Args:
-        along, across: How many there are of each.
-    """
-    return min(along, across) > MIXED * max(along, across)
-
-
 def contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], axes: Collection[int]) -> float:
-    """Return the bytes of the accesses whose neighbours in memory are neighbours along some axes.
+    """Return the bytes of the accesses whose neighbours in memory are neighbours along some axes, of a tensor all at most.
 
     Args:
         spec: The region.
@@ -85,7 +75,11 @@ def contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], ax
         accesses: Accesses of that.
         axes: The axes.
     """
-    return sum(traffic(spec, probed, access) for access in accesses if _fastest_axis(spec, probed, access) in axes)
+    moved: dict[str, float] = {}
+    for access in accesses:
+        if _fastest_axis(spec, probed, access) in axes:
+            moved[access.tensor] = min(moved.get(access.tensor, 0.0) + traffic(spec, probed, access), weight(access))
+    return sum(moved.values())
 
 
 def _across_lanes(spec: Spec, probed: Emitter, accesses: Sequence[Access], row: tuple[int, ...]) -> tuple[int, ...]:
@@ -145,6 +139,7 @@ class Rows:
     states: int  # of all reductions together
     counts: bool  # whether a reduction has several states, all of which every element changes
     stores_along: int  # results that are stored along the row
+    stores_late: int  # those of them that need the row's reductions, so that it is read again unless it is held
     instructions: float  # per element, of what varies along rows and across them
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
@@ -152,10 +147,16 @@ class Rows:
     is_uneven: bool  # whether elements of one byte are read along the row, and others of four bytes or more
     is_scattered: bool  # whether lanes move most bytes along the row an element at a time
     streams: bool  # whether something is read that is not repeated often: all else is read again from the cache
-    is_mixed: bool  # whether many bytes are contiguous along the other one
+    along: float  # bytes that are contiguous along rows
+    across: float  # bytes that are contiguous along what lies across them
     is_in_parts: bool  # whether something is read only where a condition holds, such as a piece of a concatenation
     piece: int  # a divisor of where pieces of rows beside one another begin that are not computed alike; 0 without such
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether many bytes are contiguous along one of both, and many along the other one."""
+        return is_mixed(self.along, self.across)
 
 
 def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
@@ -168,7 +169,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reduced: The axes along which it reduces.
     """
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
-    is_static = all(isinstance(spec.axes[k].size, int) for k in reduced)
+    is_static = all(spec.axes[k].is_known and isinstance(spec.axes[k].size, int) for k in reduced)
     along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
     lanes = "x" if across > along else "r"
     row = along_row(spec, probed, accesses, reduced)
@@ -179,6 +180,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
     vectors = {access: vector_length(spec, probed, access, order[lanes]) for access in probed.accesses
                if _varies(probed, access, reduced)}
     rules = [recurrence_of(spec, op) for op in with_guests(spec, [op for op, _ in spec.reductions])]
+    late = _ops_that_need(spec, frozenset(op for op, _ in spec.reductions))
     return Rows(
         spec, order, point_count(spec, remaining), point_count(spec, reduced),
         tensors=max(1, len(full_reads(spec, probed)) + sum(_weight_of_scan(spec, op) for op, _ in spec.scans)),
@@ -191,6 +193,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         states=sum(len(rule.states) for rule in rules),
         counts=any(rule.counts for rule in rules),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
+        stores_late=sum(store.op in late and runs_along(store, reduced) for store in spec.stores),
         instructions=sum(work.instructions for work in probed.work if work.axes & reduced and work.axes - reduced),
         is_static=is_static,
         lanes=lanes,
@@ -200,7 +203,8 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
             sum(traffic(spec, probed, access) for access in vectors)),
         streams=MOST_REPEATED * max((math.prod(map(estimate, access.layout.shape)) for access in reads), default=0)
         >= point_count(spec, range(len(spec.axes))),
-        is_mixed=is_mixed(along, across),
+        along=along,
+        across=across,
         is_in_parts=any(access.masks for access in reads),
         piece=_even_piece(spec, probed, order["x"]),
         block=_even_block(spec, probed, order["r"]),

@@ -72,7 +72,7 @@ def _persistent(facts: Rows) -> Iterator[Schedule]:
     warps = _warps_of_held(facts, x, r)
     tiles = [(x, warps), (x, 2 * warps), (x, 4 * warps), (2 * x, 2 * warps), (4 * x, 4 * warps), (x, max(warps // 2, 1)),
              (max(x // 2, 1), max(warps // 2, 1)), (2 * x, warps)]
-    if r <= LONGEST_IN_LANE and facts.reads_of_rows and facts.held * r <= MOST_IN_LANE:
+    if r <= LONGEST_IN_LANE and facts.reads_of_rows and facts.held * r <= MOST_IN_LANE and not facts.stores_along:
         in_lanes = [(32, 1), (64, 2)]
         tiles = in_lanes + tiles if facts.rows >= LANES * 4 * PROCESSORS else tiles[:1] + in_lanes + tiles[1:]
     most = power_of_two(facts.rows)
@@ -129,7 +129,7 @@ def _online(facts: Rows) -> Iterator[Schedule]:
     stages = stages_within(r * facts.bytes_read, 3) if facts.stores_along else 1
     cannot_be_ahead = facts.length * facts.itemsize % COPIED
     if facts.stores_along and cannot_be_ahead and facts.length >= LONG_ROW:
-        yield from _loops(facts, (LONG_ROW, 16, 1))
+        yield from _loops(facts, (LONG_ROW, 16, 1) if facts.stores_late else (2048, 8, 1))
     if facts.rows < 2 * PROCESSORS:  # few are under way at a time
         yield from _loops(facts, (LONG_ROW, 16, 1))
     if facts.rows >= MANY_ROWS and not facts.stores_along:

@@ -12,18 +12,16 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import (
-    LONGEST_AHEAD,
     SHARED_BYTES,
     bytes_read_along,
     contiguous_bytes,
     full_reads,
-    is_mixed,
 )
 from dynafuse.lowering.triton.tiles import Schedule, along_row, by_stride, clamp, point_count, power_of_two, reduced_axes
-from dynafuse.partition.kernel_class import PROCESSORS
+from dynafuse.partition.kernel_class import LONGEST_AHEAD, PROCESSORS, is_mixed
 
 LONG = 4096  # elements of a row of which four warps hold as many as there are registers for
-LEAST_ACROSS = 4  # rows beside one another that a tile has where much is contiguous across them
+LEAST_ACROSS, MOST_ACROSS = 4, 32  # rows beside one another that a tile has where much is contiguous across them
 SHORT = 512  # elements of a row up to which a warp or two, with two rows at a time, are faster than four
 FEWEST = 8 * PROCESSORS  # rows from which on they are
 FEW_BYTES = 8  # read per element, above which that takes more rows: until the first ones are there nothing hides the wait
@@ -68,7 +66,7 @@ def rowcol(
     half, quarter = max(most // 2, 1), max(most // 4, 1)
     along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (row, column))
     if is_mixed(along, across) or across > along:
-        x = min(max(half, LEAST_ACROSS), most)
+        x = min(clamp(half, LEAST_ACROSS, MOST_ACROSS), most)
         ahead = schedule(x, warps_for(x), 2, 3)
         yield ahead if ahead.stages == 3 else schedule(x, 4, 4, 1)
     elif r <= SHORT and rows >= (FEWEST if bytes_read <= FEW_BYTES else FEWEST_OF_MUCH):

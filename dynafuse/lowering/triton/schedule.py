@@ -19,35 +19,35 @@ from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.column_schedule import columns, split_columns
 from dynafuse.lowering.triton.pointwise_schedule import pointwise_schedules
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.reduced_rows import LONGEST_AHEAD, Rows, rows_of, splittable, with_running_states
+from dynafuse.lowering.triton.reduced_rows import Rows, rows_of, splittable, with_running_states
 from dynafuse.lowering.triton.row_schedule import split_rows, whole_rows
 from dynafuse.lowering.triton.rowcol_schedule import rowcol
 from dynafuse.lowering.triton.ties import lanes_first
 from dynafuse.lowering.triton.tiles import Schedule, probe, reduced_axes, traffic
-from dynafuse.partition.kernel_class import PROCESSORS, reduction_class
+from dynafuse.partition.kernel_class import goes_by_rows, reduction_class
 
-LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough of them to fill sectors across them
 MOST_CANDIDATES = 8
 
 
 def choose_schedule(spec: Spec) -> Schedule:
-    """Return the schedule that a spec's options name, else the best; for a class of sizes that of its typical size."""
+    """Return the schedule that a spec's options name, else the best; of sizes that are not known that of typical ones."""
     named = dict(spec.options).get(VARIANT)
     if named is None:
-        return next(_schedules(spec.typical))
+        return next(_schedules(spec))
     return next(schedule for schedule in candidates(spec) if str(schedule) == named)
 
 
 def candidates(spec: Spec) -> tuple[Schedule, ...]:
     """Return schedules of a spec that differ in speed by what no formula knows, the one to choose without timings first."""
-    return tuple(itertools.islice(_distinct(_schedules(spec.typical)), MOST_CANDIDATES))
+    return tuple(itertools.islice(_distinct(_schedules(spec)), MOST_CANDIDATES))
 
 
 def _schedules(spec: Spec) -> Iterator[Schedule]:
-    """Yield schedules of a spec, the best first, some more than once."""
-    probed = probe(spec)
-    for schedule in _by_class(spec, probed):
-        yield replace(schedule, lanes_first=True) if lanes_first(spec, probed, schedule) else schedule
+    """Yield schedules of a spec by its typical sizes, the best first, some more than once."""
+    typical = spec.typical
+    probed = probe(typical)
+    for schedule in _by_class(typical, probed):
+        yield replace(schedule, lanes_first=True) if lanes_first(typical, probed, schedule) else schedule
 
 
 def _by_class(spec: Spec, probed: Probe) -> Iterable[Schedule]:
@@ -78,15 +78,8 @@ def _rows(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozen
 
 def _row_schedules(facts: Rows, reduced: frozenset[int]) -> Iterable[Schedule]:
     """Return schedules of a spec that reduces rows alone, which keep a state per element of a tile."""
-    by_rows = _by_rows(facts)
-    if reduction_class(facts.rows, facts.length, contiguous=by_rows, splittable=splittable(facts.spec, reduced)) == "split":
-        return split_rows(facts) if by_rows else split_columns(facts)
-    # Few programs that take neighbouring rows would be slower than many that do not. Short rows fit beside one another.
-    are_few = facts.rows < 32 * PROCESSORS and facts.length <= LONGEST_AHEAD
-    are_held = facts.is_mixed and facts.is_static and (are_few or facts.length <= LONGEST_BESIDE)
-    return whole_rows(facts) if by_rows or are_held else columns(facts)
-
-
-def _by_rows(facts: Rows) -> bool:
-    """Return whether a program may take a single row: nothing much is contiguous across rows."""
-    return facts.lanes == "r" and not facts.is_mixed
+    kernel_class = reduction_class(facts.rows, facts.length, along=facts.along, across=facts.across,
+                                   splittable=splittable(facts.spec, reduced), is_static=facts.is_static)
+    if kernel_class == "split":
+        return split_rows(facts) if goes_by_rows(facts.along, facts.across) else split_columns(facts)
+    return whole_rows(facts) if kernel_class == "row" else columns(facts)

@@ -90,8 +90,8 @@ def probe(spec: Spec) -> Probe:
         return load_operand(op, frozenset().union(*map(emitter.tiles, emitter.index(dims[op]))))
 
     emitter.on_reduction, emitter.on_scan = load_operand, load_scanned
-    for store in spec.stores:
-        emitter.store_op("out", store)
+    for k, store in enumerate(spec.stores):
+        emitter.store_op(f"out{k}", store)
     return emitter
 
 
