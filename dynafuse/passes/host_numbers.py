@@ -3,7 +3,8 @@
 Beside tensors on a device eager takes a tensor on the host that has no dimensions for its number, and models write numbers
 so: ``x * torch.tensor(0.5)``, ``y[:, 0] = 0``, ``torch.where(mask, x, torch.tensor(-inf))``. A kernel reads no memory of
 the host, but where the graph tells the number, it can be a constant in the kernel. That holds for literals, for constants
-of the graph that it does not write to, and for what is computed of such; not for what the graph is given.
+of the graph that it does not write to, and for what is computed of such. What the graph is given is sent to the device
+(``given_numbers.py``).
 
 Worked example: ``mul(x, lift_fresh_copy(_tensor_constant0))``, with a constant of 0.5 in float32 on the host and ``x`` of
 bfloat16 on a GPU, becomes ``mul(x, full([], 0.5))``, with a ``full`` of float32 on the GPU. The product stays bfloat16.
@@ -29,26 +30,28 @@ MOVES = {aten._to_copy.default, prims.device_put.default}
 
 def move_numbers(module: GraphModule) -> None:
     """Replace numbers in tensors on the host, in place, where calls with results elsewhere read them."""
-    if not any(_is_elsewhere(node.meta.get("val")) for node in module.graph.nodes):
+    if not any(is_elsewhere(node.meta.get("val")) for node in module.graph.nodes):
         return
     written = {base(value) for node in module.graph.nodes for value in written_to(node)}
     numbers: dict[Node, torch.Tensor] = {}
     for node in list(module.graph.nodes):
-        if _is_number(node.meta.get("val")):
+        if is_number(node.meta.get("val")):
             number = None if node in written else _number(module, node, numbers)
             if number is not None:
                 numbers[node] = number
-        elif _is_elsewhere(node.meta.get("val")) and not numbers.keys().isdisjoint(node.all_input_nodes):
+        elif is_elsewhere(node.meta.get("val")) and not numbers.keys().isdisjoint(node.all_input_nodes):
             with fake_mode_of([node]):
                 _give_constants(node, numbers)
 
 
-def _is_number(value: Any) -> TypeGuard[torch.Tensor]:
+def is_number(value: Any) -> TypeGuard[torch.Tensor]:
+    """Return whether a value is a tensor on the host without dimensions."""
     is_one = isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
     return is_one and not value.is_complex()
 
 
-def _is_elsewhere(value: Any) -> TypeGuard[torch.Tensor]:
+def is_elsewhere(value: Any) -> TypeGuard[torch.Tensor]:
+    """Return whether a value is a tensor on a device."""
     return isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
 
 
@@ -57,7 +60,7 @@ def _number(module: GraphModule, node: Node, numbers: Mapping[Node, torch.Tensor
     if node.op == "get_attr":
         constant = getattr(module, str(node.target), None)
         is_known = isinstance(constant, torch.Tensor) and not isinstance(constant, FakeTensor)
-        return constant if is_known and _is_number(constant) else None
+        return constant if is_known and is_number(constant) else None
     row = lookup(node.target)
     if row is None or row.kind not in (Kind.CREATION, Kind.POINTWISE, Kind.VIEW):
         return None

@@ -2,12 +2,12 @@
 
 In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
 (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
-are corrected; numbers in tensors on the host become constants (``host_numbers.py``); copies into parts of tensors get
-memory of their own (``copies.py``); reads of what scatters and pads put together become reads of what was put there
-(``cut_outs.py``); ops that do nothing are removed; sums of rows that are zero but in one place become that
-element (``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal calls are merged;
-constants that must be in memory are made again for those that compute with them (``creations.py``); dead code is removed. A
-new step is a call in :func:`normalize`.
+are corrected; numbers in tensors on the host become constants (``host_numbers.py``), or are sent to the device
+(``given_numbers.py``); copies into parts of tensors get memory of their own (``copies.py``); reads of what scatters and pads
+put together become reads of what was put there (``cut_outs.py``); ops that do nothing are removed; sums of rows that are 0
+but in one place become that element (``one_hots.py``); gathers move before what computes much more than they pick
+(``picks.py``); equal calls are merged; constants that must be in memory are made again for those that compute with them
+(``creations.py``); dead code is removed. A new step is a call in :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -30,6 +30,7 @@ from dynafuse.passes.copies import close_gaps
 from dynafuse.passes.creations import make_again
 from dynafuse.passes.cut_outs import take_pieces
 from dynafuse.passes.duplicates import merge_duplicates
+from dynafuse.passes.given_numbers import send_numbers
 from dynafuse.passes.host_numbers import move_numbers
 from dynafuse.passes.one_hots import sum_one_hots
 from dynafuse.passes.picks import pick_early
@@ -57,6 +58,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     unbatch(module)
     settle_strides(module)
     move_numbers(module)
+    send_numbers(module)
     close_gaps(module)
     take_pieces(module)
     remove_noops(module)

@@ -834,6 +834,19 @@ def test_replays_of_a_stream_share_one_workspace_which_nothing_else_is_given(pro
     assert torch.cuda.memory_reserved() < reserved[0]
 
 
+def test_floats_that_change_are_sent_before_a_replay(machine: Machine) -> None:
+    """Dynamo traces them as numbers in tensors on the host."""
+    def compute(x: Tensor, scale: float, shift: float) -> Tensor:
+        return torch.softmax(x * scale + shift, -1) @ x.t() @ x
+
+    call = machine.compile(compute, dynamic=True)
+    with torch.no_grad():
+        for step in range(1, 2 * STEPS):
+            x = machine.randn(6, 6)
+            close(call(x, 0.5 * step, 1 / step), compute(x, 0.5 * step, 1 / step))
+    assert machine.replayed() > 0
+
+
 # What is not captured -------------------------------------------------------------------------------------------------
 
 

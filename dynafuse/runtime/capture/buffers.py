@@ -52,7 +52,7 @@ class Inputs:
     positions: tuple[int, ...]  # of inputs that are read in place, other than parameters
     addresses: list[int]  # of those
     storages: frozenset[StorageWeakRef]  # of all inputs that are read in place: none of a later tensor has their numbers
-    batches: tuple[Load, ...]  # of inputs that are copied
+    batches: tuple[Load | Sending, ...]  # of inputs that are copied
 
     def fit(self, args: Sequence[Any]) -> bool:
         """Return whether arguments are where the recording reads them."""
@@ -85,6 +85,17 @@ class Load:
             torch._foreach_copy_(self.targets, sources)
 
 
+@dataclass(frozen=True)
+class Sending:
+    """Numbers of one dtype on the host, which are sent to a buffer on the device together."""
+
+    positions: tuple[int, ...]
+    targets: list[Tensor]  # the buffer
+
+    def __call__(self, args: Sequence[Any]) -> None:
+        self.targets[0].copy_(torch.stack([args[i] for i in self.positions]))
+
+
 def _source(tensor: Tensor, extent: int | None) -> Tensor:
     return tensor if extent is None else tensor.as_strided((extent,), (1,))
 
@@ -101,17 +112,28 @@ def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], emp
     """
     assert layout.written <= in_place
     recorded, copied = list(args), dict[torch.dtype, list[tuple[int, Tensor, int | None]]]()
+    on_host: dict[torch.dtype, list[int]] = {}
     for i, arg in enumerate(args):
         if not isinstance(arg, Tensor) or i in in_place:
             continue
-        recorded[i], target, extent = _buffer(arg, empty)
+        buffer, target, extent = _buffer(arg, empty)
+        if target.device != arg.device:
+            on_host.setdefault(arg.dtype, []).append(i)
+            continue
+        recorded[i] = buffer
         copied.setdefault(arg.dtype, []).append((i, target, extent))
+    sendings = []
+    for dtype, numbers in on_host.items():
+        together = empty((len(numbers),), (1,), dtype)
+        sendings.append(Sending(tuple(numbers), [together]))
+        for i, number in zip(numbers, together.unbind(), strict=True):
+            recorded[i] = number
     stays = [i for i in sorted(in_place) if isinstance(args[i], Tensor)]
     positions = tuple(i for i in stays if i not in layout.stationary)
     batches = (tuple(zip(*rows, strict=True)) for rows in copied.values())
     loads = tuple(Load(numbers, list(targets), extents) for numbers, targets, extents in batches)
     storages = frozenset(StorageWeakRef(args[i].untyped_storage()) for i in stays)
-    return Inputs(positions, [args[i].data_ptr() for i in positions], storages, loads), recorded
+    return Inputs(positions, [args[i].data_ptr() for i in positions], storages, (*loads, *sendings)), recorded
 
 
 def _buffer(arg: Tensor, empty: Empty) -> tuple[Tensor, Tensor, int | None]:

@@ -18,6 +18,7 @@ from dynafuse.cost.model import Prediction
 from dynafuse.cost.replay import Copies, Saving, saving
 from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
+from dynafuse.passes.given_numbers import is_sent
 from dynafuse.runtime.alignment import draws_by_address
 from dynafuse.runtime.capture.pool_size import SMALL
 from dynafuse.runtime.capture.tail import Tail
@@ -241,7 +242,7 @@ def saving_of(launched: Prediction, recorded: Prediction, layout: Layout, device
 
 
 def _foreign_device(module: GraphModule, device_type: str) -> str | None:
-    values = (node.meta.get("val") for node in module.graph.nodes)
+    values = (node.meta.get("val") for node in module.graph.nodes if not is_sent(node))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)}
     devices |= {value.device for value in _constants(module)}
     names = ", ".join(sorted(map(str, devices)))

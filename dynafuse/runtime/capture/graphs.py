@@ -15,6 +15,7 @@ from torch.fx import Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import plan_prediction
 from dynafuse.ir import Plan
+from dynafuse.passes.given_numbers import is_sent
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, saving_of, verdict
 from dynafuse.runtime.capture.gradients import handed_gradients
@@ -123,5 +124,5 @@ def _only_planned_for_another(setting: Setting) -> bool:
 
 
 def _device(setting: Setting) -> torch.device | None:
-    values = (node.meta.get("val") for node in setting.module.graph.nodes)
+    values = (node.meta.get("val") for node in setting.module.graph.nodes if not is_sent(node))
     return next((value.device for value in values if isinstance(value, torch.Tensor)), None)
