@@ -100,11 +100,13 @@ class KernelBuilder:
         """Return the reductions that a second kernel completes, in order."""
         return [op for op, _ in self.spec.reductions if op in self.schedule.deferred]
 
+    def is_of_lanes(self, tile: str) -> bool:
+        """Return whether neighbouring lanes are meant to walk a tile dimension."""
+        return len(self.schedule.order) == 1 or tile == ("x" if "y" in self.schedule.order else self.schedule.lanes)
 
     def tile_dim(self, tile: str) -> int:
         """Return which of two dimensions of a tile a tile dimension is: neighbouring lanes' is the last, or the first."""
-        is_of_lanes = tile == ("x" if "y" in self.schedule.order else self.schedule.lanes)
-        return int(is_of_lanes != self.schedule.lanes_first)
+        return int(self.is_of_lanes(tile) != self.schedule.lanes_first)
 
     def spread(self, tile: str) -> str:
         """Return the text of the index that lays points along a tile dimension's dimension; "" if it is the only one."""
@@ -176,7 +178,8 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     is_even = in_loop or any(emitter.tile_of[emitter.axes[k]] == PER_PROGRAM for k in axes)
     block = builder.schedule.block[name] if is_even else 0
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
-    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block)
+    is_across = not builder.is_of_lanes(name)
+    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_across)
 
 
 def program_id(builder: KernelBuilder, dimension: int) -> str:

@@ -133,6 +133,7 @@ class Rows:
     tensors: int  # how many are read along all axes, or scanned
     held: int  # registers for an element of each tensor that is read along rows and across them
     reads_along: int  # accesses that vary along the row
+    reads_apart: int  # those of them, across rows as well, whose neighbours along the row are none in memory
     reads_of_rows: int  # accesses that vary across rows alone
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
@@ -187,6 +188,8 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         held=max(1, sum(-(-access.layout.dtype.itemsize // REGISTER) for access in _held_reads(probed)
                         if _varies(probed, access, reduced) and _varies(probed, access, remaining))),
         reads_along=sum(_varies(probed, access, reduced) for access in reads),
+        reads_apart=sum(_varies(probed, access, reduced) and _varies(probed, access, remaining)
+                        and _fastest_axis(spec, probed, access) not in reduced for access in reads),
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
         bytes_read=bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
@@ -199,7 +202,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         lanes=lanes,
         vector=max(vectors.values(), default=1),
         is_uneven=_is_uneven(access for access in vectors if not access.is_store),
-        is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) > (
+        is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) >= (
             sum(traffic(spec, probed, access) for access in vectors)),
         streams=MOST_REPEATED * max((math.prod(map(estimate, access.layout.shape)) for access in reads), default=0)
         >= point_count(spec, range(len(spec.axes))),

@@ -33,6 +33,8 @@ LONG_ROW = 16384  # elements from which on fewer warps with more registers each 
 LONGEST_SUMMED_TWICE = 8192  # elements of a row up to which a variance is summed up twice faster than in a loop
 FEW_READ = 3  # tensors that a row reads which a loop reads again fast enough
 FULL = 0.75  # share of the lanes' registers that a row fills from which on it counts as filling all
+FEW_ROWS = 4 * PROCESSORS  # of which hardly two are on a processor at a time, so that either may fill half of its registers
+MOST_HELD = 128 << 10  # bytes of such a row, which is held if reading it twice costs more than its bytes
 MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
 LEAST_MOVED = BYTES / STARTED  # bytes that a program of many moves at least: memory is faster than they are started
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
@@ -52,8 +54,9 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
     longest_in_registers = LONGEST_PERSISTENT // (2 * power_of_two(tensors // 2) if tensors > 1 else 1)
     can_be_held = facts.is_static and facts.length <= LONGEST_PERSISTENT
     loops = _online(facts) if online_sums else _looped(facts)
-    if can_be_held and facts.length <= min(longest_held, longest_in_registers):
-        if facts.counts and facts.length > LONGEST_SUMMED_TWICE and facts.reads_along <= FEW_READ:
+    is_dear = facts.reads_apart and facts.rows <= FEW_ROWS and facts.length * facts.bytes_read <= MOST_HELD
+    if can_be_held and ((is_dear and not online_sums) or facts.length <= min(longest_held, longest_in_registers)):
+        if facts.counts and facts.length > LONGEST_SUMMED_TWICE and facts.reads_along <= FEW_READ and not is_dear:
             yield from _loops(facts, (4096, 8, 1))
         yield from _persistent(facts)
         yield from itertools.islice(loops, 2 if facts.length >= 2048 else 0)
