@@ -6,6 +6,7 @@ Its offsets have 32 bits: torch calls it as long as ``768*s0`` is below 2**31, a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -56,14 +57,23 @@ def checked_at_most(exprs: Iterable[sympy.Expr], limit: int, environment: ShapeE
         limit: The largest value.
         environment: What torch knows of the symbols; None: nothing.
     """
-    largest = _largest(exprs)
-    examples = [example_of(expr, environment) for expr in largest]
-    if environment is None or any(example is None or example > limit for example in examples):
+    if environment is None:
         return False
-    conditions = [_of_torch(expr, environment) <= limit for expr in largest]
-    if environment.frozen or environment._suppress_guards_tls():  # what is asked then is forgotten
-        return all(map(statically_known_true, conditions))
-    return all(map(guard_or_false, conditions))
+    checked = _CHECKED.setdefault(environment, set())
+    asked = [expr for expr in _largest(exprs) if (expr, limit) not in checked]  # layers repeat themselves
+    examples = [example_of(expr, environment) for expr in asked]
+    if any(example is None or example > limit for example in examples):
+        return False
+    conditions = [_of_torch(expr, environment) <= limit for expr in asked]
+    is_forgotten = environment.frozen or environment._suppress_guards_tls()
+    if not all(map(statically_known_true if is_forgotten else guard_or_false, conditions)):
+        return False
+    checked.update((expr, limit) for expr in asked)
+    return True
+
+
+_CHECKED: weakref.WeakKeyDictionary[ShapeEnv, set[tuple[sympy.Expr, int]]] = weakref.WeakKeyDictionary()
+"""What is checked, or known, of the symbols of each graph that is being compiled: sizes with the largest they may be."""
 
 
 def _largest(exprs: Iterable[sympy.Expr]) -> list[sympy.Expr]:

@@ -11,7 +11,6 @@ Worked example: of two norms with epsilons ``a`` and ``b``, ``add(x, convert_ele
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -51,16 +50,17 @@ def send_numbers(module: GraphModule) -> None:
 
 def is_sent(node: Node) -> bool:
     """Return whether a node is a number on the host that is only sent to a device, or some of them together."""
-    if node.op == "placeholder":
-        return is_number(node.meta.get("val")) and all(map(_sends, node.users))
-    return node.target is aten.stack.default and all(operand.op == "placeholder" and is_number(operand.meta["val"])
-                                                     for operand in node.all_input_nodes) and all(map(_sends, node.users))
+    is_stack = node.target is aten.stack.default
+    numbers = node.all_input_nodes if is_stack else [node]
+    are_given = all(number.op == "placeholder" and is_number(number.meta.get("val")) for number in numbers)
+    return are_given and all(map(_sends, node.users))
 
 
 def _sends(node: Node) -> bool:
     """Return whether a node sends its operand to a device, or puts it beside others that are sent."""
-    return is_sent(node) if node.target is aten.stack.default else (
-        node.target is aten._to_copy.default and is_elsewhere(node.meta.get("val")))
+    if node.target is aten.stack.default:
+        return is_sent(node)
+    return node.target is aten._to_copy.default and is_elsewhere(node.meta.get("val"))
 
 
 def _computed_of(graph: Graph, given: set[Node]) -> set[Node]:
@@ -98,5 +98,5 @@ def _sent(given: Sequence[Node], device: torch.device) -> dict[Node, Node]:
             sent[nodes[0]] = insert(before, aten._to_copy.default, (nodes[0],), device=device)
             continue
         together = insert(before, aten._to_copy.default, (insert(before, aten.stack.default, (nodes,)),), device=device)
-        sent |= {node: insert(before, aten.select.int, (together, 0, k)) for node, k in zip(nodes, itertools.count())}
+        sent |= {node: insert(before, aten.select.int, (together, 0, k)) for k, node in enumerate(nodes)}
     return sent
