@@ -178,8 +178,8 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     is_even = in_loop or any(emitter.tile_of[emitter.axes[k]] == PER_PROGRAM for k in axes)
     block = builder.schedule.block[name] if is_even else 0
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
-    is_across = not builder.is_of_lanes(name)
-    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_across)
+    is_joined = builder.schedule.stages > 1 and not builder.is_of_lanes(name)
+    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_joined)
 
 
 def program_id(builder: KernelBuilder, dimension: int) -> str:

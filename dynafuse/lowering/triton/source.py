@@ -2,8 +2,9 @@
 
 Worked example: if every access reads axes ``i0`` (size 8) and ``i1`` (size 4) as ``4*i0 + i1``, both become the tile
 variable ``x`` and the text has no division; otherwise the kernel begins with ``x1 = x % 4`` and ``x0 = x // 4``, and the
-accesses that do read them so still are at ``x``. Across lanes, one that reads a few of the innermost axes as one element
-after another is at what these are together, ``x1_3 = x % 24``: Triton then knows its neighbours, and puts lanes there.
+accesses that do read them so still are at ``x``. Where tiles are copied ahead, one that reads a few of the innermost axes as
+one element after another, across lanes, is at what they are together, ``x1_3 = x % 24``: elements of 16 bits of which Triton
+knows no neighbours are not copied ahead.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class TileDimension:
     axes: list[sympy.Symbol]
     in_loop: bool = False  # whether it begins anew in every step of the loop
     block: int = 0  # the number of points of which every tile begins at a multiple; 0 if that is not used
-    is_across: bool = False  # whether lanes are meant to walk the tile's other dimension
+    is_joined: bool = False  # whether accesses are at what several of its innermost axes are together
 
     def is_even(self, inner: Size) -> bool:
         """Return whether an axis has one value all over a tile, given the points of the axes inside it."""
@@ -149,7 +150,7 @@ def _axis_lines(tile: TileDimension, variables: Variables, suffix: str = "") -> 
         if len(tile.axes) > 1:
             yield f"{name} = {_axis_text(tile, flat, inner, axis.size, is_outermost=k == 0)}"
         inner = inner * axis.size
-        if 0 < k < last and tile.is_across:
+        if 0 < k < last and tile.is_joined:
             together = f"{tile.name}{k}_{last}{suffix}"
             variables[_together(tile, k)] = sympy.Symbol(together)
             yield f"{together} = {_axis_text(tile, flat, 1, inner, is_outermost=False)}"
@@ -164,15 +165,15 @@ def _together(tile: TileDimension, begin: int) -> sympy.Symbol:
 def _over_innermost(expr: sympy.Expr, tile: TileDimension) -> sympy.Expr:
     """Return an index expression over what innermost axes of a tile dimension are together, if it treats them as one.
 
-    If these are all axes nothing is divided. A part of them is worth it if it is read one element after the other, across
-    lanes: those walk such elements one by one anyway, and beside others that they have to walk so it is faster.
+    If these are all axes nothing is divided. A part of them is worth it if it is read one element after the other, so that
+    Triton may copy several of them at once.
     """
     axes, factor = tile.axes, expr.coeff(tile.axes[-1])
     begin, expected = len(axes), factor
     while factor != 0 and begin and sympy.expand(expr.coeff(axes[begin - 1]) - expected) == 0:
         begin -= 1
         expected = expected * axes[begin].size
-    if begin > 0 and (factor != 1 or begin > len(axes) - 2 or not tile.is_across):
+    if begin > 0 and (factor != 1 or begin > len(axes) - 2 or not tile.is_joined):
         return expr
     rest = sympy.expand(expr - sum(expr.coeff(axis) * axis for axis in axes[begin:]))
     return expr if rest.free_symbols & set(axes[begin:]) else rest + factor * _together(tile, begin)

@@ -96,7 +96,8 @@ class Side:
     def __init__(self, index: int) -> None:
         self.index = index
         self.stream = torch.cuda.Stream(index)
-        self._memory = torch.cuda.MemPool()  # nothing else is allocated there: the workspace is found where it was before
+        self._pool = torch.cuda.graph_pool_handle()  # of nothing else: the workspace is found where it was before
+        self._holder: torch.cuda.CUDAGraph | None = None  # a graph as long as which the pool lives
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -104,11 +105,26 @@ class Side:
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.stream(self.stream):
-                with torch.cuda.use_mem_pool(self._memory, self.index):
+                if self._holder is None:
+                    self._holder = _captured_nothing(self.index, self._pool)
+                torch._C._cuda_beginAllocateCurrentThreadToPool(self.index, self._pool)
+                try:
                     torch.cuda.current_blas_handle()
+                finally:
+                    torch._C._cuda_endAllocateToPool(self.index, self._pool)
+                    torch._C._cuda_releasePool(self.index, self._pool)
                 yield
         finally:
             torch._C._cuda_clearCublasWorkspaces()
+
+
+def _captured_nothing(index: int, handle: Any) -> torch.cuda.CUDAGraph:
+    """Return a graph of the current stream's that does nothing of use, with a pool of its own."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(handle, capture_error_mode="thread_local")
+    torch.zeros(1, device=torch.device("cuda", index))
+    graph.capture_end()
+    return graph
 
 
 class CudaRecorder:
@@ -230,10 +246,7 @@ def _recover(index: int, handle: Any, side: torch.cuda.Stream) -> None:
     with suppress(RuntimeError):  # torch has done so
         torch._C._cuda_endAllocateToPool(index, handle)
     with suppress(RuntimeError), torch.cuda.stream(side):
-        whole = torch.cuda.CUDAGraph()
-        whole.capture_begin(torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
-        torch.zeros(1, device=side.device)
-        whole.capture_end()  # which takes the generators out of every capture
+        _captured_nothing(index, torch.cuda.graph_pool_handle())  # whose end takes the generators out of every capture
 
 
 RECORDING = threading.Lock()

@@ -20,17 +20,18 @@ def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return parts * 2 + y
 
 
-def test_axes_that_an_access_reads_as_neighbours_are_one_across_lanes() -> None:
+def test_axes_that_an_access_reads_as_neighbours_are_one_where_tiles_are_copied_ahead() -> None:
     spec = spec_of(windows, torch.empty(4 * 6 * 2, 7, 7), torch.empty(4, 42, 14))
     assert [axis.size for axis in spec.axes] == [4, 6, 7, 2, 7]
     source = write_kernels(spec, Schedule("flat", {"x": (0, 1, 2, 3, 4)}, {"x": 256}, 4), False).source
     assert "tl.load(in1 + (x)" in source and "tl.store(out0 + (x)" in source
     by_image = write_kernels(spec, Schedule("tiled", {"y": (0,), "x": (1, 2, 3, 4)}, {"y": 2, "x": 128}, 4), False).source
     assert "tl.load(in1 + (x + 588*y)" in by_image
-    across = Schedule("tiled", {"y": (0, 1, 3, 4), "x": (2,)}, {"y": 128, "x": 4}, 4)
-    source = write_kernels(spec, across, False).source
-    assert "y1_2 = y % 14" in source and "tl.load(in1 + (y1_2 + 14*x + 98*y0)" in source
-    along = Schedule("tiled", {"y": (2,), "x": (0, 1, 3, 4)}, {"y": 4, "x": 128}, 4)
+    for stages, joined in ((1, False), (3, True)):
+        across = Schedule("tiled", {"y": (0, 1, 3, 4), "x": (2,)}, {"y": 128, "x": 4}, 4, stages)
+        source = write_kernels(spec, across, False).source
+        assert ("y1_2 = y % 14" in source and "tl.load(in1 + (y1_2 + 14*x + 98*y0)" in source) == joined
+    along = Schedule("tiled", {"y": (2,), "x": (0, 1, 3, 4)}, {"y": 4, "x": 128}, 4, 3)
     assert not re.search(r"x\d_\d", write_kernels(spec, along, False).source)  # lanes walk these one by one anyway
 
 
