@@ -1,13 +1,14 @@
 """Normalization of an ATen graph before it is partitioned; each step leaves a graph that computes the same.
 
-In order: casts that the user wrote become ops that round; outputs of multi-output ops become ops of their own
-(``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that product; strides that tracing reports wrong
-are corrected; numbers in tensors on the host become constants (``host_numbers.py``), or are sent to the device
-(``given_numbers.py``); copies into parts of tensors get memory of their own (``copies.py``); reads of what scatters and pads
-put together become reads of what was put there (``cut_outs.py``); ops that do nothing are removed; sums of rows that are 0
-but in one place become that element (``one_hots.py``); gathers move before what computes much more than they pick
-(``picks.py``); equal calls are merged; constants that must be in memory are made again for those that compute with them
-(``creations.py``); dead code is removed. A new step is a call in :func:`normalize`.
+In order: zeros without memory become zeros in memory; casts that the user wrote become ops that round; outputs of
+multi-output ops become ops of their own (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that
+product; strides that tracing reports wrong are corrected; numbers in tensors on the host become constants
+(``host_numbers.py``), or are sent to the device (``given_numbers.py``); copies into parts of tensors get memory of their
+own (``copies.py``); reads of what scatters and pads put together become reads of what was put there (``cut_outs.py``);
+ops that do nothing are removed; sums of rows that are 0 but in one place become that element (``one_hots.py``); gathers
+move before what computes much more than they pick (``picks.py``); equal calls are merged; constants that must be in
+memory are made again for those that compute with them (``creations.py``); dead code is removed. A new step is a call in
+:func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -22,7 +23,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, is_returned, is_view, makes_memory
+from dynafuse.fx import arguments, insert, is_returned, is_view, makes_memory
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
@@ -53,6 +54,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
         module: The graph.
         merge_equal: Whether equal calls are merged: of forward and backward that was done in their joint graph.
     """
+    store_zeros(module)
     keep_written_casts(module)
     dissolve_multiple_outputs(module)
     unbatch(module)
@@ -69,6 +71,20 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     make_again(module)
     module.graph.eliminate_dead_code()
     return module
+
+
+def store_zeros(module: GraphModule) -> None:
+    """Replace zeros without memory, as in the gradient of a sign, by zeros in memory: kernels and replays read addresses."""
+    stored: set[Node] = set()
+    for node in module.graph.find_nodes(op="call_function", target=aten._efficientzerotensor.default):
+        value = node.meta["val"]
+        with value.fake_mode:
+            zeros = insert(node, aten.full.default, (arguments(node)["size"], 0), dtype=value.dtype, device=value.device)
+        node.replace_all_uses_with(zeros)
+        module.graph.erase_node(node)
+        stored.add(zeros)
+    if stored:
+        place_views(module, stored)
 
 
 def dissolve_multiple_outputs(module: GraphModule) -> None:

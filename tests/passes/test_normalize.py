@@ -24,6 +24,22 @@ def item(build: graphs.Builder, node: Node, position: int) -> Node:
     return build.op(operator.getitem, node, position)
 
 
+def test_zeros_without_memory_are_stored() -> None:
+    def write(build: graphs.Builder, x: Node) -> list[Node]:
+        zeros = build.op("aten._efficientzerotensor.default", [8], dtype=torch.float64, device=torch.device("cpu"))
+        return [zeros, build.op("aten.expand.default", zeros, [6, 8])]
+
+    module = normalize(graphs.built(write, X))
+    assert text(module) == (
+        "full_default = aten.full.default([8], 0, dtype=torch.float64, device=cpu)\n"
+        "expand_default = aten.expand.default(full_default, [6, 8])\n"
+        "return full_default, expand_default")
+    module.recompile()
+    for zeros in module(X):
+        assert zeros.dtype is torch.float64 and not zeros._is_zerotensor() and not zeros.any()
+    assert not any(node.meta["val"]._is_zerotensor() for node in module.graph.nodes if node.op != "output")
+
+
 def test_a_piece_of_a_split_is_a_slice() -> None:
     def write(build: graphs.Builder, x: Node) -> Node:
         return build.op("aten.relu.default", item(build, build.op("aten.split.Tensor", x, 3, -1), 2))

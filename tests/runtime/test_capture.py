@@ -216,6 +216,24 @@ def test_odd_results(machine: Machine) -> None:
     assert machine.replayed() >= 3
 
 
+def test_gradients_without_memory(machine: Machine) -> None:
+    class Signs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor, self.scale = nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.sgn(self.factor) * self.scale  # autograd's zeros for the factor have no address
+
+    def step(call: Any, model: nn.Module, inputs: list[Tensor]) -> Any:
+        out = call(inputs[0])
+        out.square().sum().backward()
+        return out
+
+    train(machine, Signs, step)
+    assert machine.replayed("backward") >= 2
+
+
 def test_an_empty_result_that_begins_behind_its_memory(machine: Machine) -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp()
