@@ -171,23 +171,14 @@ def unbatch(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is not aten.bmm.default or not _is_one(node.meta["val"].shape[0]):
             continue
-        with node.graph.inserting_before(node):
-            left, right = (_insert(node, aten.squeeze.dim, (operand, 0)) for operand in node.args)
-            product = _insert(node, aten.mm.default, (left, right))
+        left, right = (insert(node, aten.squeeze.dim, (operand, 0)) for operand in node.args)
+        product = insert(node, aten.mm.default, (left, right))
         _replace(node, aten.unsqueeze.default, (product, 0))
 
 
 def _is_one(size: int | torch.SymInt) -> bool:
     """Return whether a size is the number 1. A symbol is not asked: that would guard, or fail where it depends on data."""
     return isinstance(size, int) and size == 1
-
-
-def _insert(origin: Node, target: Any, args: tuple[Any, ...]) -> Node:
-    """Insert a call with the metadata of ``origin``, except its own fake value."""
-    new = origin.graph.call_function(target, args)
-    values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-    new.meta = dict(origin.meta) | {"val": target(*values)}
-    return new
 
 
 def settle_strides(module: GraphModule) -> None:
