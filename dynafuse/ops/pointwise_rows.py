@@ -92,6 +92,8 @@ def _filled(arg: Any, dtype: torch.dtype) -> Any:
 
 
 def _scaled(context: Context, value: Any, alpha: Any) -> str:
+    if not isinstance(value, str) and not context.dtype.is_floating_point:
+        return text(value * alpha, context.dtype)  # wrapped, as the product of two literals of Triton is not
     shown = text(value, context.dtype)
     return shown if alpha == 1 else f"{text(alpha, context.dtype)} * {shown}"
 

@@ -220,6 +220,16 @@ def test_integers_against_numbers(name: str, number: float, tmp_path: Path) -> N
     assert torch.equal(evaluate(row, args, expected, tmp_path), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
+@pytest.mark.parametrize("name", ["aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Scalar"])
+def test_a_number_times_alpha_wraps(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    row = next(row for row in ROWS if str(row.target) == name)
+    value = torch.arange(8, device=DEVICE).to(dtype)
+    args = [value, 3 if name != "aten.rsub.Scalar" else 2, 100]
+    expected = row.target(*args) if "Scalar" in name else row.target(*args[:2], alpha=args[2])
+    assert torch.equal(evaluate(row, args, expected, tmp_path), expected)
+
+
 def test_a_product_less_itself_is_no_fused_multiply_add() -> None:
     """``fma(a, b, -v)`` of ``v = a * b`` is what rounding took from ``v``; eager's difference is 0, or NaN."""
     (row,) = (row for row in ROWS if row.target is torch.ops.aten.sub.Tensor)
