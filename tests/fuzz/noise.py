@@ -22,6 +22,7 @@ import re
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -34,6 +35,9 @@ CONTRACTIONS = re.compile(
 DIVIDING = re.compile(r"mean|var|std|norm|softmax|avg_pool|loss|attention")
 """Those of them that divide by a count or a sum: a compiler multiplies by a rounded reciprocal, so that nothing about them is
 exact, not even the mean of equal numbers, and what is subtracted from it leaves a rest."""
+
+BY_PIECES = re.compile(r"^native_(layer|group|batch)_norm$")
+"""Ops that take from values what comes of the same values: a compiler may use either before or after it is rounded."""
 
 AMPLITUDE = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """Largest disturbance by dtype, in units in the last place: float32 functions differ between math libraries."""
@@ -80,6 +84,9 @@ class Noise(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if func.is_view or torch.Tag.nondeterministic_seeded in func.tags or not _has_floats((args, kwargs)):
             return func(*args, **kwargs)
+        if BY_PIECES.search(name):
+            with self:
+                return decomposition_table[func](*args, **kwargs)
         moves, mutable = bool(EXACT.search(name)), func._schema.is_mutable
         if BY_LOOP.search(name):
             args, kwargs = tree_map(_with_gaps, args), tree_map(_with_gaps, kwargs)
@@ -195,7 +202,7 @@ def _finite(value: Any) -> Any:
     return value.nan_to_num(1.0, 2.0, -2.0) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _mean(value: torch.Tensor, dim: Any = None, *, keepdim: bool = False, **_: Any) -> torch.Tensor:
+def _mean(value: torch.Tensor, dim: Any = None, _unbiased: bool = True, keepdim: bool = False, **_: Any) -> torch.Tensor:
     """The sum over the count, for the arguments of a ``std_mean``."""
     return torch.ops.aten.mean.dim(value, dim, keepdim)  # type: ignore[no-any-return]
 
