@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import sympy
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode
@@ -350,12 +351,16 @@ def alone_in_memory(kind: str, module: GraphModule) -> frozenset[Node]:
 
 def is_spread(value: torch.Tensor, before: Strides) -> bool:
     """Return whether a tensor has its rows further apart than under dense strides, with its dimensions in the same order."""
-    now = _strides_of(value)
-    if not all(isinstance(number, int) for number in (*now, *before, *value.shape)):
-        return False
-    order = sorted((d for d in range(value.dim()) if value.shape[d] != 1), key=lambda d: -before[d])
-    is_ordered = all(now[outer] >= now[inner] * value.shape[inner] for outer, inner in pairwise(order))
-    return is_ordered and all(now[d] >= before[d] for d in order) and (not order or now[order[-1]] == before[order[-1]])
+    now, shape = _strides_of(value), [as_expr(size) for size in value.shape]
+    order = [dim for dim in order_of(value, before) if shape[dim] != 1]
+    gaps = [(_gap(before, shape, *dims), _gap(now, shape, *dims)) for dims in pairwise(order)]
+    return (all(dense == 0 and spread.is_nonnegative for dense, spread in gaps)
+            and all(now[dim] == before[dim] for dim in order[-1:]))
+
+
+def _gap(strides: Strides, shape: Sequence[sympy.Expr], outer: int, inner: int) -> sympy.Expr:
+    """Return how many elements are between two slices along ``outer``, of which ``inner`` is the outermost dimension."""
+    return sympy.expand(strides[outer] - strides[inner] * shape[inner])
 
 
 def num_seen(kind: str, module: GraphModule) -> int:
