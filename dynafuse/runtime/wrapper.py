@@ -470,7 +470,10 @@ class Writer:
             return  # sizes that no variable holds: nothing that relies on them could be written either
         name, sizes, strides = self.names[node], self._sizes(tensor.shape), self._sizes(tensor.stride)
         copy = f"{self.constant(as_planned)}({name}, {sizes}, {strides}, {str(_source(node).target)!r})"
-        self.lines.append(f"if {name}.size() != {sizes} or {name}.stride() != {strides}: {name} = {copy}")
+        differs = f"{name}.size() != {sizes} or {name}.stride() != {strides}"
+        if node.target is operator.getitem:  # of several results an op may leave one out that it describes as empty
+            differs = f"{name} is not None and ({differs})"
+        self.lines.append(f"if {differs}: {name} = {copy}")
 
     def _is_relied_on(self, node: Node) -> bool:
         """Return whether kernels, views or the readers of this graph's results look at the memory of a node."""

@@ -90,3 +90,15 @@ def test_what_products_of_matrices_return_is_not_looked_at() -> None:
 
     given = [torch.randn(4, 4), torch.randn(4, 4)]
     assert ".stride()" not in graphs.compiled(graphs.built(product, *given), given).call.source  # type: ignore[attr-defined]
+
+
+def test_a_result_that_an_op_leaves_out_is_none() -> None:
+    """Torch foretells an empty tensor for the weights that are not asked for."""
+    def attention(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
+        return torch._native_multi_head_attention(x, x, x, 6, 2, weight.repeat(3, 1), bias.repeat(3), weight, bias, None, False)  # type: ignore[no-any-return,attr-defined]
+
+    arguments = torch.randn(1, 3, 6), torch.randn(6, 6), torch.randn(6)
+    with torch.no_grad():
+        result, weights = compiled(attention)(*arguments)
+        torch.testing.assert_close(result, attention(*arguments)[0])
+    assert weights is None
