@@ -1,20 +1,19 @@
 """Triton's interpreter as tests use it: kernels touch nothing but their arguments (``bounds.py``), and it takes a third less time.
 
 By itself it prepares a check of every sum and product of integers for overflow, and then leaves the check out unless kernels are debugged.
-It also replaces the language's functions by interpreted ones for each launch, found anew, and for each call of a function inside a kernel,
-though they stay replaced. It works out the sizes and the name of a block's type for every value, and how two blocks of the same sizes would
+It replaces the functions of the language by interpreted ones at every launch, and puts them back, and looks for the lines of a kernel in its
+file with a tokenizer. It works out the sizes and the name of a block's type for every value, and how two blocks of the same sizes would
 become so. What it says of a kernel is the same without.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
-import inspect
-import itertools
 import linecache
 import os
-from collections.abc import Callable
-from types import ModuleType
+import textwrap
+from types import SimpleNamespace
 from typing import Any
 
 from tests.support import bounds
@@ -86,48 +85,65 @@ def _compare_sizes_first() -> None:
 
 
 def _replace_functions_once() -> None:
-    """Find the functions that are replaced once, and replace none where they are, inside a kernel."""
+    """Replace the language's functions for good, by ones that are called directly: no kernel of this process is compiled."""
+    from triton import language
     from triton.language import core
     from triton.runtime import interpreter
 
-    find = interpreter._patch_lang
-    found: dict[tuple[int, ...], list[tuple[object, str, object]]] = {}
+    def replace(where: Any, name: str, member: Any, _: Any, scope: Any) -> None:
+        function = getattr(member, "__wrapped__", member)  # without the check that a kernel calls it
 
-    def languages(fn: Callable[..., Any]) -> list[ModuleType]:
-        return [value for value in fn.__globals__.values() if value is interpreter.tl or value is core]
+        def interpreted(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **kwargs)
 
-    def replace(fn: Callable[..., Any]) -> Any:
-        key = tuple(map(id, languages(fn)))
-        if not core.is_builtin(core.load):  # replaced already, by a launch of another thread
-            return find(fn)
-        if key not in found:
-            scope = find(fn)
-            found[key] = [(where, name, inspect.getattr_static(where, name)) for where, name, _ in scope._changes]
-            return scope
-        scope = interpreter._LangPatchScope()
-        for where, name, value in found[key]:
-            scope.set_attr(where, name, value)
-        return scope
+        scope.set_attr(where, name, interpreted)
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function inside a kernel."""
-        if any(core.is_builtin(module.load) for module in languages(self.fn)):
-            find(self.fn)
-        try:
-            return self.rewrite()(*args, **kwargs)
-        except Exception as error:
-            raise interpreter.InterpreterError(repr(error)) from error
-
-    interpreter._patch_lang, interpreter.InterpretedFunction.__call__ = replace, call
+    interpreter._patch_attr = replace
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": core}))
+    interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
 
 
 def _read_sources_once() -> None:
-    """Look up the line at which a kernel is defined without reading it as one that is compiled."""
+    """Rewrite a kernel from the lines of its definition alone, which nothing has to look for, parsed where they are in their file."""
     from triton.runtime.interpreter import FunctionRewriter
 
-    def place(self: Any) -> tuple[str, int]:
-        code = self.fn.__code__
-        lines = linecache.getlines(code.co_filename)
-        return code.co_filename, next(k for k in itertools.count(code.co_firstlineno) if lines[k - 1].strip().startswith("def "))
+    rewrite = FunctionRewriter.rewrite_ast
 
-    FunctionRewriter._get_jit_fn_file_line = place
+    def rewritten(self: Any) -> Any:
+        code = self.fn.__code__
+        linecache.checkcache(code.co_filename)
+        try:
+            tree = ast.parse(_definition(linecache.getlines(code.co_filename), code.co_firstlineno))
+        except SyntaxError:  # a text of several lines in it, for example
+            return rewrite(self)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                self.ast_transformer.visit_Assign(node)
+                _place(node.value, node)
+        self.filename = code.co_filename
+        return self._compile_and_exec(tree)
+
+    FunctionRewriter.rewrite_ast = rewritten
+
+
+def _definition(lines: list[str], first: int) -> str:
+    """Return the function that begins, with its decorators, at a line of a file, alone and at its line.
+
+    Raises:
+        SyntaxError: There is none.
+    """
+    start = next((k for k in range(first - 1, len(lines)) if lines[k].lstrip().startswith("def ")), None)
+    if start is None:
+        raise SyntaxError(f"no function is defined at line {first}")
+    indent = len(lines[start]) - len(lines[start].lstrip())
+    ends = (k for k in range(start + 1, len(lines)) if lines[k][:indent + 1].strip() and lines[k].lstrip()[0] not in ")#")
+    block = lines[start:next(ends, len(lines))]
+    return "\n" * start + textwrap.dedent("".join(block))
+
+
+def _place(value: ast.expr, where: ast.stmt) -> None:
+    """Say where the call is that the interpreter put around a value: where it is assigned."""
+    assert isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    for node in (value, value.func, value.func.value, *value.args[1:]):
+        ast.copy_location(node, where)
