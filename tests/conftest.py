@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
     """What is there now stays: looking through it for garbage again and again costs a tenth of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 10, 10)
+    gc.set_threshold(50_000, 10, 50)
 
 
 @pytest.fixture(autouse=True, scope="module")
