@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx import GraphModule
 
+from dynafuse import backend, pipeline
+from dynafuse.config import Config
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton import lower
 from dynafuse.lowering.triton.schedule import MOST_CANDIDATES, candidates
 from dynafuse.lowering.triton.tiles import Schedule
-from tests.support.differential import check
+from dynafuse.passes.snapshot import Snapshot
+from tests.support.differential import compare, compiled, copies, run
 
 BF16 = torch.bfloat16
 
@@ -103,13 +107,41 @@ DYNAMIC = ["columns", "columns_of_odd_rows", "mean_of_channels", "rows", "rows_a
 @pytest.mark.parametrize(("name", "dynamic"), [*((name, False) for name in CASES), *((name, True) for name in DYNAMIC)])
 def test_every_candidate_is_right(name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     function, arguments = CASES[name]
-    for number in range(MOST_CANDIDATES):
-        counts: list[int] = []
-        monkeypatch.setattr(lower, "choose_schedule", lambda spec: pick(spec, number, counts))  # noqa: B023
-        check(function, *arguments, dynamic=dynamic)
-        assert counts
-        if number + 1 >= max(counts):
-            break
+    calls = lowered_by_each(monkeypatch)
+    torch._dynamo.reset()
+    ours = compiled(function, dynamic=dynamic)
+    eager, truth = run(function, copies(arguments)), run(function, copies(arguments, torch.float64))
+    compare(run(ours, copies(arguments)), eager, truth)
+    for _ in calls[1:]:
+        compare(run(ours, copies(arguments)), eager, truth)
+
+
+def lowered_by_each(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[list[Any]], Any]]:
+    """Have one graph, which is traced once, compiled with one candidate after the other: each call of it runs the next of the list."""
+    calls: list[Callable[[list[Any]], Any]] = []
+    compile_graph = pipeline.compile_graph
+
+    def compile_each(kind: str, config: Config, module: GraphModule, *args: Any, **kwargs: Any) -> Callable[[list[Any]], Any]:
+        assert not calls, "the function has more than one graph"
+        graph = Snapshot.of(module)
+        for number in range(MOST_CANDIDATES):
+            counts: list[int] = []
+            monkeypatch.setattr(lower, "choose_schedule", lambda spec: pick(spec, number, counts))  # noqa: B023
+            backend.reset()
+            calls.append(compile_graph(kind, config, graph.restored(), *args, **kwargs))
+            assert counts
+            if number + 1 >= max(counts):
+                break
+        turns = iter(calls)
+
+        def call(values: list[Any]) -> Any:
+            return next(turns)(values)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    monkeypatch.setattr(pipeline, "compile_graph", compile_each)
+    return calls
 
 
 def pick(spec: Spec, number: int, counts: list[int]) -> Schedule:
