@@ -149,12 +149,14 @@ def test_division_of_many_by_one(divisor: float, tmp_path: Path) -> None:
 
 def test_short_divisions_round_like_divisions() -> None:
     """For all significands: neither sign nor exponent matters, but for overflow and subnormal numbers."""
-    x = (torch.arange(1 << 23, dtype=torch.int32) | (127 << 23)).view(torch.float32)
-    for divisor in range(3, MOST_ODD_DIVISOR + 1, 2):
-        parts = reciprocal_parts(divisor)
-        assert parts
-        rest = x * parts[1]  # in float32; the sum below is exact in float64
-        assert torch.equal((x.double() * parts[0] + rest.double()).float(), (x.double() / divisor).float()), divisor
+    significands = (torch.arange(1 << 23, dtype=torch.int32) | (127 << 23)).view(torch.float32)
+    parts = {divisor: reciprocal_parts(divisor) for divisor in range(3, MOST_ODD_DIVISOR + 1, 2)}
+    for x in significands.split(1 << 14):  # what is computed of so many stays in the processor's cache
+        exact = x.double()
+        for divisor, part in parts.items():
+            assert part
+            rest = x * part[1]  # in float32; the sum below is exact in float64
+            assert torch.equal((exact * part[0] + rest.double()).float(), (exact / divisor).float()), divisor
 
 
 @pytest.mark.parametrize("divisor", [-3, 0, 1, MOST_ODD_DIVISOR + 2, 1 << 30])
