@@ -36,6 +36,8 @@ if HAS_CUDA:
 else:
     os.environ["TRITON_INTERPRET"] = "1"
     interpreter.install()
+    # torch.manual_seed has them keep each seed for devices that may be there later, with the traceback of where it was given.
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda _: None
 
 # pytest captures what does not propagate by a handler of its own, for which torch would write every trace, as JSON.
 logging.getLogger("torch.__trace").propagate = True
