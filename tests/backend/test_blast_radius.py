@@ -137,7 +137,7 @@ def step(x: torch.Tensor, w: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """A training step's forward: a product between two regions, and a count that goes on."""
     count.add_(1)
     hidden = torch.softmax(torch.sin(x) @ w, -1) * count
-    return (hidden * x.size(0) + hidden.relu()).square().sum(-1)
+    return (hidden * x.size(0)).square().sum(-1)
 
 
 def inputs(training: bool, size: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
