@@ -60,7 +60,7 @@ class Work:
 
     ``bytes`` read and written, ``flops``, ``programs`` it can spread over, its class (``device.CLASSES``), the
     ``launches`` that Triton needs, bytes per element of what it mostly moves (``width``), elements of a row (``length``;
-    0 for unknown or none), tensors that it returns (``outputs``).
+    0 for unknown or none), tensors that it returns (``outputs``), bytes that whole sectors carry ``beside`` those.
     """
 
     bytes: int
@@ -72,6 +72,7 @@ class Work:
     length: int = 0
     outputs: int = 1
     atomics: int = 0  # elements that are combined with what memory holds
+    beside: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
     """
     efficiency = device.efficiency(_priced_as(executor), work.kernel_class, work.length, work.width)
     share = in_use(work, device)
-    memory = work.bytes / max(device.bandwidth_tbs * 1e6 * efficiency * share, LEAST)
+    memory = (work.bytes + work.beside) / max(device.bandwidth_tbs * 1e6 * efficiency * share, LEAST)
     arithmetic = work.flops / max(device.flops_tflops * 1e6 * share, LEAST)
     return max(memory, arithmetic, work.atomics / max(device.atomics_gops * 1e3, LEAST))
 

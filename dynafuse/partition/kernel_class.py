@@ -17,6 +17,8 @@ PROCESSORS = 132  # programs that fill a device of today; only a granularity, no
 COLUMN_PROGRAMS = 256  # columns per program's share of the device: a program of 64 has few loads in flight
 SPLIT_ABOVE = 4096  # elements above which splitting a row over programs pays for a second kernel when rows are few
 SPLIT_COLUMNS_FROM = 2048  # the same for columns, of which a program takes several
+SPLIT_HEAVY_COLUMNS_FROM = 512  # the same where much is computed for an element: few programs compute longer than they load
+HEAVY = 30.0  # operations per element, as the op table counts them, from which on that is so: two transcendental functions
 SECTOR = 32  # bytes that memory moves at least
 LANES = 32  # of a warp
 SMALL_SPLIT = 1 << 21  # points of a kernel up to which its last programs combine what all have left
@@ -24,6 +26,7 @@ COMBINED_IN_LANE = 64  # partial states in a lane of such a program, at most
 MOST_COLUMNS = 64  # of a program while there are few, so that all processors have some
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
+FEW_ROWS = 4 * PROCESSORS  # rows up to which programs that take neighbours are too few, however long the rows are
 LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough of them to fill sectors across them
 
 
@@ -50,7 +53,8 @@ def goes_by_rows(along: float, across: float) -> bool:
     return along >= across and not is_mixed(along, across)
 
 
-def reduction_class(rows: int, length: int, *, along: float, across: float, splittable: bool, is_static: bool = True) -> str:
+def reduction_class(rows: int, length: int, *, along: float, across: float, splittable: bool, is_static: bool = True,
+                    flops: float = 0.0) -> str:
     """Return the class of a reduction in one direction: ``row``, ``column`` or ``split``.
 
     Args:
@@ -60,14 +64,16 @@ def reduction_class(rows: int, length: int, *, along: float, across: float, spli
         across: Bytes that are contiguous along the others.
         splittable: Whether several programs may share a row: nothing needs a complete one before the end.
         is_static: Whether the length is known.
+        flops: Operations per element, as the op table counts them.
     """
     by_rows = goes_by_rows(along, across)
     programs = rows if by_rows else rows // COLUMN_PROGRAMS
-    is_long = length > SPLIT_ABOVE if by_rows else length >= SPLIT_COLUMNS_FROM
+    long_column = SPLIT_HEAVY_COLUMNS_FROM if flops >= HEAVY else SPLIT_COLUMNS_FROM
+    is_long = length > SPLIT_ABOVE if by_rows else length >= long_column
     if is_long and splittable and programs < 2 * PROCESSORS:
         return "split"
     # Few programs that take neighbouring rows would be slower than many that do not. Short rows fit beside one another.
-    are_few = rows < 32 * PROCESSORS and length <= LONGEST_AHEAD
+    are_few = rows < 32 * PROCESSORS and (length <= LONGEST_AHEAD or (rows <= FEW_ROWS and along >= across))
     are_held = is_mixed(along, across) and is_static and (are_few or length <= LONGEST_BESIDE)
     return "row" if by_rows or are_held else "column"
 

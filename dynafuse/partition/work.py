@@ -18,6 +18,7 @@ from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.kernel_class import (
     PROCESSORS,
+    SECTOR,
     columns_of_program,
     combines_in_last_program,
     goes_by_rows,
@@ -79,10 +80,26 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
     along, across = _contiguous_bytes(spaces, asked)
     kernel_class = reduction_class(rows, length, along=along, across=across, splittable=_splits(spaces, asked),
-                                   is_static=_is_static(shape.reduced))
+                                   is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
+    beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
     launches = _launches_of_split(rows, points, goes_by_rows(along, across)) if kernel_class == "split" else 1
-    return Work(moved, flops, programs, kernel_class, launches, width, length, count)
+    return Work(moved, flops, programs, kernel_class, launches, width, length, count, beside=beside)
+
+
+def _bytes_beside(rows: int, across: int, itemsize: int) -> int:
+    """Count the bytes that are moved beside those that are asked for, where fewer rows than fill a sector are in a program.
+
+    What is contiguous across the rows is moved in whole sectors, if only to the second-level cache.
+    """
+    in_sector = min(max(rows // PROCESSORS, 1), SECTOR // min(itemsize, SECTOR))
+    return across * (SECTOR // (itemsize * in_sector) - 1)
+
+
+def _flops_per_element(spaces: Spaces, asked: Asked) -> float:
+    """Count the arithmetic of an element that every op is computed for once, as the schedule of the kernel counts it."""
+    rows = (spaces.facts[node].row for node in asked.closure)
+    return sum(row.flops for row in rows if row)
 
 
 def _launches_of_split(rows: int, points: int, by_rows: bool) -> int:

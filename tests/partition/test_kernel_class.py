@@ -7,11 +7,14 @@ import sympy
 
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.partition.kernel_class import (
+    FEW_ROWS,
+    HEAVY,
     LONGEST_AHEAD,
     LONGEST_BESIDE,
     PROCESSORS,
     SPLIT_ABOVE,
     SPLIT_COLUMNS_FROM,
+    SPLIT_HEAVY_COLUMNS_FROM,
     estimate,
     reduction_class,
 )
@@ -39,8 +42,9 @@ def test_few_long_rows_are_split(rows: int, length: int, contiguous: bool, expec
 
 
 @pytest.mark.parametrize(("rows", "length", "is_static", "expected"), [
-    (128, 12544, True, "column"),  # eight programs of whole sectors, where the largest tensor alone would have 128
-    (128, LONGEST_AHEAD, True, "row"),
+    (FEW_ROWS, 12544, True, "row"),  # however long: a few programs of neighbouring rows would leave the device idle
+    (FEW_ROWS + 1, 12544, True, "column"),
+    (FEW_ROWS + 1, LONGEST_AHEAD, True, "row"),
     (1 << 17, LONGEST_BESIDE, True, "row"),
     (1 << 17, LONGEST_BESIDE + 1, True, "column"),
     (1 << 17, LONGEST_BESIDE, False, "column"),
@@ -50,6 +54,16 @@ def test_rows_that_others_lie_across_are_held_or_taken_side_by_side(
     for along, across in ((3.0, 1.0), (1.0, 1.0)):
         found = reduction_class(rows, length, along=along, across=across, splittable=False, is_static=is_static)
         assert found == expected
+
+
+@pytest.mark.parametrize(("length", "flops", "expected"), [
+    (SPLIT_HEAVY_COLUMNS_FROM, HEAVY, "split"),
+    (SPLIT_HEAVY_COLUMNS_FROM - 1, HEAVY, "column"),
+    (SPLIT_COLUMNS_FROM - 1, HEAVY - 1, "column"),
+    (SPLIT_COLUMNS_FROM, 0.0, "split"),
+])
+def test_columns_of_much_arithmetic_are_split_when_they_are_shorter(length: int, flops: float, expected: str) -> None:
+    assert reduction_class(1024, length, along=0.0, across=1.0, splittable=True, flops=flops) == expected
 
 
 @pytest.mark.parametrize(("size", "expected"), [

@@ -201,6 +201,16 @@ def test_the_class_is_that_of_most_bytes(swapped: bool) -> None:
     assert region.decision.kernel_class == "column"
 
 
+def test_few_rows_that_are_stored_across_move_whole_sectors() -> None:
+    """A program of a row stores two bytes of each sector: the transposed copy is better made by a kernel of its own."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        row = g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
+        return [row, g.op("aten.clone.default", g.op("aten.permute.default", row, [1, 0]), memory_format=torch.contiguous_format)]
+
+    assert len(plan_of(write, torch.empty(128, 12544, dtype=torch.bfloat16)).regions) == 2
+    assert len(plan_of(write, torch.empty(8192, 512, dtype=torch.bfloat16)).regions) == 1
+
+
 @pytest.mark.parametrize("name", MOVED)
 def test_each_byte_is_moved_once(name: str) -> None:
     write, inputs, expected = MOVED[name]

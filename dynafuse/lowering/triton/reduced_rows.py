@@ -142,6 +142,7 @@ class Rows:
     stores_along: int  # results that are stored along the row
     stores_late: int  # those of them that need the row's reductions, so that it is read again unless it is held
     instructions: float  # per element, of what varies along rows and across them
+    flops: float  # per element, as the op table counts them, of all ops
     is_static: bool  # whether the length is known
     lanes: str  # the tile dimension along which most bytes are contiguous
     vector: int  # elements that a lane moves at most with one instruction
@@ -197,6 +198,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         counts=any(rule.counts for rule in rules),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
         stores_late=sum(store.op in late and runs_along(store, reduced) for store in spec.stores),
+        flops=sum(row.flops for row in (lookup(overload(op.target)) for op in spec.ops) if row),
         instructions=sum(work.instructions for work in probed.work if work.axes & reduced and work.axes - reduced),
         is_static=is_static,
         lanes=lanes,

@@ -41,7 +41,7 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 8192  # elements of a row from which on what is loaded late is loaded as fast
-VERY_HEAVY = 100.0  # instructions per element from which on a lane has registers for few elements, as those of windows
+VERY_HEAVY = 60.0  # instructions per element from which on a lane has registers for few elements, as those of windows
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 
 

@@ -79,7 +79,7 @@ def _rows(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozen
 def _row_schedules(facts: Rows, reduced: frozenset[int]) -> Iterable[Schedule]:
     """Return schedules of a spec that reduces rows alone, which keep a state per element of a tile."""
     kernel_class = reduction_class(facts.rows, facts.length, along=facts.along, across=facts.across,
-                                   splittable=splittable(facts.spec, reduced), is_static=facts.is_static)
+                                   splittable=splittable(facts.spec, reduced), is_static=facts.is_static, flops=facts.flops)
     if kernel_class == "split":
         return split_rows(facts) if goes_by_rows(facts.along, facts.across) else split_columns(facts)
     return whole_rows(facts) if kernel_class == "row" else columns(facts)
