@@ -236,6 +236,13 @@ def test_rows_that_lie_far_apart_are_priced_as_conflicts() -> None:
     assert cost.price(far) > 1.5 * cost.price(near)
 
 
+@pytest.mark.parametrize(("classes", "expected"), [(50304, "tiled"), (50265, "flat")])
+def test_rows_that_begin_within_sectors_are_stored_across_their_ends(classes: int, expected: str) -> None:
+    """Of logits with a bias for each class, which a tile of rows reads once: but each warp would store parts of two sectors."""
+    spec = spec_of(lambda x, bias: x + bias, torch.empty(1024, classes, dtype=BF16), torch.empty(classes, dtype=BF16))
+    assert choose_schedule(spec).schedule_class == expected
+
+
 def test_sizes_that_are_unknown_are_not_cut_for_little() -> None:
     """A row may be shorter than a tile is wide."""
     build = graphs.built(lambda g, x, y: g.op("aten.add.Tensor", x, y), torch.empty(512, 96), torch.empty(96), dynamic=True)
