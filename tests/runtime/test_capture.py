@@ -91,7 +91,8 @@ def test_memory_that_was_given_back_does_not_stay() -> None:
     """A later storage does not have the number of one that a recording read in place, and that is no more."""
     place = frozenset({0})
     args = [torch.zeros(4)]
-    inputs, _ = calls.inputs_of(args, calls.Layout(place, frozenset(), frozenset(), frozenset(), (), (), Copies(), 0), place, torch.zeros)
+    layout = calls.Layout(place, frozenset(), frozenset(), frozenset(), (), (), Copies(), 0)
+    inputs, _ = calls.inputs_of(args, layout, place, torch.device("cpu"), torch.zeros)
     number, = (storage.cdata for storage in inputs.storages)
     args.clear()
     later = [torch.zeros(4) for _ in range(64)]

@@ -100,7 +100,8 @@ def _source(tensor: Tensor, extent: int | None) -> Tensor:
     return tensor if extent is None else tensor.as_strided((extent,), (1,))
 
 
-def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], empty: Empty) -> tuple[Inputs, list[Any]]:
+def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], device: torch.device,
+              empty: Empty) -> tuple[Inputs, list[Any]]:
     """Return how the inputs of a recording are read, and the arguments to record with.
 
     Args:
@@ -108,7 +109,8 @@ def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], emp
         layout: How the recording treats them.
         in_place: Positions of those that are read where they are. What the graph writes to has to be among them: a copy
             would be written instead.
-        empty: Allocates the buffers that the others are copied into.
+        device: Where the recording runs; numbers that lie on the host are sent there.
+        empty: Allocates the buffers that the others are copied into, on that device.
     """
     assert layout.written <= in_place
     recorded, copied = list(args), dict[torch.dtype, list[tuple[int, Tensor, int | None]]]()
@@ -116,11 +118,10 @@ def inputs_of(args: Sequence[Any], layout: Layout, in_place: frozenset[int], emp
     for i, arg in enumerate(args):
         if not isinstance(arg, Tensor) or i in in_place:
             continue
-        buffer, target, extent = _buffer(arg, empty)
-        if target.device != arg.device:
+        if arg.device != device:
             on_host.setdefault(arg.dtype, []).append(i)
             continue
-        recorded[i] = buffer
+        recorded[i], target, extent = _buffer(arg, empty)
         copied.setdefault(arg.dtype, []).append((i, target, extent))
     sendings = []
     for dtype, numbers in on_host.items():

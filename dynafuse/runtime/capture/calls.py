@@ -361,7 +361,7 @@ class Captured:
         staying = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and stays(arg)}
         in_place = (self.layout.stationary | staying) - slot.moving
         with torch.inference_mode(mode=False):  # tensors that every mode may write to
-            inputs, given = inputs_of(args, self.layout, in_place, self.recorder.empty)
+            inputs, given = inputs_of(args, self.layout, in_place, self.recorder.device, self.recorder.empty)
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
         piece = self.layout.piece if next(pool.turns) == 0 else 0  # later ones have that of the first
