@@ -225,12 +225,11 @@ class _Body:
 def _without_unused(body: Sequence[str]) -> list[str]:
     """Return the lines of a kernel without the definitions of values, tile variables and masks that nothing uses."""
     used_lines: list[str] = []
-    used_text = ""
+    used: set[str] = set()
     for line in reversed(body):
         name, equals, _ = line.strip().partition(" = ")
         is_definition = equals and name.isidentifier() and name.split("_")[0].rstrip("0123456789") in ("v", "x", "y", "r")
-        if is_definition and not re.search(rf"\b{name}\b", used_text):
-            continue
-        used_lines.append(line)
-        used_text += line + "\n"
+        if not is_definition or name in used:
+            used_lines.append(line)
+            used.update(re.findall(r"\w+", line))
     return used_lines[::-1]
