@@ -41,7 +41,8 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 8192  # elements of a row from which on what is loaded late is loaded as fast
-VERY_HEAVY = 60.0  # instructions per element from which on a lane has registers for few elements, as those of windows
+VERY_HEAVY = 100.0  # instructions per element from which on a lane has registers for few elements, as those of windows
+HEAVY_HELD = 60.0  # the same where a row is held
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 
 
@@ -115,7 +116,7 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
         warps = max(warps // 2, 1)
     if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:
         return r // (LANES * MOST_IN_LANE)
-    is_heavy = facts.instructions >= VERY_HEAVY
+    is_heavy = facts.instructions >= HEAVY_HELD
     few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (FEW_WARPS, EVEN_LOAD)
     if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
         warps *= 4 if is_heavy or (facts.is_scattered and x == 1) else 2
