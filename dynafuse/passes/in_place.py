@@ -161,6 +161,9 @@ def _as_scatter(target: Node, value: Node) -> Node:
     for dim in sorted((dim for dim, part in parts.items() if part.selected), reverse=True):  # then those behind are there
         source = insert(value, aten.unsqueeze.default, (source, dim - rank))
     put = insert(value, aten.index_put.default, (target, indices, source))
+    if not _alike(put, value):  # of an input with gaps, which a slice that is replaced leaves where they are
+        value.graph.erase_node(put)
+        return value
     value.replace_all_uses_with(put)
     return put
 

@@ -211,6 +211,19 @@ def test_layouts(layout: str, executor: str) -> None:
     compare(run(compiled(index_copy, executors=executor), inputs()), run(index_copy, inputs()))
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_was_written_into_gaps_is_read_through_views_with_gaps(executor: str) -> None:
+    """A slice that is replaced leaves the gaps of its input; places that are written would close them."""
+    def write(c: Tensor, k: Tensor) -> Tensor:
+        c[:, 1:2] -= k
+        return F.conv2d(c[None, None], torch.ones(2, 1, 1, 1))
+
+    def inputs() -> tuple[Tensor, ...]:
+        return torch.randn(16, 8, generator=torch.Generator().manual_seed(3))[::2, ::2], torch.ones(8, 1)
+
+    compare(run(compiled(write, executors=executor), inputs()), run(write, inputs()))
+
+
 def test_places_that_change_from_call_to_call() -> None:
     def write(c: Tensor, k: Tensor, start: int) -> Tensor:
         c[:1, :, start:start + k.shape[2]] = k[:1]

@@ -1,5 +1,7 @@
 """Kernels in Triton's interpreter that touch nothing but their arguments: an access beyond them is an error, not a wrong number.
 
+Nor do views that compiled graphs make of memory reach beyond it: what eager ops read of such a view nobody else could check.
+
 Worked example: after ``install()``, a kernel of a vector of 10 floats that loads ``x + 12`` without a mask raises an
 InterpreterError that tells ``OutOfBounds('a load of 4 bytes at 48 of 40')``. Memory counts as an argument's as far as its
 storage goes. Without this, a load beyond it reads what happens to lie there, and a store overwrites it.
@@ -10,11 +12,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch._C._dynamo import guards
 
 Addresses = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -33,7 +36,8 @@ _launch = _Launch()
 
 
 def install() -> None:
-    """Check every kernel that this process interprets from now on; it may have no Triton, or compile."""
+    """Check every view that compiled graphs make, and every kernel that this process interprets; it may have no Triton, or compile."""
+    guards._reinterpret_tensor = checked_view
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
         return
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, _get_np_dtype
@@ -66,6 +70,22 @@ def install() -> None:
     GridExecutor.__call__ = checked_run
     InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = checked_load, checked_store
     InterpreterBuilder.create_atomic_rmw = checked_update
+
+
+_view = guards._reinterpret_tensor
+
+
+def checked_view(base: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """Return a view of a tensor's memory.
+
+    Raises:
+        OutOfBounds: It reaches beyond the memory.
+    """
+    view: torch.Tensor = _view(base, sizes, strides, offset)
+    last = view.storage_offset() + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+    if view.numel() and (last + 1) * view.itemsize > view.untyped_storage().nbytes():
+        raise OutOfBounds(f"a view of sizes {(*sizes,)} and strides {(*strides,)} of {view.untyped_storage().nbytes()} bytes")
+    return view
 
 
 def _ranges(arguments: tuple[Any, ...]) -> Iterator[tuple[int, int]]:
