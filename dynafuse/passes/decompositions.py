@@ -38,6 +38,7 @@ WHOLE = {
     aten.take: "decomposed, an index without dimensions would be asked for its value while tracing",
     aten.eye: "the decomposition compares positions in 8 bits, and ptxas loses numbers that are added to pairs of such",
     aten.frac: "it subtracts its operand's rounded value: both have to be as they are in 16 bits",
+    aten.round: "the decomposition multiplies by a reciprocal where eager divides by a power of ten",
     aten.sgn: "in 16 bits it has to look at the rounded value",
     aten.soft_margin_loss_backward: "the decomposition subtracts nearly equal numbers",
     aten.max_pool2d_with_indices_backward: "gathers; the decomposition scatters",

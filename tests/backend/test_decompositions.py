@@ -69,6 +69,13 @@ def test_selections_by_an_index_of_any_dimensions_have_gradients(index: torch.Te
     check(lambda x, i: x.index_select(-1, i), torch.randn(2, 3, 4).requires_grad_(), index, executors="triton", precise=False)
 
 
+@pytest.mark.parametrize("decimals", [1, 2, 3, -1, -2])
+def test_decimals_are_divided_by_powers_of_ten(decimals: int) -> None:
+    """Products with their reciprocals would be off in the last bit."""
+    x = torch.linspace(-300, 300, 4001, device=DEVICE)
+    assert torch.equal(compiled(lambda x: torch.round(x, decimals=decimals), executors="triton")(x), torch.round(x, decimals=decimals))
+
+
 DRAWN: dict[str, Function] = {
     "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.3)),
     "bernoulli of a number": lambda x: torch.empty_like(x).bernoulli_(0.3),
