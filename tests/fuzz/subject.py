@@ -124,7 +124,7 @@ def decided(found: Sequence[Verdict], by_backend: Callable[[str], Sequence[Verdi
 
 def witnesses(verdict: Verdict) -> tuple[str, ...]:
     """The backends of torch with any of which a failure is torch's own if it fails alike."""
-    if verdict.kind == "strides":
+    if verdict.kind in ("strides", "form"):  # of which torch's shape functions may tell a compiler other than eager has
         return TORCHS_OWN, DECOMPOSED, COMPILED
     return (TORCHS_OWN, COMPILED) if verdict.status == "raises" and not verdict.where else (TORCHS_OWN,)
 

@@ -189,6 +189,10 @@ def test_what_raises_in_torchs_code_with_its_own_compiler_too_is_torchs() -> Non
     assert witnesses(Verdict("wrong", "value")) == (TORCHS_OWN,)
 
 
+def test_a_dtype_that_torchs_own_compiler_returns_as_well_is_torchs() -> None:
+    assert COMPILED in witnesses(Verdict("wrong", "form")) and COMPILED in witnesses(Verdict("wrong", "strides"))
+
+
 UNFOLDED = """
 def arguments(s1, s2):
     return (tensor((s1, s2), "float32", seed=277, values="exact", layout="transposed"),)
