@@ -53,6 +53,7 @@ from dynafuse.runtime.lifetimes import Lifetimes
 from dynafuse.runtime.promised import as_planned
 from dynafuse.runtime.sizes import MATH, size_text, solution
 from dynafuse.runtime.step import Step
+from dynafuse.runtime.views import place_in
 
 MOST_COLUMNS, MOST_ORIGINS = 120, 4  # of a comment about a region, and how many of the user's lines it names
 guards: Any = torch._C._dynamo.guards
@@ -491,11 +492,8 @@ class Writer:
 
     def _place(self, node: Node) -> tuple[str, str, str]:
         """Return the sizes and strides of a view, and its offset from its base."""
-        facts, value, source = self.facts[node], node.meta["val"], self.plan.annotated.base(node).meta["val"]
-        assert facts.tensor is not None
-        offset = value.storage_offset() - source.storage_offset()
-        text = self.size(offset if isinstance(offset, int) else offset.node.expr)
-        return self._sizes(facts.tensor.shape), self._sizes(facts.tensor.stride), text
+        place = place_in(node, self.plan.annotated.base(node), self.facts)
+        return self._sizes(place.sizes), self._sizes(place.strides), self.size(place.offset)
 
     # ------------------------------------------------------------------ arguments
 
