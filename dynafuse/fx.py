@@ -20,7 +20,7 @@ import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.fx.node import map_arg
 from torch.utils._sympy.functions import FloorDiv, Max
 
@@ -162,6 +162,18 @@ def _unless_empty(*sizes: sympy.Expr) -> sympy.Expr:
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def can_be_checked(expr: sympy.Expr, environment: ShapeEnv) -> bool:
+    """Return whether torch can check what is asked of an expression before each call: it knows each size from an input.
+
+    It does not look at what an input is a view of, though a graph may be given that in its place.
+    """
+    def is_known(symbol: sympy.Symbol) -> bool:
+        owners = (getattr(source, "base", None) for source in environment.var_to_sources.get(symbol, ()))
+        return any(getattr(owner, "member", "") != "_base" for owner in owners)
+
+    return all(map(is_known, environment.replace(expr).free_symbols))
 
 
 def size_of(size: int | torch.SymInt) -> Size:

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
-from dynafuse.fx import UNKNOWN_SIZE
+from dynafuse.fx import UNKNOWN_SIZE, can_be_checked
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -63,6 +63,8 @@ def checked_at_most(exprs: Iterable[sympy.Expr], limit: int, environment: ShapeE
     asked = [expr for expr in _largest(exprs) if (expr, limit) not in checked]  # layers repeat themselves
     examples = [example_of(expr, environment) for expr in asked]
     if any(example is None or example > limit for example in examples):
+        return False
+    if not all(can_be_checked(expr, environment) for expr in asked):
         return False
     conditions = [_of_torch(expr, environment) <= limit for expr in asked]
     is_forgotten = environment.frozen or environment._suppress_guards_tls()

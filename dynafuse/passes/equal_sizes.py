@@ -16,6 +16,8 @@ from typing import Any
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from dynafuse.fx import can_be_checked
+
 
 def equate_factors(environment: ShapeEnv) -> None:
     """Have torch check that sizes are equal of which it has checked that their products are.
@@ -28,7 +30,8 @@ def equate_factors(environment: ShapeEnv) -> None:
     for checked in tuple(environment.guards):
         if isinstance(checked.expr, sympy.Eq):
             for left, right in _partners(environment, *map(environment.replace, checked.expr.args)):
-                environment.evaluate_expr(sympy.Eq(left, right, evaluate=False))
+                if can_be_checked(left * right, environment):
+                    environment.evaluate_expr(sympy.Eq(left, right, evaluate=False))
 
 
 def _partners(environment: ShapeEnv, left: sympy.Expr, right: sympy.Expr) -> Iterator[tuple[sympy.Symbol, sympy.Symbol]]:

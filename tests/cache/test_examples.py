@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from dynafuse.cache import canonical
 from dynafuse.cache.examples import checked_at_most, example_of, hint_of
@@ -45,6 +45,15 @@ def test_nothing_is_asked_of_what_is_larger_or_only_data_tell() -> None:
     assert not checked_at_most([sympy.Integer(480)], 479, environment)
     assert not checked_at_most([s], 1 << 20, None)
     assert not environment.guards
+
+
+def test_nothing_is_asked_of_what_an_input_is_a_view_of() -> None:
+    """Torch looks at inputs alone, and would not compile."""
+    source = torch._dynamo.source
+    base = source.AttrSource(source.LocalSource("x"), "_base")
+    environment = ShapeEnv()
+    size = environment.create_symbol(12, source.TensorPropertySource(base, source.TensorProperty.SIZE, 0), DimDynamic.DYNAMIC)
+    assert not checked_at_most([3 * size], 1 << 20, environment) and not environment.guards
 
 
 @pytest.mark.parametrize("frozen", [False, True])
