@@ -177,7 +177,7 @@ def can_be_checked(expr: sympy.Expr, environment: ShapeEnv) -> bool:
 
 
 def size_of(size: int | torch.SymInt) -> Size:
-    """Return a size as an int or a sympy expression; 1 for an expression that tracing guarded to be 1, as to broadcast.
+    """Return a size as an int or a sympy expression; a number for what tracing guarded to be 0, or to be 1, as to broadcast.
 
     What torch writes as ``(s**2)//s``, the last size of a ``view(-1)``, is ``s``.
     """
@@ -186,7 +186,8 @@ def size_of(size: int | torch.SymInt) -> Size:
     expr = _divided(size.node.shape_env.replace(size.node.expr) if size.node.shape_env else size.node.expr)
     if expr.is_Integer:
         return int(expr)
-    return 1 if hint(size) == 1 and not expr.is_Symbol and statically_known_true(size == 1) else expr
+    known = hint(size)
+    return known if known in (0, 1) and not expr.is_Symbol and statically_known_true(size == known) else expr
 
 
 @cache
