@@ -164,6 +164,11 @@ def _unless_empty(*sizes: sympy.Expr) -> sympy.Expr:
 # Sizes ----------------------------------------------------------------------------------------------------------------
 
 
+def takes_checks(environment: ShapeEnv) -> bool:
+    """Return whether torch checks what it is asked of sizes from now on, instead of forgetting it."""
+    return not (environment.frozen or environment._suppress_guards_tls())
+
+
 def can_be_checked(expr: sympy.Expr, environment: ShapeEnv) -> bool:
     """Return whether torch can check what is asked of an expression before each call: it knows each size from an input.
 

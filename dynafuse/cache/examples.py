@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
-from dynafuse.fx import UNKNOWN_SIZE, can_be_checked
+from dynafuse.fx import UNKNOWN_SIZE, can_be_checked, takes_checks
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -67,8 +67,7 @@ def checked_at_most(exprs: Iterable[sympy.Expr], limit: int, environment: ShapeE
     if not all(can_be_checked(expr, environment) for expr in asked):
         return False
     conditions = [_of_torch(expr, environment) <= limit for expr in asked]
-    is_forgotten = environment.frozen or environment._suppress_guards_tls()
-    if not all(map(statically_known_true if is_forgotten else guard_or_false, conditions)):
+    if not all(map(guard_or_false if takes_checks(environment) else statically_known_true, conditions)):
         return False
     checked.update((expr, limit) for expr in asked)
     return True

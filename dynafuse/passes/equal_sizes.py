@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dynafuse.fx import can_be_checked
+from dynafuse.fx import can_be_checked, takes_checks
 
 
 def equate_factors(environment: ShapeEnv) -> None:
@@ -25,7 +25,7 @@ def equate_factors(environment: ShapeEnv) -> None:
     Args:
         environment: What torch knows of the sizes; if it takes no further checks, nothing is done.
     """
-    if environment.frozen or environment._suppress_guards_tls():
+    if not takes_checks(environment):
         return
     for checked in tuple(environment.guards):
         if isinstance(checked.expr, sympy.Eq):

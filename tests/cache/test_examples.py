@@ -13,14 +13,7 @@ from dynafuse.cache import canonical
 from dynafuse.cache.examples import checked_at_most, example_of, hint_of
 from dynafuse.fx import UNKNOWN_SIZE
 from tests.support.differential import compiled
-
-
-def environment_of(*sizes: int) -> tuple[ShapeEnv, list[sympy.Symbol]]:
-    """An environment with a symbol for each size."""
-    environment = ShapeEnv()
-    sources = [torch._dynamo.source.ConstantSource(f"size{k}") for k in range(len(sizes))]
-    dynamic = torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC
-    return environment, [environment.create_symbol(size, source, dynamic) for size, source in zip(sizes, sources, strict=True)]
+from tests.support.environments import environment_of
 
 
 def test_examples_are_the_values_that_were_traced() -> None:

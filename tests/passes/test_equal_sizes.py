@@ -7,19 +7,12 @@ from contextlib import nullcontext
 import pytest
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn import functional as F
 
 from dynafuse.passes.equal_sizes import equate_factors
 from tests.support.differential import compiled
+from tests.support.environments import environment_of
 from tests.support.graphs import recorded
-
-
-def environment_of(*sizes: int) -> tuple[ShapeEnv, list[sympy.Symbol]]:
-    """An environment with a symbol for each size."""
-    environment = ShapeEnv()
-    sources = [torch._dynamo.source.ConstantSource(f"size{k}") for k in range(len(sizes))]
-    return environment, [environment.create_symbol(size, source, DimDynamic.DYNAMIC) for size, source in zip(sizes, sources, strict=True)]
 
 
 def test_factors_are_equal_by_their_examples() -> None:

@@ -257,7 +257,7 @@ def _sums(left: set[int], right: set[int]) -> set[int]:
     return right if left == {0} else {a + b for a in left for b in right}
 
 
-def _in_parts(offsets: set[int], size: int, lines: int) -> float:
+def _partial(offsets: set[int], size: int, lines: int) -> float:
     """Return the lines that could be touched while a store of ``size`` bytes at each offset writes parts of sectors."""
     runs = sum(offset - size not in offsets for offset in offsets)
     if size * len(offsets) < SECTOR * runs:
@@ -331,23 +331,24 @@ class _Tiling:
             offsets = _sums(offsets, self._offsets(access, dimension, count, apart))
         lines = len({offset // LINE for offset in offsets})
         taken = math.prod(count for _, count, _ in lanes) * width
-        partial = self._partial(access, tile, offsets, width) if access.is_store else 0.0
+        partial = 0.0
+        if access.is_store:
+            begin = self._begin(access, tile)
+            partial = _partial({offset + begin for offset in offsets}, width * access.itemsize, lines)
         again = 0.0  # lines that are returned to, and fetched again where others have taken their place
         if not any(access.strides[group.axis] == 1 for group in self.groups[tile][-1:]):
             again = max(0.0, lines / taken - self._distinct_lines(access)) * self._conflicts(access)
         return _Touched(lines / taken + again, partial / taken)
 
-    def _partial(self, access: _Access, tile: str, offsets: set[int], width: int) -> float:
-        """Return the lines that could be touched while a store of ``width`` elements a lane writes parts of sectors.
+    def _begin(self, access: _Access, tile: str) -> int:
+        """Return how many bytes behind the begin of a sector the stores of a warp begin.
 
         Rows that are no whole sectors apart begin anywhere in one; so does what a warp stores of a row longer than a tile.
         """
         apart = (access.strides[group.axis] or 0 for t, groups in self.groups.items() for group in groups
                  if not (self._is_whole(access, t) and access.strides[groups[-1].axis] == 1))
         is_shifted = any(stride != 1 and stride * access.itemsize % SECTOR for stride in apart)
-        begin = access.itemsize if is_shifted and self.block[tile] < self.walked[tile] else 0
-        lines = len({offset // LINE for offset in offsets})
-        return _in_parts({offset + begin for offset in offsets}, width * access.itemsize, lines)
+        return access.itemsize if is_shifted and self.block[tile] < self.walked[tile] else 0
 
     def _lanes(self, tile: str, beside: int) -> list[tuple[str, int, int]]:
         """Return how many lanes of a warp lie along each tile dimension, and how many points apart.
