@@ -20,6 +20,8 @@ from dynafuse.ir.graph import (
     Facts,
     Role,
     Tensor,
+    is_piece,
+    returns_new,
 )
 from dynafuse.ir.kernel import (
     ARRIVED,
@@ -57,5 +59,5 @@ __all__ = [
     "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision",
     "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "OpSpec", "Option", "Override", "Plan",
     "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
-    "iter_instances", "references",
+    "is_piece", "iter_instances", "references", "returns_new",
 ]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from dynafuse.fx import Size, looked_at, shares_memory
-from dynafuse.ops.table import Call, Kind, Row
+from dynafuse.ops.table import Call, Kind, Row, is_library
 
 if TYPE_CHECKING:  # it takes a second to import
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -86,6 +88,18 @@ class Facts:
         return f"{self.role!s:6s} {self.tensor or ''} {said}".rstrip()
 
 
+def is_piece(node: Node) -> bool:
+    """Return whether a node is one of several results of a call that returns new memory for each."""
+    return node.target is operator.getitem and returns_new(node.all_input_nodes[0])
+
+
+def returns_new(node: Node) -> bool:
+    """Return whether a node calls one of ATen's library ops: they return new memory, and are done with their operands."""
+    target = node.target
+    return isinstance(target, OpOverload) and target.namespace == "aten" and is_library(target) and not (
+        target._schema.is_mutable or any(returned.alias_info for returned in target._schema.returns))
+
+
 @dataclass(frozen=True)
 class Annotated:
     """An FX graph with facts about each of its nodes."""
@@ -108,12 +122,13 @@ class Annotated:
     def memory(self, node: Node) -> Node:
         """Return the node whose memory a value may be in: through every view, also those that eager calls make.
 
-        Two values with one memory may not be reordered around what writes to it.
+        Two values with one memory may not be reordered around what writes to it. Of several results of a library's call
+        each is in memory of its own.
         """
         return looked_at(node, self._shares_memory)
 
     def _shares_memory(self, node: Node) -> bool:
-        return self.is_view(node) or (self.facts[node].role is Role.EAGER and shares_memory(node))
+        return self.is_view(node) or (self.facts[node].role is Role.EAGER and shares_memory(node) and not is_piece(node))
 
     def __str__(self) -> str:
         return "\n".join(f"{node.name:24s} {facts}" for node, facts in self.facts.items())

@@ -22,9 +22,8 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
-from dynafuse.ir import Facts, Launch, Role
+from dynafuse.ir import Facts, Launch, Role, is_piece, returns_new
 from dynafuse.lowering.registry import executor
-from dynafuse.ops import is_library
 from dynafuse.runtime.capture.pool_size import Life
 
 UNLESS = ", unless the graph is retained"
@@ -146,7 +145,7 @@ class _Memory:
     def of(self, node: Node) -> Node:
         """Return the node whose memory a value is in."""
         while True:
-            source = node if _is_piece(node) else self.annotated.memory(node)
+            source = self.annotated.memory(node)
             source = self.into.get(source, source)
             if source is node:
                 return node
@@ -157,7 +156,7 @@ class _Memory:
 
         Of the kernel's arguments no other may be in that memory.
         """
-        owns = node in self.stored or node in self.offered or _is_piece(node) or _is_new(node)
+        owns = node in self.stored or node in self.offered or is_piece(node) or returns_new(node)
         return (owns and self.of(node) is node and self.last[node] == number and node not in self.escaped
                 and all(other is node or self.of(other) is not node for other in arguments))
 
@@ -186,7 +185,7 @@ class _Memory:
 
         Ops outside ATen may still read an operand when they have returned; those that are made of others may return one.
         """
-        if self.facts[node].role is not Role.EAGER or node.target is operator.getitem or _is_new(node):
+        if self.facts[node].role is not Role.EAGER or node.target is operator.getitem or returns_new(node):
             return True
         return isinstance(node.target, OpOverload) and node.target.is_view  # through which ``of`` looks
 
@@ -196,18 +195,6 @@ def _used(step: CanonicalRegion | Node) -> Sequence[Node]:
     if isinstance(step, CanonicalRegion):
         return [*step.arguments, *step.outputs, *step.region.copies.values()]
     return [*step.all_input_nodes, step]
-
-
-def _is_piece(node: Node) -> bool:
-    """Return whether a node is one of several results of a call that returns new memory for each."""
-    return node.target is operator.getitem and _is_new(node.all_input_nodes[0])
-
-
-def _is_new(node: Node) -> bool:
-    """Return whether a node calls one of ATen's library ops: they return new memory, and are done with their operands."""
-    target = node.target
-    return isinstance(target, OpOverload) and target.namespace == "aten" and is_library(target) and not (
-        target._schema.is_mutable or any(returned.alias_info for returned in target._schema.returns))
 
 
 def has_more_elements(result: Facts, operand: Facts) -> bool:

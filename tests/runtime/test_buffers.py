@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -59,6 +60,13 @@ def test_a_pointwise_result_is_written_over_its_dead_operand() -> None:
 
     assert checked(write, lambda x, w: (x @ w).tanh()) == ["tanh_default written over mm_default"]
     assert checked(write, lambda x, w: (x @ w).tanh(), reuse_buffers=False) == []
+
+
+def test_one_of_several_results_is_overwritten() -> None:
+    def write(build: graphs.Builder, x: Node, w: Node) -> Node:
+        return build.op("aten.tanh.default", piece(build, x, w))
+
+    assert checked(write, lambda x, w: pulled(x, w).tanh()) == ["tanh_default written over getitem"]
 
 
 def test_it_has_the_address_of_its_operand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +214,41 @@ def part_of_larger(build: graphs.Builder, x: Node, w: Node) -> Node:
     return build.op("aten.tanh.default", build.op("aten.slice.Tensor", product(build, x, w), 0, 0, 32))
 
 
+def piece(build: graphs.Builder, x: Node, w: Node) -> Node:
+    """One of the results of a call that makes several: what a convolution's input gets."""
+    images = [build.op("aten.view.default", given, [1, 4, 32, 32]) for given in (x, w)]
+    weight = build.op("aten.slice.Tensor", build.op("aten.view.default", w, [64, 4, 4, 4]), 0, 0, 4)
+    weight = build.op("aten.slice.Tensor", build.op("aten.slice.Tensor", weight, 2, 0, 1), 3, 0, 1)
+    gradients = build.op("aten.convolution_backward.default", *images, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1,
+                         [True, True, False])
+    return build.op(operator.getitem, gradients, 0)
+
+
+def pulled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What ``piece`` computes."""
+    weight = w.view(64, 4, 4, 4)[:4, :, :1, :1]
+    return torch.nn.functional.conv_transpose2d(x.view(1, 4, 32, 32), weight)
+
+
+def piece_view_returned(build: graphs.Builder, x: Node, w: Node) -> tuple[Node, ...]:
+    a = build.op("aten.squeeze.dim", piece(build, x, w), 0)
+    return build.op("aten.tanh.default", a), a
+
+
+def piece_view_read_later(build: graphs.Builder, x: Node, w: Node) -> tuple[Node, ...]:
+    a = piece(build, x, w)
+    view = build.op("aten.view.default", a, [64, 64])
+    return build.op("aten.tanh.default", a), build.op("aten.mm.default", view, w)
+
+
 STAY: dict[str, tuple[Function, Function]] = {
     "read by a later step": (later, lambda x, w: ((x @ w).tanh() @ w, x @ w @ w)),
     "returned": (returned, lambda x, w: ((x @ w).tanh(), x @ w)),
     "a view is returned": (returned_view, lambda x, w: ((x @ w).tanh(), (x @ w)[:4])),
     "a view is read later": (view_read_later, lambda x, w: ((x @ w).tanh() @ w, w @ (x @ w).t())),
+    "a view of one of several results is returned": (piece_view_returned, lambda x, w: (pulled(x, w)[0].tanh(), pulled(x, w)[0])),
+    "a view of one of several results is read later": (
+        piece_view_read_later, lambda x, w: (pulled(x, w).tanh(), pulled(x, w).view(64, 64) @ w)),
     "an input of the graph": (given, lambda x, w: x.tanh()),
     "read at another index, too": (shifted, lambda x, w: (x @ w) + (x @ w).flip(0)),
     "read in another order": (transposed, lambda x, w: x + (x @ w).t()),
