@@ -341,8 +341,7 @@ class _Canonical:
 
     def _hashed(self, node: Node, args: Mapping[str, Any], tensor: str, which: int) -> str:
         named = {name: self._named(value, which) for name, value in args.items()}
-        quick = " quick" if self.facts[node].quick else ""
-        return hashlib.sha256(f"{node.target} {named} {tensor}{quick}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{node.target} {named} {tensor} {self.facts[node].accuracy}".encode()).hexdigest()[:16]
 
     def _named(self, value: Any, which: int) -> Any:
         if isinstance(value, Node):
@@ -377,7 +376,7 @@ class _Canonical:
         args = tuple((k, self._argument(v)) for k, v in self.calls[node].items())
         self.ops[node] = len(self.specs)
         self.specs.append(OpSpec(str(node.target), args, self._sizes(facts.tensor.shape), facts.tensor.dtype,
-                                 quick=facts.quick))
+                                 accuracy=facts.accuracy))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Node):

@@ -232,7 +232,7 @@ class _Widened:
             arguments: Any = "fold", self.digests[self.fold.first], self.digests[self.fold.terms[0]]
         else:
             arguments = [(name, self._argument(value)) for name, value in self._ordered(op).args]
-        return hashlib.sha256(f"{op.target} {arguments} {op.shape} {op.dtype} {op.quick}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{op.target} {arguments} {op.shape} {op.dtype} {op.accuracy}".encode()).hexdigest()[:16]
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, tuple):

@@ -14,6 +14,7 @@ Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose
 
 from dynafuse.fx import Size
 from dynafuse.ir.graph import (
+    Accuracy,
     Annotated,
     Axis,
     Dims,
@@ -56,7 +57,7 @@ from dynafuse.ir.spec import (
 )
 
 __all__ = [
-    "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Annotated", "Axis", "Classed", "Decision",
+    "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Accuracy", "Annotated", "Axis", "Classed", "Decision",
     "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "OpSpec", "Option", "Override", "Plan",
     "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
     "is_piece", "iter_instances", "references", "returns_new",

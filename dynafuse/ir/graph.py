@@ -55,6 +55,17 @@ class Role(str, Enum):
         return self.value
 
 
+class Accuracy(Enum):
+    """How exactly a kernel computes an op."""
+
+    QUICK = "quick"  # its result only becomes 16-bit floats, so that float32 need not be exact to the last bits
+    USUAL = ""  # float32 is exact, and 16-bit floats are held in it
+    ROUNDED = "rounded"  # its result, of 16-bit floats, is rounded, as in eager
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known of one node. ``tensor`` is None for scalars and for ops with several outputs."""
@@ -65,7 +76,7 @@ class Facts:
     call: Call | None = None
     reason: str = ""  # why a node that computes runs eager
     forced: str | None = None  # the executor that the user's code or options hold it to
-    quick: bool = False  # whether its result only becomes 16-bit floats, so that float32 need not be exact to the last bits
+    accuracy: Accuracy = Accuracy.USUAL
     fallback: str = ""  # which executor it was forced to without `strict`, and why that one does not run it
 
     @property

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from dynafuse.fx import Size
-from dynafuse.ir.graph import Axis, Dims
+from dynafuse.ir.graph import Accuracy, Axis, Dims
 from dynafuse.ops.literals import HoistedScalar
 from dynafuse.ops.symbols import symbol_of
 
@@ -71,8 +71,7 @@ class OpSpec:
     """One op of a spec: its overload's name, its arguments by schema name (tensors as ``Ref``), its output.
 
     A float that does not change code may be there as a ``HoistedScalar``: an argument of the kernel. An op with a ``guard``
-    is computed only if the kernel's argument ``count`` is larger; otherwise it is its first operand. Of a ``quick`` one, the
-    last bits of float32 do not matter.
+    is computed only if the kernel's argument ``count`` is larger; otherwise it is its first operand.
     """
 
     target: str
@@ -80,13 +79,13 @@ class OpSpec:
     shape: tuple[Size, ...]
     dtype: torch.dtype
     guard: int = 0
-    quick: bool = False
+    accuracy: Accuracy = Accuracy.USUAL
 
     def __str__(self) -> str:
         args = ", ".join(f"{name}={value}" for name, value in self.args)
         guard = f" if {COUNT} > {self.guard}" if self.guard else ""
-        quick = "quick " if self.quick else ""
-        return f"{quick}{self.target}({args}){guard} : {str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
+        accuracy = f"{self.accuracy} " if self.accuracy is not Accuracy.USUAL else ""
+        return f"{accuracy}{self.target}({args}){guard} : {str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)

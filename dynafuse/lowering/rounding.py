@@ -2,7 +2,8 @@
 
 A sum that is off by less than a rounding is as good as eager's, or better. A comparison is not: of two kernels that compute
 ``x`` again and compare it with its stored maximum, no element may be equal. So what is compared, stepped at (``floor``) or
-turned into an integer is rounded to its own dtype first, and what the user casts is rounded before and after.
+turned into an integer is rounded to its own dtype first, and what the user casts is rounded before and after. Ops that the
+spec wants rounded are (``partition/accuracy.py``).
 
 Worked example, in bfloat16: of ``eq(mul(x, y), m)`` the product is rounded; ``m`` is not, since it is loaded, nor is ``y``.
 """
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dynafuse.ir import Ref, Spec, references
+from dynafuse.ir import Accuracy, Ref, Spec, references
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.ops import Call, Cast, Kind, Row
 from dynafuse.ops.literals import opmath
@@ -69,7 +70,9 @@ class Rounding:
         if not _is_narrow(call.dtype) or row.kind is Kind.VIEW:
             return False
         operands = references(_args(call))
-        return self.everywhere or (row.rounds and any(_narrows(self.dtype(ref), call.dtype) for ref in operands))
+        if self.everywhere or self.spec.ops[op].accuracy is Accuracy.ROUNDED:
+            return True
+        return row.rounds and any(_narrows(self.dtype(ref), call.dtype) for ref in operands)
 
     def dtype(self, ref: Ref) -> torch.dtype:
         """Return the dtype of an input or op."""

@@ -21,7 +21,7 @@ from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO, is_done
 from dynafuse.ops.reductions import reduced_dims
-from dynafuse.partition.accuracy import ends_narrow
+from dynafuse.partition.accuracy import accuracies
 from dynafuse.partition.forcing import EMPTY, NOTHING, ONE_ELEMENT, Forcing
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, 
     for node in module.graph.nodes:
         fact = _facts(node, module, device_type, facts)
         facts[node] = replace(fact, role=Role.EAGER, reason=eager[node]) if node in eager else fact
-    for node in ends_narrow(module.graph, facts):
-        facts[node] = replace(facts[node], quick=True)
+    for node, accuracy in accuracies(module.graph, facts).items():
+        facts[node] = replace(facts[node], accuracy=accuracy)
     return Annotated(module.graph, forcing.applied(module.graph, facts), _environment(module.graph))
 
 

@@ -195,6 +195,24 @@ def test_gradients_of_extremes_of_computed_values(name: str, dtype: torch.dtype,
     check_gradients(lambda x, y: EXTREMES[name](x * y), "triton", dtype, dynamic)
 
 
+ON_THE_WAY: dict[str, Function] = {
+    "returned": lambda z: (z, F.silu(z) * z), "of a library": lambda z: (z @ z.t(), F.silu(z) * z),
+    "cast": lambda z: (z, (F.silu(z) * z).float() * 0.7), "moved": lambda z: (z, (F.gelu(z)[:, 1::2] * z[:, ::2]).t()),
+    "accumulated": lambda z: (z, (z * 0.37).cumsum(-1)), "reduced": lambda z: (z, (z * 0.37).sum(-1) * z.mean(-1)),
+}
+
+
+@pytest.mark.parametrize("reduce", ["amax", "max of all"])
+@pytest.mark.parametrize("name", ON_THE_WAY)
+def test_gradients_of_extremes_of_what_is_also_stored_on_the_way(name: str, reduce: str) -> None:
+    """One kernel computes again what another one loads as it was rounded."""
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        other, z = ON_THE_WAY[name](x * 3.7 - y)
+        return EXTREMES[reduce](z) + other.sum() * 0
+
+    check_gradients(function, "triton", F16, False)
+
+
 @needs_cpp
 def test_gradients_of_extremes_in_cpp() -> None:
     names = ("amax", "amin", "max of all", "max", "inf norm")

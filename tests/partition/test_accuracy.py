@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dynafuse import backend
+from dynafuse.ir import Accuracy
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.runtime.observers import Compiled
 from tests.support.differential import compiled
@@ -24,7 +25,7 @@ def planned(function: Function, x: Tensor, **options: object) -> tuple[set[str],
     with backend.listening(graphs.append, plan_only=False):
         compiled(function, executors="triton", **options)(x)
     quick = {str(node.target).split(".")[1] for graph in graphs
-             for node, facts in graph.plan.annotated.facts.items() if facts.quick}
+             for node, facts in graph.plan.annotated.facts.items() if facts.accuracy is Accuracy.QUICK}
     return quick, "".join(lower(bound.code).source for graph in graphs for bound in graph.bounds.values())
 
 

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import COUNT, Dims, Layout, Ref, Spec, Store
+from dynafuse.ir import COUNT, Accuracy, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton.accesses import Access, Masks, SharedLoads, names_of
 from dynafuse.lowering.triton.control_flow import ControlFlow
@@ -298,7 +298,8 @@ class Emitter(ControlFlow):
         context = Context(opmath(dtype or call.dtype), call.dtype,
                           tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
         text = escape(_expression_text(row, context, operands))
-        if row.smooth and self.spec.ops[position].quick and context.dtype is torch.float32 and not self.rounding.everywhere:
+        is_quick = self.spec.ops[position].accuracy is Accuracy.QUICK and not self.rounding.everywhere
+        if row.smooth and is_quick and context.dtype is torch.float32:
             text = quick(text)
         result = self.define(text, call.dtype, tiles, comment=f"%{position} {call.target}")
         if not guard:
