@@ -36,8 +36,9 @@ DIVIDING = re.compile(r"mean|var|std|norm|softmax|avg_pool|loss|attention")
 """Those of them that divide by a count or a sum: a compiler multiplies by a rounded reciprocal, so that nothing about them is
 exact, not even the mean of equal numbers, and what is subtracted from it leaves a rest."""
 
-BY_PIECES = re.compile(r"^native_(layer|group|batch)_norm$")
-"""Ops that take from values what comes of the same values: a compiler may use either before or after it is rounded."""
+BY_PIECES = re.compile(r"^(native_(layer|group|batch)_norm|_log_softmax|logsumexp)$")
+"""Ops that take from values what comes of the same values, or a logarithm of a sum that may be nearly 1: a compiler may use
+either before or after it is rounded."""
 
 AMPLITUDE = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """Largest disturbance by dtype, in units in the last place: float32 functions differ between math libraries."""
@@ -61,6 +62,9 @@ IN_FLOAT32 = re.compile(r"^(hardswish_?|hardsigmoid(_|_backward)?)$")
 
 BY_WEIGHT = re.compile(r"^upsample_.*_backward$")
 """Ops that multiply gradients by weights of 0 in eager, which makes NaN of infinite ones (docs/differences.md)."""
+
+BY_ZERO = re.compile(r"^(relu_?|clamp(_min|_max)?_?|hardtanh_?|maximum|minimum|fmax|fmin)$")
+"""Ops that return the larger of two numbers, or the smaller: of two zeros IEEE 754 leaves open which one."""
 
 BY_SIGN = re.compile(r"^(signbit|copysign)$")
 """Ops that read the sign of NaN, of which IEEE 754 says nothing."""
@@ -100,7 +104,10 @@ class Noise(TorchDispatchMode):
             exact = _in_float64(func, args, kwargs)
         if CONTRACTIONS.search(name) and not mutable:
             return self._contracted(func, args, kwargs, None if DIVIDING.search(name) else exact)
+        zeros = args[0] == 0 if BY_ZERO.search(name) else None
         result = func(*args, **kwargs)
+        if zeros is not None:
+            self._choose_zeros(result, zeros)
         if exact is None:
             return result
         for value, truth in zip(tree_leaves(result), tree_leaves(exact), strict=True):
@@ -160,6 +167,12 @@ class Noise(TorchDispatchMode):
         distance = (plain - truth).nan_to_num(0.0, 0.0, 0.0).abs() * 4
         scale = plain.abs() * unit + distance
         self._note(value.copy_(torch.where(off, plain + scale * self._random(value), plain)))
+
+    def _choose_zeros(self, result: torch.Tensor, zeros: torch.Tensor) -> None:
+        """Gives the zeros of a result, in place, where an operand was zero, the sign of the seed."""
+        if result.is_floating_point():
+            chosen = torch.full_like(result, math.copysign(0.0, self.sign))
+            result.copy_(torch.where((result == 0) & zeros, chosen, result))
 
     def _signed(self, value: Any) -> Any:
         """The same value, each NaN with the sign of the seed."""

@@ -16,7 +16,7 @@ from dynafuse.ops import table
 from tests.fuzz import models
 from tests.fuzz.generate import differentiable, generate, returned
 from tests.fuzz.grammar import MAKERS, Maker, step
-from tests.fuzz.noise import Noise
+from tests.fuzz.noise import FLOAT32, Noise
 from tests.fuzz.parameters import Parameters
 from tests.fuzz.program import Argument, Program, Statement, load
 from tests.fuzz.shrink import shrink
@@ -156,6 +156,14 @@ def test_products_may_go_into_sums_before_they_are_rounded(name: str) -> None:
     assert bool((off.abs() <= 8 * torch.finfo(off.dtype).eps * term.abs()).all())
 
 
+@pytest.mark.parametrize("function", [torch.logsumexp, lambda x, dim: torch.log_softmax(x, dim)[1]], ids=["sum", "softmax"])
+def test_a_logarithm_of_nearly_1_is_off_by_units_of_1(function: Callable[..., torch.Tensor]) -> None:
+    values = torch.tensor([-9.0, 0.0])
+    with Noise(0):
+        off = function(values.expand(50, 2).t(), 0) - function(values, 0)
+    assert FLOAT32 / 4 < off.abs().max() < 8 * FLOAT32
+
+
 def test_comparisons_see_one_value() -> None:
     """Only what is computed with is held in more bits."""
     x = torch.randn(50, generator=torch.Generator().manual_seed(1))
@@ -168,6 +176,8 @@ NAN = torch.full((16,), math.nan)
 UNDECIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
     "vectors and what has gaps": (lambda x: torch.ops.aten.hardtanh_backward(x, x, -1, 1), NAN),
     "sign of what is not a number": (lambda x: x.signbit().float(), NAN),
+    "the larger of two zeros": (lambda x: 1 / x.relu(), torch.tensor([-0.0, 0.0])),
+    "the larger of two zeros, in place": (lambda x: 1 / x.clone().clamp_(min=0), torch.tensor([-0.0, 0.0])),
     "mean and sum over count": (lambda x: torch.std_mean(x, 0)[1], torch.tensor([1.0, -math.inf, 2.0])),
 }
 
