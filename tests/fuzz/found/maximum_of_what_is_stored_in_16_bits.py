@@ -1,3 +1,6 @@
+"""A gradient compares a maximum of 16-bit floats with what it was taken of, where another kernel has stored a part of that."""
+
+
 def arguments(s0, s1, s2, n0):
     a0 = tensor((), 'float32', seed=141, grad=True)
     a1 = tensor((s0, s1, s2), 'float16', seed=994, grad=True)
