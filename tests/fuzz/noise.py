@@ -36,9 +36,9 @@ DIVIDING = re.compile(r"mean|var|std|norm|softmax|avg_pool|loss|attention")
 """Those of them that divide by a count or a sum: a compiler multiplies by a rounded reciprocal, so that nothing about them is
 exact, not even the mean of equal numbers, and what is subtracted from it leaves a rest."""
 
-BY_PIECES = re.compile(r"^(native_(layer|group|batch)_norm|_log_softmax|logsumexp)$")
+BY_PIECES = re.compile(r"^(native_(layer|group|batch)_norm|_log_softmax|logsumexp|adaptive_max_pool[23]d)$")
 """Ops that take from values what comes of the same values, or a logarithm of a sum that may be nearly 1: a compiler may use
-either before or after it is rounded."""
+either before or after it is rounded. And one whose pieces take the first of several NaN (docs/differences.md)."""
 
 AMPLITUDE = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """Largest disturbance by dtype, in units in the last place: float32 functions differ between math libraries."""
@@ -90,7 +90,9 @@ class Noise(TorchDispatchMode):
             return func(*args, **kwargs)
         if BY_PIECES.search(name):
             with self:
-                return decomposition_table[func](*args, **kwargs)
+                result = decomposition_table[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         moves, mutable = bool(EXACT.search(name)), func._schema.is_mutable
         if BY_LOOP.search(name):
             args, kwargs = tree_map(_with_gaps, args), tree_map(_with_gaps, kwargs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dynafuse import ops
 from dynafuse.ops import table
@@ -178,6 +179,7 @@ UNDECIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]
     "sign of what is not a number": (lambda x: x.signbit().float(), NAN),
     "the larger of two zeros": (lambda x: 1 / x.relu(), torch.tensor([-0.0, 0.0])),
     "the larger of two zeros, in place": (lambda x: 1 / x.clone().clamp_(min=0), torch.tensor([-0.0, 0.0])),
+    "which NaN is the largest": (lambda x: F.adaptive_max_pool2d(x.view(1, 4, 4), 1, return_indices=True)[1].float(), NAN),
     "mean and sum over count": (lambda x: torch.std_mean(x, 0)[1], torch.tensor([1.0, -math.inf, 2.0])),
 }
 
