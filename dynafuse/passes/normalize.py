@@ -55,6 +55,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
         merge_equal: Whether equal calls are merged: of forward and backward that was done in their joint graph.
     """
     store_zeros(module)
+    begin_memory(module)
     keep_written_casts(module)
     dissolve_multiple_outputs(module)
     unbatch(module)
@@ -85,6 +86,24 @@ def store_zeros(module: GraphModule) -> None:
         stored.add(zeros)
     if stored:
         place_views(module, stored)
+
+
+def begin_memory(module: GraphModule) -> None:
+    """Have memory begin with the first element of what an op makes: a scatter into a slice has eager's offset of the whole.
+
+    What replaces it has none, and views count from there.
+    """
+    begun: set[Node] = set()
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not makes_memory(node):
+            continue
+        if as_expr(value.storage_offset()) != 0:
+            with value.fake_mode:
+                node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            begun.add(node)
+    if begun:
+        place_views(module, begun)
 
 
 def dissolve_multiple_outputs(module: GraphModule) -> None:

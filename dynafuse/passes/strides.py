@@ -22,7 +22,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import fake_mode_of, is_view, looked_at, makes_memory
+from dynafuse.fx import fake_mode_of, is_view, looked_at, makes_memory, shares_memory
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.passes.stride_readers import may_look_at_strides, places_by_strides, wants_dense_rows, wants_eagers_strides
@@ -205,7 +205,7 @@ def place_views(module: GraphModule, sources: set[Node]) -> None:
     """Recompute the fake values of all views of ``sources``, which have replaced tensors whose memory began elsewhere."""
     mode, moved = fake_mode_of(module.graph.nodes), set(sources)
     for node in module.graph.nodes:
-        if is_view(node) and node.args[0] in moved and not node.meta.get("unbacked_bindings"):
+        if shares_memory(node) and node.args[0] in moved and not node.meta.get("unbacked_bindings"):
             moved.add(node)
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
             with mode:

@@ -263,3 +263,20 @@ def test_a_region_that_fails_still_writes() -> None:
     """Eager's op writes into the input as the kernel would have."""
     (graph,) = check(index_copy, cache(), row(), at(4), executors="eager")
     assert not whole_copies(graph)
+
+
+PIECES: dict[str, Callable[[Tensor], Tensor]] = {
+    "split": lambda x: x.split(8)[1].view(2, 4), "unbind": lambda x: x.view(4, 2, 4).unbind(0)[1], "slice": lambda x: x[8:16].view(2, 4),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_of_an_input_that_begins_within_its_memory(name: str) -> None:
+    """What is written to it is made elsewhere, where memory begins with its first element."""
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        x[1:16:3] = x[1:16:3] * 2
+        return PIECES[name](x) @ w
+
+    w = torch.randn(4, 4)
+    expected, actual = (call(torch.arange(64.0)[8:40], w) for call in (f, compiled(f)))
+    torch.testing.assert_close(actual, expected)
