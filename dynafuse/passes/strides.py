@@ -182,7 +182,7 @@ def renew(node: Node, value: torch.Tensor) -> bool:
     values, pending = {node: value}, [node]
     while pending and layout(value) != layout(node.meta["val"]):
         for user in pending.pop().users:
-            if user.op != "output" and not isinstance(user.meta.get("val"), (torch.Tensor, list, tuple)):
+            if isinstance(user.meta.get("val"), (int, torch.SymInt)):
                 continue  # a size
             if user.meta.get("unbacked_bindings") or may_look_at_strides(user) or not _is_in_table(user):
                 return False
