@@ -82,10 +82,18 @@ def _ending_narrow(graph: Graph, facts: Mapping[Node, Facts]) -> frozenset[Node]
             narrow[node], decides[node] = False, True
             continue
         computing = [user for user in node.users if user.op != "output" and facts[user].role in (Role.VIEW, Role.FUSED)]
-        narrow[node] = tensor.dtype in NARROW or (len(computing) == len(node.users) > 0 and all(map(narrow.get, computing)))
+        if tensor.dtype in NARROW:  # which float32 takes in as it is held, no worse than its own last bits, but not float64
+            narrow[node] = all(_dtype(facts[user]) in COMPUTED_IN_FLOAT32 or _rounds(facts[user]) for user in computing)
+        else:
+            narrow[node] = len(computing) == len(node.users) > 0 and all(map(narrow.get, computing))
         decides[node] = any(_decides(node, user, facts[user]) or decides[user] for user in computing)
     return frozenset(node for node in graph.nodes
                      if narrow[node] and not decides[node] and _has_quicker_functions(facts[node]))
+
+
+def _rounds(facts: Facts) -> bool:
+    """Return whether a call is a cast that rounds its operand, as one that the user has written."""
+    return facts.row is not None and facts.row.rounds
 
 
 def _has_quicker_functions(facts: Facts) -> bool:

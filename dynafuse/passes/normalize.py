@@ -23,7 +23,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, insert, is_returned, is_view, makes_memory
+from dynafuse.fx import arguments, fake_mode_of, insert, is_returned, is_view, makes_memory
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
@@ -99,7 +99,7 @@ def begin_memory(module: GraphModule) -> None:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not makes_memory(node):
             continue
         if as_expr(value.storage_offset()) != 0:
-            with value.fake_mode:
+            with fake_mode_of((node,)):
                 node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             begun.add(node)
     if begun:

@@ -90,7 +90,7 @@ class Noise(TorchDispatchMode):
             return func(*args, **kwargs)
         if BY_PIECES.search(name):
             with self:
-                result = decomposition_table[func](*args, **kwargs)
+                result = decomposition_table.get(func, _undecomposed)(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         moves, mutable = bool(EXACT.search(name)), func._schema.is_mutable
@@ -205,6 +205,11 @@ class WithoutMasks(TorchFunctionMode):
             if is_causal or bool(mask.all()):
                 kwargs |= {"attn_mask": None, "is_causal": is_causal}
         return func(*args, **kwargs)
+
+
+def _undecomposed(*_: Any, **__: Any) -> Any:
+    """What a decomposition answers that does not apply: older torch lacks some."""
+    return NotImplemented
 
 
 def _with_gaps(value: Any) -> Any:

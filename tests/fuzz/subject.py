@@ -46,6 +46,9 @@ DECOMPOSED = "aot_eager_decomp_partition"
 COMPILED = "inductor"
 """One that runs generated code: what raises in torch's code alone, and with it as well, is not ours; nor are strides that it gives."""
 
+TRACING = "backend.py:_compile_joint"
+"""Where torch's own tracing and decompositions are called."""
+
 PRODUCT = re.compile(r"@|matmul|einsum|linear|attention")
 """What libraries compute: the order in which they add up depends on where memory begins."""
 
@@ -126,7 +129,7 @@ def witnesses(verdict: Verdict) -> tuple[str, ...]:
     """The backends of torch with any of which a failure is torch's own if it fails alike."""
     if verdict.kind in ("strides", "form"):  # of which torch's shape functions may tell a compiler other than eager has
         return TORCHS_OWN, DECOMPOSED, COMPILED
-    return (TORCHS_OWN, COMPILED) if verdict.status == "raises" and not verdict.where else (TORCHS_OWN,)
+    return (TORCHS_OWN, COMPILED) if verdict.status == "raises" and verdict.where in ("", TRACING) else (TORCHS_OWN,)
 
 
 def promised(loaded: Loaded, call: Sequence[int], device: str) -> Any:

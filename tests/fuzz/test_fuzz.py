@@ -197,6 +197,7 @@ def test_what_eager_leaves_open_differs_under_noise(name: str) -> None:
 def test_what_raises_in_torchs_code_with_its_own_compiler_too_is_torchs() -> None:
     verdict = Verdict("raises", "RuntimeError", "the message")
     assert witnesses(verdict) == (TORCHS_OWN, COMPILED)
+    assert witnesses(dataclasses.replace(verdict, where="backend.py:_compile_joint")) == (TORCHS_OWN, COMPILED)
     assert witnesses(dataclasses.replace(verdict, where="backend.py:dynafuse")) == (TORCHS_OWN,)
     assert witnesses(Verdict("wrong", "value")) == (TORCHS_OWN,)
 

@@ -46,6 +46,7 @@ QUICK: dict[str, tuple[Function, str]] = {
 EXACT: dict[str, Function] = {
     "returned in float32": lambda x: x.float().exp(),
     "added up in float32": lambda x: (x.float() / 3.7 / (x + 9).float()).sum(0),
+    "added to float64": lambda x: x.sigmoid() + torch.ones(8, 8, dtype=torch.float64),
     "compared": lambda x: x.sigmoid() > 0.5,
     "compared, and returned": lambda x: (y := x.sigmoid(), (y > 0.5).to(x.dtype)),
     "selected by": lambda x: torch.where(x.sigmoid() > 0.5, x, 0),
