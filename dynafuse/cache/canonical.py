@@ -341,7 +341,8 @@ class _Canonical:
 
     def _hashed(self, node: Node, args: Mapping[str, Any], tensor: str, which: int) -> str:
         named = {name: self._named(value, which) for name, value in args.items()}
-        return hashlib.sha256(f"{node.target} {named} {tensor} {self.facts[node].accuracy}".encode()).hexdigest()[:16]
+        text = f"{node.target} {named} {tensor} {self.facts[node].accuracy}".rstrip()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _named(self, value: Any, which: int) -> Any:
         if isinstance(value, Node):

@@ -18,10 +18,14 @@ from dynafuse.ir import Accuracy, Ref, Spec, references
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.ops import Call, Cast, Kind, Row
 from dynafuse.ops.literals import opmath
+from dynafuse.ops.overloads import overloads
 from dynafuse.ops.promotion import promoted
 
 _MOVING_KINDS = frozenset({Kind.VIEW, Kind.GATHER})
 """Kinds of ops whose elements are elements of an operand."""
+
+PRODUCTS = frozenset(overloads("aten.mul.Tensor aten.mul.Scalar aten.square.default aten.pow.Tensor_Scalar"))
+"""Ops whose results are products."""
 
 
 class Rounding:
@@ -73,6 +77,18 @@ class Rounding:
         if self.everywhere or self.spec.ops[op].accuracy is Accuracy.ROUNDED:
             return True
         return row.rounds and any(_narrows(self.dtype(ref), call.dtype) for ref in operands)
+
+    def is_narrow_product(self, op: int) -> bool:
+        """Return whether an op's result is a product of 16-bit floats, or one that is cast."""
+        row, call = self.calls[self._behind_casts(Ref("op", op)).position]
+        operands = map(self._behind_casts, references(_args(call)))
+        return row.target in PRODUCTS and all(_is_narrow(self.dtype(ref)) for ref in operands)
+
+    def _behind_casts(self, ref: Ref) -> Ref:
+        """Return what a value is cast from."""
+        while ref.kind == "op" and self.calls[ref.position][0].casts:
+            ref = next(references(_args(self.calls[ref.position][1])))
+        return ref
 
     def dtype(self, ref: Ref) -> torch.dtype:
         """Return the dtype of an input or op."""

@@ -132,6 +132,8 @@ COMPARED: dict[str, Function] = {
     "hardshrink": lambda x, y: F.hardshrink(x * y, 0.25),
     "threshold": lambda x, y: F.threshold(x * y, 0.25, 20.0),
     "where": lambda x, y: torch.where((x * y) > 0.25, x, y),
+    "largest sum of a product": lambda x, y: (x * x + y).amax(-1),
+    "sum of a product that is cast": lambda x, y: (x.float() * y.float()).to(x.dtype) + y,
 }
 
 

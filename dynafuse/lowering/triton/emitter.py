@@ -33,6 +33,9 @@ from dynafuse.ops.indexing_math import known_less, known_nonnegative, rejoin, sy
 from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
 
+ROUNDING = {torch.float16: "lm.to_float16", torch.bfloat16: "lm.to_bfloat16"}
+"""Functions that round a product before it goes into a sum, which LLVM would make one instruction of otherwise."""
+
 FEW_PLACES = 64
 """Places that a tile adds to, up to which each is looked for in the whole tile."""
 
@@ -233,7 +236,9 @@ class Emitter(ControlFlow):
         return value if row.kind is Kind.VIEW else self._round_result(position, Value(value.name, call.dtype, value.tiles))
 
     def _round_result(self, position: int, value: Value) -> Value:
-        return self._round(value, value.dtype) if self.rounding.rounds_result(position) else value
+        if not self.rounding.rounds_result(position):
+            return value
+        return self._round(value, value.dtype, self.rounding.is_narrow_product(position))
 
     def reduction_element(self, op: int, index: Index, dtype: torch.dtype) -> Value:
         """Return the element of its operand that a reduction takes in.
@@ -247,14 +252,16 @@ class Emitter(ControlFlow):
         value = self._round(self.operand(arg, index), self.rounding.operand_dtype(op, 0, arg))
         return self.cast(value, dtype)
 
-    def _round(self, value: Value, dtype: torch.dtype | None) -> Value:
+    def _round(self, value: Value, dtype: torch.dtype | None, is_product: bool = False) -> Value:
         """Return a value rounded to a 16-bit float, if one is given; literals are rounded already."""
         if dtype is None or is_literal(value):
             return value
         held = self.cast(value, opmath(dtype))  # float64 is rounded to float32 first, as in eager
-        rounded_text = f"{held}.to({triton_type(dtype)})"
-        rounded = self.define(f"{rounded_text}.to({triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
-        self._rounded_texts[rounded.name, dtype] = rounded_text
+        narrow = f"{held}.to({triton_type(dtype)})"
+        if is_product and dtype in ROUNDING:
+            narrow = self.define(f"{ROUNDING[dtype]}({held})", dtype, value.tiles).name
+        rounded = self.define(f"{narrow}.to({triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
+        self._rounded_texts[rounded.name, dtype] = narrow
         return rounded
 
     def _pointwise(self, position: int, row: Row, call: Call, index: Index) -> Value:

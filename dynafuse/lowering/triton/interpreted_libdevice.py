@@ -162,6 +162,16 @@ def to_float32(x: tl.tensor) -> tl.tensor:
     return x.to(tl.float32)
 
 
+def to_float16(x: tl.tensor) -> tl.tensor:
+    """Return a float32 as float16."""
+    return x.to(tl.float16)
+
+
+def to_bfloat16(x: tl.tensor) -> tl.tensor:
+    """Return a float32 as bfloat16."""
+    return x.to(tl.bfloat16)
+
+
 def _reduction(function: Callable[..., Array]) -> Callable[..., tl.tensor]:
     """Return a reduction of NumPy arrays as one of interpreted tensors."""
 

@@ -268,6 +268,18 @@ def to_float32(x):
 
 
 @jit
+def to_float16(x):
+    """Return a float32 as float16, rounded before anything is computed of it."""
+    return ptx.to_float16(x)
+
+
+@jit
+def to_bfloat16(x):
+    """Return a float32 as bfloat16, rounded before anything is computed of it."""
+    return ptx.to_bfloat16(x)
+
+
+@jit
 def maximum(x, y):
     """Return the larger operand, NaN if either is. Takes integers too."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)

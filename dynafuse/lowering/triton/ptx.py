@@ -24,6 +24,7 @@ if knobs.runtime.interpret:
     sqrt = quick_sqrt = libdevice.sqrt_rn
     div = quick_div = libdevice.div_rn
     to_float32 = libdevice.to_float32
+    to_float16, to_bfloat16 = libdevice.to_float16, libdevice.to_bfloat16
 else:
     from triton import jit
     from triton.language.extra import libdevice  # type: ignore[no-redef]
@@ -97,3 +98,17 @@ else:
         else:
             wide = x.to(tl.int32)
             return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [wide], tl.float32, is_pure=True, pack=1)
+
+    @jit
+    def to_float16(x):
+        """Return a float32 as float16, rounded to nearest.
+
+        Of a product that LLVM sees rounded, and of a sum of that which is rounded, too, it makes one instruction of 16 bits,
+        which does not round the product.
+        """
+        return tl.inline_asm_elementwise("cvt.rn.f16.f32 $0, $1;", "=h,f", [x], tl.float16, is_pure=True, pack=1)
+
+    @jit
+    def to_bfloat16(x):
+        """Return a float32 as bfloat16, rounded to nearest, whatever it is a product of."""
+        return tl.inline_asm_elementwise("cvt.rn.bf16.f32 $0, $1;", "=h,f", [x], tl.bfloat16, is_pure=True, pack=1)
