@@ -114,8 +114,8 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
         return 2 if facts.rows >= RESIDENT else 4
     if r == LONG_ROW // 2 and facts.length <= FULL * r:
         warps = max(warps // 2, 1)
-    if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:
-        return r // (LANES * MOST_IN_LANE)
+    if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:  # one that has a processor to itself has registers for more warps
+        return r // (LANES * MOST_IN_LANE) * (2 if facts.rows <= PROCESSORS else 1)
     is_heavy = facts.instructions >= HEAVY_HELD
     few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (FEW_WARPS, EVEN_LOAD)
     if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
