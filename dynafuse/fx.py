@@ -6,6 +6,7 @@ Worked example: of ``y = x.t()[0]``, ``is_view(y)`` is True, ``base(y)`` is ``x`
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import sympy
 import torch
@@ -116,6 +117,22 @@ def in_place(node: Node) -> bool:
 def moved_by(node: Node) -> dict[Node, None]:
     """Return the nodes whose bytes a call moves: its result and its operands, of a scatter in place the values alone."""
     return dict.fromkeys(node.all_input_nodes[1:] if in_place(node) else (node, *node.all_input_nodes))
+
+
+@overload
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int: ...
+@overload
+def extent(shape: Sequence[Size], strides: Sequence[Size]) -> Size: ...
+def extent(shape: Sequence[Size], strides: Sequence[Size]) -> Size:
+    """Return how many elements of memory a tensor spans, from its first one to its last; of no elements, none.
+
+    Args:
+        shape: The sizes of a tensor.
+        strides: Its strides, in elements, none of them negative.
+    """
+    if any(size == 0 for size in shape):
+        return 0
+    return functools.reduce(operator.add, ((size - 1) * stride for size, stride in zip(shape, strides, strict=True)), 1)
 
 
 def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:

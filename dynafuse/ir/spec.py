@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 
-from dynafuse.fx import Size
+from dynafuse.fx import Size, extent
 from dynafuse.ir.graph import Accuracy, Axis, Dims
 from dynafuse.ops.literals import HoistedScalar
 from dynafuse.ops.symbols import symbol_of
@@ -164,10 +164,7 @@ class Spec:
     def extents(self) -> Iterator[Size]:
         """Yield what offsets and indices reach: the last element of each tensor, the number of points of axes and of ops."""
         for layout in (*self.inputs, *(s.layout for s in self.stores)):
-            last: Size = 1
-            for size, stride in zip(layout.shape, layout.stride, strict=True):
-                last = last + (size - 1) * stride
-            yield last
+            yield extent(layout.shape, layout.stride)
         shapes = (tuple(axis.size for axis in self.axes), *(op.shape for op in self.ops))  # indices count their elements
         for shape in shapes:
             yield functools.reduce(operator.mul, shape, 1)

@@ -44,8 +44,8 @@ EXTREMES = frozenset({"max", "min"})
 
 def accuracies(graph: Graph, facts: Mapping[Node, Facts]) -> dict[Node, Accuracy]:
     """Return how exactly to compute the nodes that are not computed as usual."""
-    found = dict.fromkeys(_ending_narrow(graph, facts), Accuracy.QUICK)
-    return found | dict.fromkeys(_compared(graph, facts), Accuracy.ROUNDED)
+    quick, rounded = _ending_narrow(graph, facts), _compared(graph, facts)
+    return dict.fromkeys(quick, Accuracy.QUICK) | dict.fromkeys(rounded, Accuracy.ROUNDED)
 
 
 def _compared(graph: Graph, facts: Mapping[Node, Facts]) -> list[Node]:

@@ -10,6 +10,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
+from dynafuse.fx import extent
 from dynafuse.ops.overloads import overloads
 
 DRAWS_BY_ADDRESS = frozenset(overloads("aten.native_dropout.default"))
@@ -37,5 +38,5 @@ def allocates(node: Node) -> bool:
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Copy the memory that a tensor spans, with the same sizes and strides (expanded ones too)."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.size(), tensor.stride(), 0)
+    size, stride = tensor.size(), tensor.stride()
+    return tensor.as_strided((extent(size, stride),), (1,)).clone().as_strided(size, stride, 0)

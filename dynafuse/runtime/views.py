@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
-from dynafuse.fx import size_of
-from dynafuse.ir import Facts, Role, Size, Tensor
+from dynafuse.fx import extent, size_of
+from dynafuse.ir import Facts, Role, Size
 
 
 class Place(NamedTuple):
@@ -38,16 +38,7 @@ def place_in(view: Node, base: Node, facts: Mapping[Node, Facts]) -> Place:
     assert tensor is not None
     offset = size_of(view.meta["val"].storage_offset() - base.meta["val"].storage_offset())
     if memory is not None and facts[base].role is Role.FUSED and tensor.dtype is memory.dtype:
-        reach, extent = _reach(tensor), _reach(memory)
-        if reach and extent is not None and isinstance(offset, int):
-            assert offset + reach <= extent, f"the view {view} reaches beyond {base}: {tensor} at {offset} of {memory}"
+        reach, room = (extent(known.shape, known.stride) for known in (tensor, memory))
+        if isinstance(offset, int) and isinstance(reach, int) and isinstance(room, int) and reach:
+            assert offset + reach <= room, f"the view {view} reaches beyond {base}: {tensor} at {offset} of {memory}"
     return Place(tensor.shape, tensor.stride, offset)
-
-
-def _reach(tensor: Tensor) -> int | None:
-    """Return how many elements of memory a tensor reaches over; None if that is not known."""
-    known = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride, strict=True)
-             if isinstance(size, int) and isinstance(stride, int)]
-    if len(known) < len(tensor.shape):
-        return None
-    return 1 + sum((size - 1) * stride for size, stride in known) if all(size for size, _ in known) else 0

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from dynafuse.fx import extent
 from dynafuse.ir import Layout, Spec
 from dynafuse.lowering.interpret import operands_of, sizes_at
 from dynafuse.select import indices
@@ -25,18 +26,15 @@ class NoData(Exception):
     """Raised if no data can be made up for a region; the message says why."""
 
 
-def extent(layout: Layout, hints: Mapping[str, int]) -> int:
-    """Return how many elements of memory a layout spans, from its first element to its last."""
-    shape, stride = sizes_at(layout.shape, hints), sizes_at(layout.stride, hints)
-    if 0 in shape:
-        return 0
-    return 1 + sum(int(size - 1) * int(step) for size, step in zip(shape, stride, strict=True))
+def extent_at(layout: Layout, hints: Mapping[str, int]) -> int:
+    """Return how many elements of memory a layout spans at given sizes."""
+    return int(extent(sizes_at(layout.shape, hints), sizes_at(layout.stride, hints)))
 
 
 def needed_bytes(spec: Spec, hints: Mapping[str, int]) -> int:
     """Return the bytes of a spec's inputs and outputs, and of its computed indices, which are evaluated beforehand."""
     tensors = [*spec.inputs, *(store.layout for store in spec.stores if store.into is None)]
-    total = sum(extent(layout, hints) * layout.dtype.itemsize for layout in tensors)
+    total = sum(extent_at(layout, hints) * layout.dtype.itemsize for layout in tensors)
     checks = indices.rules(spec, hints).checks
     for op in (spec.ops[i] for i in {i for use in checks for i in operands_of(spec, use.index)}):
         total += math.prod(sizes_at(op.shape, hints)) * max(op.dtype.itemsize, 8)
@@ -76,7 +74,7 @@ def inputs_for(spec: Spec, hints: Mapping[str, int], device: torch.device) -> li
 def _random(layout: Layout, hints: Mapping[str, int], device: torch.device, generator: torch.Generator,
             limit: int) -> torch.Tensor:
     """Return a random tensor of a layout; integers are in [0, limit)."""
-    flat = _random_flat(extent(layout, hints), layout.dtype, device, generator, limit)
+    flat = _random_flat(extent_at(layout, hints), layout.dtype, device, generator, limit)
     return _strided(flat, layout, hints)
 
 

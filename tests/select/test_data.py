@@ -50,7 +50,7 @@ def test_tensors_have_their_layout(
         (other,) = data.copies([made])
         for tensor in (made, other):
             assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, stride, dtype)
-        assert data.extent(layout, {}) == elements
+        assert data.extent_at(layout, {}) == elements
         assert (made.data_ptr() % 16 == 0) or not aligned
         assert aligned or elements == 0 or made.data_ptr() % 16 == dtype.itemsize % 16
         if elements and dtype is not torch.float8_e4m3fn:

@@ -18,6 +18,7 @@ import torch
 from dynafuse.errors import LoweringError
 from dynafuse.ir import COUNT, Accuracy, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
+from dynafuse.lowering.triton import sums_in_tiles as sums
 from dynafuse.lowering.triton.accesses import Access, Masks, SharedLoads, names_of
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.eviction import Eviction
@@ -25,7 +26,7 @@ from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
 from dynafuse.lowering.triton.ranges import Range, Ranges
-from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope
+from dynafuse.lowering.triton.scopes import PER_STEP
 from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
@@ -35,9 +36,6 @@ from dynafuse.ops.promotion import comparand
 
 ROUNDING = {torch.float16: "lm.to_float16", torch.bfloat16: "lm.to_bfloat16"}
 """Functions that round a product before it goes into a sum, which LLVM would make one instruction of otherwise."""
-
-FEW_PLACES = 64
-"""Places that a tile adds to, up to which each is looked for in the whole tile."""
 
 
 class Emitter(ControlFlow):
@@ -462,13 +460,13 @@ class Emitter(ControlFlow):
         if write.condition is not None:
             self.masks = (*outer, self.as_tensor(write.condition))
         value = self.as_tensor(write.value)
-        text = escape(self._stored_text(value, layout.dtype))
+        text = escape(self.stored_text(value, layout.dtype))
         along = points | value.tiles
-        summed = self._summed_tiles(offset, along) if combine is Combine.ADD else frozenset[str]()
+        summed = sums.summed_tiles(self, offset, along) if combine is Combine.ADD else frozenset[str]()
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), along - summed)
-        places = self._few_places(offset) if combine is Combine.ADD and not summed else None
+        places = sums.few_places(self, offset) if combine is Combine.ADD and not summed else None
         if places is not None:
-            self._add_at_few_places(tensor, layout.dtype, offset, value, along, places)
+            sums.add_at(self, places, tensor, layout.dtype, offset, value, along)
         self.masks = outer
         self.accesses.append(Access(tensor, layout, offset, True))
         if places is not None:
@@ -477,79 +475,8 @@ class Emitter(ControlFlow):
             self.add_line(f"tl.store({pointer}, {text}{mask})", tiles, offset)
             return
         if summed:
-            text = self._sum_in_tile(text, layout.dtype, value.tiles, along, summed)
+            text = sums.sum_in_tile(self, text, layout.dtype, value.tiles, along, summed)
         self.add_line(f'tl.atomic_{combine.value}({pointer}, {text}{mask}, sem="relaxed")', tiles | summed, offset)
-
-    def _few_places(self, offset: sympy.Expr) -> tuple[sympy.Expr, int, int] | None:
-        """Return the first of the few places that a tile adds to, how many there are, and how far apart; None if unknown.
-
-        One loaded index tells them apart; what else is in the offset has one value all over the tile.
-        """
-        indices = [symbol for symbol in offset.free_symbols - set(self.axes) if self.tile_of.get(symbol)]
-        if len(indices) != 1 or self.spec.wide or self.loop is not None or self.open_branches:
-            return None
-        (index,) = indices
-        count, apart = index.size, offset.coeff(index)
-        first = sympy.expand(offset - apart * index)
-        is_even = all(self.values_per_tile.get(axis) == 1 for axis in first.free_symbols & set(self.axes))
-        if not (is_even and count.is_Integer and apart.is_Integer and apart > 0 and 1 < count <= FEW_PLACES):
-            return None
-        return None if first.has(index) else (first, int(count), int(apart))
-
-    def _add_at_few_places(self, tensor: str, dtype: torch.dtype, offset: sympy.Expr, value: Value, along: frozenset[str],
-                           places: tuple[sympy.Expr, int, int]) -> None:
-        """Add to one place after the other what a tile has for it: atomics of all lanes to one place would wait in line.
-
-        Args:
-            tensor: The name of the kernel's argument.
-            dtype: What the tensor holds.
-            offset: The element that each point adds to.
-            value: What it adds.
-            along: The tile dimensions of the points.
-            places: As :meth:`_few_places` returns them.
-        """
-        first, count, apart = places
-        place, hot, total = self.new_name("place"), self.new_name("hot"), self.new_name("total")
-        tiles = self.tiles(offset).union(value.tiles, *(mask.tiles for mask in self.masks))
-        conditions = [f"({{0}} == {place})", *names_of(self.masks), *self._masks_along(along, tiles)]
-        nothing = literal(-0.0 if dtype.is_floating_point else 0, value.dtype)  # 0.0 would change the sign of a zero
-        summed = self.cast(Value(total, value.dtype), dtype)
-        values = f"tl.where({hot}, {value}, {nothing})"
-        if not dtype.is_floating_point:  # the sum wraps around
-            values += ".to(tl.int64)"
-        added = Scope([
-            Line(f"{total} = tl.sum({values}).to({triton_type(opmath(value.dtype))})"),
-            Line(f'tl.atomic_add({tensor} + {place}, {self._stored_text(summed, dtype)}, sem="relaxed")'),
-        ], header=Line(f"if tl.max({hot}.to(tl.int32)) > 0:"), is_branch=True)
-        header = Line(f"for {place} in range({{0}}, {{0}} + {count * apart}, {apart}):", (first,))
-        looked_for = Line(f"{hot} = {' & '.join(conditions)}", (offset,))
-        self.scope(along).lines.append(Scope([looked_for, added], header=header, is_branch=True))
-
-    def _summed_tiles(self, offset: sympy.Expr, along: frozenset[str]) -> frozenset[str]:
-        """Return the tile dimensions of ``along`` on which neither the address nor whether it is written to depends."""
-        deciding = self.tiles(offset).union(self.unit_tiles, PER_STEP, *(mask.tiles for mask in self.masks))
-        return along - deciding
-
-    def _masks_along(self, along: frozenset[str], tiles: frozenset[str]) -> list[str]:
-        """Return masks that spread what varies along ``tiles`` over the points along ``along``: each point adds it."""
-        masks = [f"{tile}_mask" for tile in sorted(along - self.exact_tiles)]
-        return masks + [f"({tile}_zero == 0)" for tile in sorted((along & self.exact_tiles) - tiles - PER_STEP)]
-
-    def _sum_in_tile(self, text: str, dtype: torch.dtype, tiles: frozenset[str], along: frozenset[str],
-                     summed: frozenset[str]) -> str:
-        """Return the sum of a value at the points of the tile dimensions ``along``, over those in ``summed``.
-
-        The value, which ``text`` shows, varies along ``tiles``.
-        """
-        masks = self._masks_along(along, tiles)
-        if masks:
-            nothing = literal(-0.0 if dtype.is_floating_point else 0, dtype)  # 0.0 would change the sign of a zero
-            text = f"tl.where({' & '.join(masks)}, {text}, {nothing})"
-        value = self.define(text, dtype, along)
-        if not along - summed - PER_STEP:
-            return self.define(f"tl.sum({value})", dtype, along).name
-        dim = self.tile_dims.get(min(summed), 0)  # without a schedule (to see what is accessed) nobody runs the text
-        return self.define(f"tl.sum({value}, {dim}){'[:, None]' if dim == 1 else '[None, :]'}", dtype, along).name
 
     def store(self, tensor: str, layout: Layout, index: Index, value: Value, barrier: bool = False) -> None:
         """Store a value, converted to the tensor's dtype, at an index.
@@ -573,12 +500,12 @@ class Emitter(ControlFlow):
             raise LoweringError(f"the store of {tensor}", detail)
         pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles - unit_tiles, unit_tiles)
         self.accesses.append(Access(tensor, layout, offset, True))
-        text = self._stored_text(value, layout.dtype)
+        text = self.stored_text(value, layout.dtype)
         if barrier:
             self.add_line("tl.debug_barrier()", tiles)
         self.add_line(f"tl.store({pointer}, {escape(text)}{mask})", tiles, offset)
 
-    def _stored_text(self, value: Value, dtype: torch.dtype) -> str:
+    def stored_text(self, value: Value, dtype: torch.dtype) -> str:
         """Return the text of a value as a tensor of ``dtype`` stores it."""
         converted = self.cast(value, dtype)
         if is_literal(converted):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from dynafuse.fx import extent
 from dynafuse.ir import Layout, Spec, Store, references
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Scope
@@ -90,13 +91,8 @@ def _same_memory(loaded: Layout, stored: Layout) -> bool:
         pairs = zip(loaded.shape, stored.shape, strict=True)
         return all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)
     counts = [math.prod(map(sympy.sympify, layout.shape)) for layout in (loaded, stored)]
-    extents = [_extent(layout) for layout in (loaded, stored)]
+    extents = [sympy.sympify(extent(layout.shape, layout.stride)) for layout in (loaded, stored)]
     return loaded.dtype is stored.dtype and all(sympy.expand(left - right) == 0 for left, right in (counts, extents))
-
-
-def _extent(layout: Layout) -> sympy.Expr:
-    """Return how far apart a tensor's first and last element are."""
-    return sum(((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True)), sympy.S.Zero)
 
 
 def _reads_before(accesses: Sequence[Access], out: str, name: str, owns_points: Callable[[sympy.Expr], bool]) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dynafuse.fx import extent
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.capture.decide import Layout
 from dynafuse.runtime.capture.lending import cdata_of, use_count
@@ -142,9 +143,9 @@ def _buffer(arg: Tensor, empty: Empty) -> tuple[Tensor, Tensor, int | None]:
     if _is_dense(arg):
         buffer = empty(tuple(arg.size()), arg.stride(), arg.dtype)
         return buffer, buffer, None
-    extent = extent_of(arg)
-    memory = empty((extent,), (1,), arg.dtype)
-    return memory.as_strided(arg.size(), arg.stride()), memory, extent
+    elements = extent_of(arg)
+    memory = empty((elements,), (1,), arg.dtype)
+    return memory.as_strided(arg.size(), arg.stride()), memory, elements
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -154,9 +155,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def extent_of(tensor: Tensor) -> int:
     """Return how many elements of memory a tensor spans."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return extent(tensor.size(), tensor.stride())
 
 
 # Outputs --------------------------------------------------------------------------------------------------------------
