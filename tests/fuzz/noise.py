@@ -43,6 +43,9 @@ either before or after it is rounded. And one whose pieces take the first of sev
 AMPLITUDE = {torch.float64: 4.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
 """Largest disturbance by dtype, in units in the last place: float32 functions differ between math libraries."""
 
+FEW_PLACES = 1024
+"""A number that times this is whole has not been rounded."""
+
 FLOAT32 = torch.finfo(torch.float32).eps
 
 EXACT = re.compile(
@@ -86,8 +89,10 @@ class Noise(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
-        if func.is_view or torch.Tag.nondeterministic_seeded in func.tags or not _has_floats((args, kwargs)):
+        if func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
             return func(*args, **kwargs)
+        if not _has_floats((args, kwargs)):
+            return tree_map(self._of_integers, func(*args, **kwargs)) if _has_tensors((args, kwargs)) else func(*args, **kwargs)
         if BY_PIECES.search(name):
             with self:
                 result = decomposition_table.get(func, _undecomposed)(*args, **kwargs)
@@ -158,6 +163,13 @@ class Noise(TorchDispatchMode):
         noisy = value.double() * (1 + self._unit(value, amplitude) * self._random(value))
         return torch.empty_like(value).copy_(noisy)
 
+    def _of_integers(self, value: Any) -> Any:
+        """A result of integers, with noise where it has many binary places, so that it may have been rounded."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+            return value
+        shifted = value * FEW_PLACES
+        return self._note(value.copy_(torch.where(shifted == shifted.round(), value, self._disturbed(value))))
+
     def _disturb(self, value: torch.Tensor, truth: torch.Tensor, moves: bool, unit: float) -> None:
         """Noise onto the elements of ``value`` that are not exactly ``truth``, in place: relative to them, of so much."""
         plain, truth = value.double(), truth.double()
@@ -225,6 +237,10 @@ def _finite(value: Any) -> Any:
 def _mean(value: torch.Tensor, dim: Any = None, _unbiased: bool = True, keepdim: bool = False, **_: Any) -> torch.Tensor:
     """The sum over the count, for the arguments of a ``std_mean``."""
     return torch.ops.aten.mean.dim(value, dim, keepdim)  # type: ignore[no-any-return]
+
+
+def _has_tensors(tree: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(tree))
 
 
 def _has_floats(tree: Any) -> bool:

@@ -135,6 +135,7 @@ def test_noise_leaves_exact_results_alone() -> None:
     values = torch.arange(24.0).reshape(4, 6)
     with Noise(0):
         assert torch.equal(values.flip(0) * 2 + 1, values.flip(0).mul(2).add(1))
+        assert torch.equal(values.long().float(), values) and torch.equal(values.long() / 2, values / 2)
         assert torch.equal(values.sum(1), torch.tensor([15.0, 51.0, 87.0, 123.0]))
         assert not torch.equal(values.sin(), torch.sin(values.clone()))
 
@@ -180,6 +181,7 @@ UNDECIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]
     "the larger of two zeros": (lambda x: 1 / x.relu(), torch.tensor([-0.0, 0.0])),
     "the larger of two zeros, in place": (lambda x: 1 / x.clone().clamp_(min=0), torch.tensor([-0.0, 0.0])),
     "which NaN is the largest": (lambda x: F.adaptive_max_pool2d(x.view(1, 4, 4), 1, return_indices=True)[1].float(), NAN),
+    "a function of integers": (lambda x: x.long().erf(), torch.tensor([0.0, 1.0, 2.0])),
     "mean and sum over count": (lambda x: torch.std_mean(x, 0)[1], torch.tensor([1.0, -math.inf, 2.0])),
 }
 

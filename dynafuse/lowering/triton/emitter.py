@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import COUNT, Accuracy, Dims, Layout, Ref, Spec, Store
+from dynafuse.ir import COUNT, INT32_LIMIT, Accuracy, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton import sums_in_tiles as sums
 from dynafuse.lowering.triton.accesses import Access, Masks, SharedLoads, names_of
@@ -357,6 +357,19 @@ class Emitter(ControlFlow):
 
     # ------------------------------------------------------------------ memory
 
+    def _offset(self, layout: Layout, index: Index) -> sympy.Expr:
+        """Return the offset of an index in elements.
+
+        Of a piece of what is put together, parts of the sum may be beyond the 32 bits that suffice for the sum: they wrap
+        around, as does the constant among them here, which would not compile otherwise.
+        """
+        terms = (i * stride for i, stride in zip(index, layout.stride, strict=True))
+        offset = rejoin(sympy.expand(sum(terms, sympy.S.Zero)))
+        constant, others = offset.as_coeff_Add()
+        if self.spec.wide or not constant.is_Integer or abs(constant) <= INT32_LIMIT:
+            return offset
+        return others + (constant + 2**31) % 2**32 - 2**31
+
     def load(self, tensor: str, layout: Layout, index: Index) -> Value:
         """Load an element of a tensor; a 16-bit float arrives in float32.
 
@@ -365,7 +378,7 @@ class Emitter(ControlFlow):
             layout: The tensor's layout.
             index: The element's index.
         """
-        offset = _offset(layout, index)
+        offset = self._offset(layout, index)
         outer, self.masks = self.masks, self.masks_at(self.tiles(offset), offset)
         value = self._loaded(tensor, layout, offset)
         self.masks = outer
@@ -455,7 +468,7 @@ class Emitter(ControlFlow):
             combine: What becomes of what is there.
             points: The tile dimensions of the scatter's iteration space: each point of them writes once.
         """
-        offset = _offset(layout, write.index)
+        offset = self._offset(layout, write.index)
         outer = self.masks
         if write.condition is not None:
             self.masks = (*outer, self.as_tensor(write.condition))
@@ -492,7 +505,7 @@ class Emitter(ControlFlow):
         Raises:
             LoweringError: The value varies along a tile dimension that the index does not walk.
         """
-        offset = _offset(layout, index)
+        offset = self._offset(layout, index)
         unit_tiles = value.tiles & self.unit_tiles
         tiles = self.tiles(offset) | unit_tiles
         if not value.tiles <= tiles:
@@ -520,11 +533,6 @@ def _scatter(row: Row) -> Scatter:
     scatter = row.scatter or (row.otherwise.scatter if row.otherwise else None)
     assert scatter is not None, row.target
     return scatter
-
-
-def _offset(layout: Layout, index: Index) -> sympy.Expr:
-    """Return the offset of an index in elements."""
-    return rejoin(sympy.expand(sum((i * stride for i, stride in zip(index, layout.stride, strict=True)), sympy.S.Zero)))
 
 
 def _expression_text(row: Row, context: Context, operands: list[Any]) -> str:

@@ -79,6 +79,20 @@ def test_offsets_beyond_32_bits(name: str) -> None:
         assert torch.equal(ours, theirs)
 
 
+def test_parts_of_an_offset_wrap_around_where_their_sum_needs_32_bits() -> None:
+    """A row of what is put together of 16 pieces is 45 rows of one further than where that begins."""
+    x = torch.empty_strided((3, 16, 4), (2**27, 2**23, 1), dtype=torch.int8).copy_(near((3, 16, 4)))
+
+    def joined(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.cat(x.split(1, 1)) + 1,)
+
+    module = make_fx(joined, tracing_mode="fake")(x)
+    run = graphs.compiled(module, [x], resolve(options={"strict": True, "executors": "triton"}))
+    (source,) = (lower(bound.code).source for bound in run.bounds.values())
+    assert ".to(tl.int64)" not in source and max(map(int, re.findall(r"\b\d+\b", source))) < 2**31
+    assert torch.equal(run.call([x])[0], joined(x)[0])
+
+
 # Numbers of elements ----------------------------------------------------------------------------------------------------
 
 
