@@ -7,22 +7,25 @@ Worked example: of ``y = x.t()[0]``, ``is_view(y)`` is True, ``base(y)`` is ``x`
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 import sympy
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses.meta_utils import is_sparse_any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.functions import FloorDiv, Max
 
 Size: TypeAlias = int | sympy.Expr
@@ -187,15 +190,35 @@ def takes_checks(environment: ShapeEnv) -> bool:
 
 
 def can_be_checked(expr: sympy.Expr, environment: ShapeEnv) -> bool:
-    """Return whether torch can check what is asked of an expression before each call: it knows each size from an input.
+    """Return whether torch can check what is asked of an expression before each call: it finds each size in an input.
 
-    It does not look at what an input is a view of, though a graph may be given that in its place.
+    It knows others: a graph may be given what an input is a view of in its place.
     """
-    def is_known(symbol: sympy.Symbol) -> bool:
-        owners = (getattr(source, "base", None) for source in environment.var_to_sources.get(symbol, ()))
-        return any(getattr(owner, "member", "") != "_base" for owner in owners)
+    if environment not in _TRACKED:
+        _TRACKED[environment] = _symbols(environment)
+    known = _TRACKED[environment]
+    return all(symbol in known for symbol in environment.replace(expr).free_symbols)
 
-    return all(map(is_known, environment.replace(expr).free_symbols))
+
+_TRACKED: weakref.WeakKeyDictionary[ShapeEnv, Collection[sympy.Expr]] = weakref.WeakKeyDictionary()
+"""The sizes that torch can check, of each graph that is being compiled."""
+
+
+def _symbols(environment: ShapeEnv) -> Collection[sympy.Expr]:
+    """Return what the sizes, strides and offsets of inputs are, and the numbers among them."""
+    if environment.tracked_fakes is None:  # traced by something else than Dynamo
+        return environment.var_to_sources
+    numbers = itertools.chain.from_iterable(_numbers(tracked.fake) for tracked in environment.tracked_fakes)
+    return {number.node.expr for number in numbers if isinstance(number, torch.SymInt)}
+
+
+def _numbers(value: object) -> Iterable[object]:
+    """Return the sizes, strides and offset of a tensor, of a subclass those of what it wraps; what is no tensor as it is."""
+    if not isinstance(value, torch.Tensor):
+        return [value]
+    if is_traceable_wrapper_subclass(value):
+        return itertools.chain.from_iterable(_numbers(getattr(value, name)) for name in value.__tensor_flatten__()[0])
+    return value.shape if is_sparse_any(value) else [*value.shape, *value.stride(), value.storage_offset()]
 
 
 def size_of(size: int | torch.SymInt) -> Size:
@@ -288,7 +311,7 @@ def size_node(before: Node, node: Node, dim: int) -> int | Node:
     size = size_of(node.meta["val"].shape[dim])
     if isinstance(size, int):
         return size
-    known: Iterator[Node] = takewhile(lambda other: other is not before, before.graph.nodes)
+    known: Iterator[Node] = itertools.takewhile(lambda other: other is not before, before.graph.nodes)
     sizes = (other for other in known if isinstance(other.meta.get("val"), torch.SymInt))
     same = next((other for other in sizes if size_of(other.meta["val"]) == size), None)
     return same or insert(before, torch.ops.aten.sym_size.int, (node, dim))

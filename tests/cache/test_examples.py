@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import sympy
 import torch
+from torch._dynamo.variables.builder import TrackedFake
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from dynafuse.cache import canonical
@@ -40,13 +41,17 @@ def test_nothing_is_asked_of_what_is_larger_or_only_data_tell() -> None:
     assert not environment.guards
 
 
-def test_nothing_is_asked_of_what_an_input_is_a_view_of() -> None:
-    """Torch looks at inputs alone, and would not compile."""
+@pytest.mark.parametrize("is_input", [False, True])
+def test_nothing_is_asked_of_what_no_input_has(is_input: bool) -> None:
+    """Torch looks at inputs alone, not at what one is a view of or was traced as first, and would not compile."""
     source = torch._dynamo.source
-    base = source.AttrSource(source.LocalSource("x"), "_base")
-    environment = ShapeEnv()
-    size = environment.create_symbol(12, source.TensorPropertySource(base, source.TensorProperty.SIZE, 0), DimDynamic.DYNAMIC)
-    assert not checked_at_most([3 * size], 1 << 20, environment) and not environment.guards
+    tracked: list[TrackedFake] = []
+    environment = ShapeEnv(tracked_fakes=tracked)
+    size = environment.create_symbol(12, source.ConstantSource("size"), DimDynamic.DYNAMIC)
+    if is_input:
+        symint = environment.create_symintnode(size, hint=12)
+        tracked.append(TrackedFake(symint, source.ConstantSource("size"), None))
+    assert checked_at_most([3 * size], 1 << 20, environment) == is_input and bool(environment.guards) == is_input
 
 
 @pytest.mark.parametrize("frozen", [False, True])
