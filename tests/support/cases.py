@@ -369,6 +369,30 @@ def then_broadcast(name: str) -> Function:
     return lambda x: [x - function(x, dim=d, keepdim=True) for d in DIMS]
 
 
+@case(lambda make: (make(2, 6, 8, 10),))
+def reads_of_constants(x):
+    """What is read at other places is a literal in the kernel."""
+    y = x.new_full(x.shape, 0.3)
+    return (F.glu(y, 1), y.flip(1), y.roll(1, 2), F.pad(y, (1, 2)), F.max_pool2d(y, 3, 2, 1), F.avg_pool2d(y, 3, 2, 1), F.adaptive_avg_pool2d(y, 3),
+            F.interpolate(y, scale_factor=2), F.interpolate(y, scale_factor=2, mode="bilinear"), F.pixel_shuffle(y[:, :4], 2), y.triu(),
+            y[:, torch.tensor([0, 3], device=x.device)], torch.cat([y, x, y * 2], 1), torch.stack([y, y]), F.unfold(y, 2), F.unfold(y, 2) * x.sum())
+
+
+REPEATED = (((1, 2), (8, 2)), ((1, 3), (4096, 3)), ((5, 1), (5, 64)), ((3, 1), (3, 65536)), ((1, 1), (64, 128)))
+
+
+def halves_that_repeat(make):
+    """Tensors of numbers of which sums and means are exact, expanded along a dimension."""
+    return tuple((make.ints(-3, 4, *shape).float() / 2).expand(expanded) for shape, expanded in REPEATED)
+
+
+@each(lambda name: halves_that_repeat, *REDUCTIONS)
+def of_repeated_elements(name: str) -> Function:
+    """What does not vary along the rows is as many elements nevertheless."""
+    function = REDUCTIONS[name]
+    return lambda *tensors: [function(x, dim=d) for x in tensors for d in (0, 1)] + [function(x, dim=(0, 1)) for x in tensors]
+
+
 @case(lambda make: (make(3, 40, 5),))
 def unusual_dims(x):
     return x.sum((-1, 0)), x.mean(dim=[1]), x.sum(()), x.permute(2, 0, 1).sum((0, 2)), x.amax((-2,)), x.prod(-1), x.prod(1), x.prod()

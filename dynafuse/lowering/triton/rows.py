@@ -282,13 +282,14 @@ def _update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: On
     emitter.add_line(f"{largest} = lm.maximum({states.largest}, lm.amax({values}, {dim}){spread})", ROW_TILES)
     # Infinities are not shifted: inf - inf is NaN, while the row's own shift may be another value.
     emitter.add_line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', ROW_TILES)
-    emitter.substitutes[online.difference] = emitter.define(f"{value} - {shift}", dtype, ROW_TILES)
+    element = value.name if value.tiles >= ROW_TILES else values  # sums are of a whole tile, of what an input repeats too
+    emitter.substitutes[online.difference] = emitter.define(f"{element} - {shift}", dtype, ROW_TILES)
     rule = recurrence_of(builder.spec, op)
-    element, _ = element_and_position(builder, emitter, op, rule)
-    elements = states_of_element(emitter, rule, element, None, mask)[0]
+    power, _ = element_and_position(builder, emitter, op, rule)
+    powers = states_of_element(emitter, rule, power, None, mask)[0]
     del emitter.substitutes[online.difference]
     rescaled = f"{states.total} * lm.exp({states.largest} - {shift})"
-    emitter.add_line(f"{states.total} = {rescaled} + tl.sum({elements}, {dim}){spread}", ROW_TILES)
+    emitter.add_line(f"{states.total} = {rescaled} + tl.sum({powers}, {dim}){spread}", ROW_TILES)
     emitter.add_line(f"{states.largest} = {largest}", ROW_TILES)
 
 
