@@ -289,7 +289,8 @@ class ControlFlow(Scopes):
             dtype: The dtype of the value.
             *operands: The operands.
         """
-        operands = tuple(self.as_tensor(v) if v.dtype is torch.float64 else v for v in operands)  # else it were float32
+        takes_tensors = "lm." in text or all(map(is_literal, operands))  # device functions do, and so does what is done next
+        operands = tuple(self.as_tensor(v) if takes_tensors or v.dtype is torch.float64 else v for v in operands)
         tiles = frozenset[str]().union(*(v.tiles for v in operands))
         result = self.define(escape(text.format(*(wrap(v.name) for v in operands))), dtype, tiles)
         if dtype is torch.bool and operands and all(v.name in self._uniform_conditions for v in operands):
