@@ -10,13 +10,12 @@ backward keeps ``p`` alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dynafuse.fx import looked_at, shares_memory
 from dynafuse.ops.overloads import written_to
 from dynafuse.passes.duplicates import memories, writes
 from dynafuse.passes.strides import place_views, same_layout
@@ -32,7 +31,7 @@ def remove_clones(module: GraphModule) -> None:
     seen, replaced = _seen(module.graph), set[Node]()
     for node in copies:
         source = node.args[0]
-        if same_layout(source.meta["val"], node.meta["val"]) and seen.isdisjoint(_memory((node, source))):
+        if same_layout(source.meta["val"], node.meta["val"]) and seen.isdisjoint(memories((node, source))):
             node.replace_all_uses_with(source)
             module.graph.erase_node(node)
             replaced.add(source)
@@ -44,11 +43,4 @@ def _seen(graph: Graph) -> set[Node | StorageWeakRef]:
     """Return the memory of inputs and results, and of what is written to."""
     given: Iterable[Node] = (node for node in graph.nodes if node.op in ("placeholder", "get_attr"))
     written = (value for node in graph.nodes for value in written_to(node))
-    return {*_memory((*given, *graph.output_node().all_input_nodes, *written))}
-
-
-def _memory(nodes: Iterable[Node]) -> Iterator[Node | StorageWeakRef]:
-    """Yield the memory that nodes are in: by their fake values, of which some are renewed, and by the ops' schemas."""
-    for node in nodes:
-        yield from memories([node])
-        yield looked_at(node, shares_memory)
+    return {*memories((*given, *graph.output_node().all_input_nodes, *written))}

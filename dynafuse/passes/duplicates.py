@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from dynafuse.fx import looked_at, shares_memory
 from dynafuse.ops import is_unfilled
 
 TORCH_NAMESPACES = ("aten", "prims")
@@ -79,14 +81,17 @@ def _unbacked(node: Node) -> set[Any]:
             for symbol in free_unbacked_symbols(leaf)}
 
 
-def memories(nodes: Iterable[Node]) -> Iterator[StorageWeakRef]:
-    """Yield the memory of each tensor, alone or among several results of a call, sparse ones excepted."""
-    for value in tree_leaves([node.meta.get("val") for node in nodes]):
-        if isinstance(value, torch.Tensor):
-            try:
-                yield StorageWeakRef(value.untyped_storage())
-            except NotImplementedError:  # a sparse tensor
-                continue
+def memories(nodes: Iterable[Node]) -> Iterator[Node | StorageWeakRef]:
+    """Yield the memory that nodes are in: by their fake values, of which some are renewed, and by the ops' schemas.
+
+    That is the memory of each tensor among several results of a call, sparse ones excepted, and what a view looks into.
+    """
+    for node in nodes:
+        yield looked_at(node, shares_memory)
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                with suppress(NotImplementedError):  # a sparse tensor
+                    yield StorageWeakRef(value.untyped_storage())
 
 
 def _call(node: Node) -> Hashable:

@@ -85,6 +85,13 @@ def test_two_results_are_two_tensors() -> None:
     assert left(write) == 4
 
 
+def test_results_made_by_other_calls_than_traced_are_two_tensors() -> None:
+    """A product of one matrix is an ``mm`` instead of the ``bmm`` that was traced, whose memory the values of views have."""
+    x = torch.randn(1, 3, 4)
+    first, second = torch.compile(lambda x: tuple(torch.einsum("bij,bkj->bik", x, x) for _ in range(2)), backend="dynafuse")(x)
+    assert first.data_ptr() != second.data_ptr()
+
+
 def test_results_of_calls_that_return_several_are_tensors_of_their_own() -> None:
     check(lambda x: (x.sort(0)[0], x.sort(0)[0], x.sort(0)[1] + x.sort(0)[1]), torch.randn(6, 5))
 
