@@ -201,16 +201,17 @@ def _is_one(size: int | torch.SymInt) -> bool:
 
 
 def settle_strides(module: GraphModule) -> None:
-    """Give results that own their memory contiguous strides where tracing reports that elements overlap.
+    """Give results that own their memory strides without overlap where tracing reports that elements do.
 
     Tracing some ops on expanded tensors reports the operand's zero strides, although the result has memory for every
-    element. Views of these results are traced again. What is called with strides has those.
+    element, in the order of the operand's dimensions. Views of these results are traced again. What is called with strides
+    has those.
     """
     settled: set[Node] = set()
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and makes_memory(node) and _overlaps(value) and not _is_told_strides(node):
-            node.meta["val"] = value.new_empty(value.shape)
+            node.meta["val"] = torch.empty_like(value)
             settled.add(node)
     if settled:
         place_views(module, settled)
