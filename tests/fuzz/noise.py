@@ -49,7 +49,7 @@ FEW_PLACES = 1024
 FLOAT32 = torch.finfo(torch.float32).eps
 
 EXACT = re.compile(
-    r"copy|clone|cat$|stack|where|mask|flip|roll|repeat|pad|index_select|^index$|gather|scatter(_$|$)|embedding$|neg|abs|relu|"
+    r"copy|^to$|clone|cat$|stack|where|mask|flip|roll|repeat|pad|index_select|^index$|gather|scatter(_$|$)|embedding$|neg|abs|relu|"
     r"clamp|max|min|sort|topk|tril|triu|full|zero|one|fill|slice|select|diag|as_strided|detach|nan_to_num|threshold_backward")
 """Ops that only choose or move, for float64, where no wider dtype tells."""
 
@@ -89,7 +89,7 @@ class Noise(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
-        if func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
+        if (func.is_view and name != "to") or torch.Tag.nondeterministic_seeded in func.tags:
             return func(*args, **kwargs)
         if not _has_floats((args, kwargs)):
             return tree_map(self._of_integers, func(*args, **kwargs)) if _has_tensors((args, kwargs)) else func(*args, **kwargs)

@@ -145,6 +145,7 @@ CANCELLED: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     "through a view": lambda x: ((product := x * x).view(5, 10).t() - product.view(5, 10).t(), product.view(5, 10).t()),
     "deviation of equal numbers": lambda x: (x.expand(3, 50).std(0), x),
     "distance from the mean of equal numbers": lambda x: (x.expand(4, 50) - x.expand(4, 50).mean(0), x),
+    "a norm in 16 bits": lambda x: ((norm := torch.layer_norm(x.bfloat16(), (50,))) - norm, norm),
     "a norm of one number": lambda x: (torch.layer_norm((third := x[:, None] / 3), (1,), eps=1.0), third),
 }
 

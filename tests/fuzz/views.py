@@ -118,6 +118,8 @@ def padded(state: State) -> bool:
     mode = rng.choice(("constant",) * 4 + ("reflect", "replicate", "circular"))
     if mode == "constant":
         return proposed(state, f"F.pad({name}, {amounts}, value={rng.choice((0, 1, -2.5, 3))})")
+    if mode == "circular":  # of fewer elements than there are eager copies some onto themselves
+        amounts = [abs(amount) for amount in amounts]
     return proposed(state, f"F.pad({name}[None], {amounts}, mode={mode!r})")
 
 
