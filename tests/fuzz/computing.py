@@ -57,14 +57,17 @@ def masked(state: State) -> bool:
 
 @maker(5)
 def normalized(state: State) -> bool:
-    """What models are full of, over a float value."""
+    """What models are full of, over a float value.
+
+    Norms count dimensions from the front: up to torch 2.11 tracing keeps one of size 1 that is counted from the end.
+    """
     name = state.pick(lambda t: t.is_floating_point() and t.dim() > 0 and t.numel() > 0)
     if name is None:
         return False
     dim = state.rng.randrange(-state.rank(name), 0)
     made = [
         f"F.softmax({name}, {dim})", f"F.log_softmax({name}, {dim})", f"torch.logsumexp({name}, {dim})",
-        f"F.layer_norm({name}, {name}.shape[-1:])", f"F.normalize({name}, dim={dim})", f"torch.linalg.vector_norm({name}, dim={dim})",
+        f"F.layer_norm({name}, {name}.shape[-1:])", f"F.normalize({name}, dim={dim})", f"torch.linalg.vector_norm({name}, dim={dim + state.rank(name)})",
         f"{name} * torch.rsqrt({name}.square().mean({dim}, keepdim=True) + 1e-5)",
         f"({name} - {name}.mean({dim}, keepdim=True)) / ({name}.std({dim}, keepdim=True, correction=0) + 0.1)",
         f"{name}.max({dim}).values", f"{name}.min({dim}, keepdim=True)[0]", f"torch.cumsum({name}, {dim})",

@@ -36,22 +36,25 @@ class Place:
     stride: tuple[int, ...]
     dtype: torch.dtype
     extent: int
+    reach: int  # elements to the end of the storage: tensors at one address have one storage, as the interpreter takes for granted
 
     @staticmethod
     def of(tensor: Tensor) -> Place:
-        return Place(tensor.data_ptr(), start_of(tensor), tensor.size(), tensor.stride(), tensor.dtype, extent_of(tensor))
+        reach = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+        return Place(tensor.data_ptr(), start_of(tensor), tensor.size(), tensor.stride(), tensor.dtype, extent_of(tensor), reach)
 
-    def memory(self) -> Tensor:
-        """All memory that it spans, as it is now."""
+    def memory(self, elements: int | None = None) -> Tensor:
+        """All memory that it spans, or so many elements from where it begins, as they are now."""
+        elements = self.extent if elements is None else elements
         with torch.inference_mode(mode=False):
-            if not self.extent:
+            if not elements:
                 return torch.empty(0, dtype=self.dtype)
-            memory = (ctypes.c_byte * (self.extent * self.dtype.itemsize)).from_address(self.address)
+            memory = (ctypes.c_byte * (elements * self.dtype.itemsize)).from_address(self.address)
             return torch.frombuffer(memory, dtype=torch.uint8).view(self.dtype)
 
     def tensor(self, memory: Tensor | None = None) -> Tensor:
         """What is at the address now, or in other memory."""
-        return (self.memory() if memory is None else memory).as_strided(self.size, self.stride)
+        return (self.memory(self.reach) if memory is None else memory).as_strided(self.size, self.stride)
 
 
 def start_of(tensor: Tensor) -> int:
