@@ -47,6 +47,7 @@ STAGES: Mapping[str, str] = {
     "normalization": EAGER,
     "layout": "convolutions stay in the layout that they have",
     "sizes of matrix products": "matrix products run in the sizes that they have",
+    "reductions by rows": "what rows are reduced for is read again where all of it is reduced",
     "bases of scatters": "ops that write at loaded indices run eager",
     "planning": EAGER,
     "fold families": "every region runs on a kernel of its own",

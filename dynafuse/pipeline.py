@@ -50,6 +50,7 @@ from dynafuse.passes.normalize import normalize
 from dynafuse.passes.padded_products import pad_products
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
+from dynafuse.passes.staged_reductions import stage_reductions
 from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, lives_of, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
@@ -121,7 +122,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
         return eager(normal)
     if shared is not None:
         setting = _with_padded_products(setting, shared.may_spread)
-    setting = replace(_with_bases(setting), shared=shared)
+    setting = replace(_with_bases(_with_staged_reductions(setting)), shared=shared)
     with dynamo_timed("dynafuse.plan"):
         planned = stage("planning", lambda: plan_graph(setting, Demoted()), left_out)
     if planned is None:
@@ -271,6 +272,20 @@ def _with_padded_products(setting: Setting, may_spread: bool) -> Setting:
         return setting.module
 
     return replace(setting, module=setting.guard.stage("sizes of matrix products", padded, before.restored))
+
+
+def _with_staged_reductions(setting: Setting) -> Setting:
+    """Return a setting whose graph reduces rows first where their kernel has read all that is to be reduced."""
+    if setting.fused_device is None:
+        return setting
+    before = Snapshot.of(setting.module)
+    forced = setting.forcing.forced_to_eager(setting.module.graph)
+
+    def staged() -> GraphModule:
+        stage_reductions(setting.module, int(setting.device.processors), forced)
+        return setting.module
+
+    return replace(setting, module=setting.guard.stage("reductions by rows", staged, before.restored))
 
 
 def _with_bases(setting: Setting) -> Setting:

@@ -42,7 +42,7 @@ VERBS = frozenset(re.findall(r"\w+", """
     Compute Convert Copy Count Create Cut Declare Decorate Define Demote Describe Differentiate Digest Divide Draw
     Evaluate Forget Format Generate Give Group Hand Have Hide Hold Import Insert Join Keep Launch Leave Let Load Log
     Look Lower Make Mark Match Measure Merge Move Multiply Name Note Number Open Order Parse Pass Place Plan Pop
-    Predict Price Print Put Raise Read Recompute Record Refuse Register Release Remove Replace Report Reset Restore
+    Predict Price Print Put Raise Read Recompute Record Reduce Refuse Register Release Remove Replace Report Reset Restore
     Return Rewrite Round Run Say Set Share Sort Split Stand Start Stop Store Take Tell Time Train Unify Wait Work Wrap
     Write Yield
 """))

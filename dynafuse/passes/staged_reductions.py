@@ -1,0 +1,120 @@
+"""Reductions of all of a tensor whose rows are reduced already: of each row first, in the same kernel, then of what is left.
+
+What comes of a softmax or a norm depends on whole rows, so that a kernel which reduces all of it can only read it again. A
+kernel of rows can reduce each row itself, and what is left has one element a row.
+
+That pays if what is read again is more than what is left, and if there are rows for all processors: of few long ones each is
+spread over several programs, whose parts are known only after the kernel.
+
+Worked example: of ``log_softmax(x).mean()``, with ``x`` of 4096 × 32000, becomes ``log_softmax(x).mean(1, True).mean()``, of
+which the second ``mean`` reads 4096 elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dynafuse.fx import Size, arguments, fake_mode_of, hint, insert, size_of
+from dynafuse.ops import Kind, lookup
+from dynafuse.ops.literals import opmath
+from dynafuse.ops.reductions import reduced_dims
+from dynafuse.passes.cones import Cone, count
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+STAGED: dict[Any, Any] = {
+    aten.sum.default: aten.sum.dim_IntList, aten.sum.dim_IntList: aten.sum.dim_IntList,
+    aten.mean.default: aten.mean.dim, aten.mean.dim: aten.mean.dim,
+    aten.amax.default: aten.amax.default, aten.max.default: aten.amax.default,
+    aten.amin.default: aten.amin.default, aten.min.default: aten.amin.default,
+}
+"""Reductions that are the same of parts and of what is left of these, with what reduces some dimensions alike."""
+
+WIDENING = {aten.sum.dim_IntList, aten.mean.dim}
+"""Those of them that add up, in a wider dtype than their result's."""
+
+
+def stage_reductions(module: GraphModule, processors: int, forced: Collection[Node]) -> None:
+    """Reduce rows first where their kernel has read all that is to be reduced, in place.
+
+    Args:
+        module: The graph.
+        processors: How many of them a kernel has.
+        forced: The nodes that run eager.
+    """
+    places = {node: place for place, node in enumerate(module.graph.nodes)}
+    for node in places:
+        if node.target in STAGED and node not in forced and (dims := _rows_of(node, processors, places)):
+            with fake_mode_of((node,)):
+                _stage(node, dims)
+
+
+def _stage(node: Node, dims: Collection[int]) -> None:
+    """Reduce some dimensions of what a call reduces before the others."""
+    target, given = STAGED[node.target], arguments(node)
+    dtype = node.meta["val"].dtype
+    wide = {"dtype": opmath(dtype)} if target in WIDENING else {}
+    rows = insert(node, target, (given["self"], sorted(dims), True), **wide)
+    rest = {name: given[name] for name in ("dim", "keepdim") if name in given}
+    whole = insert(node, node.target, (rows, *rest.values()))
+    if whole.meta["val"].dtype is not dtype:
+        whole = insert(node, prims.convert_element_type.default, (whole, dtype))
+    node.replace_all_uses_with(whole)
+    node.graph.erase_node(node)
+
+
+# What is reduced first ------------------------------------------------------------------------------------------------
+
+
+def _rows_of(node: Node, processors: int, places: Mapping[Node, int]) -> Collection[int]:
+    """Return the dimensions of what a call reduces that are rows of a kernel which has read it; none if it does not pay."""
+    source = arguments(node)["self"]
+    sizes, dtype = _sizes(source), opmath(node.meta["val"].dtype)
+    reduced = set(reduced_dims(arguments(node), len(sizes)))
+    if len(reduced) < 2 or not (dtype.is_floating_point and source.meta["val"].dtype.is_floating_point):
+        return ()
+    cone = Cone.of(source)
+    rows = {_dims_in(reduction, sizes) for reduction in cone.reductions}
+    dims = rows.pop() if len(rows) == 1 else frozenset[int]()
+    if not dims or not dims < reduced or not _is_known_by_then(cone, places):
+        return ()
+    left = count(source) // max(math.prod(hint(source.meta["val"].shape[dim]) for dim in dims), 1)
+    read_again = cone.read_again or 0
+    return dims if left >= 2 * processors and read_again > 2 * left * dtype.itemsize else ()
+
+
+def _is_known_by_then(cone: Cone, places: Mapping[Node, int]) -> bool:
+    """Return whether all large operands of a cone are there before its last reduction: none depends on that."""
+    size, last = count(cone.nodes[-1]) if cone.nodes else 0, max(places[node] for node in cone.reductions)
+    return all(places[operand] < last for operand in cone.operands if count(operand) >= size)
+
+
+def _dims_in(reduction: Node, sizes: Sequence[Size]) -> frozenset[int]:
+    """Return which dimensions of some sizes a call reduces in its operand; none where that is not known.
+
+    These are of the operand's sizes, or of others whose last dimensions are as many elements: ``[8, 512, 768]`` for
+    ``[4096, 768]``.
+    """
+    operand, row = arguments(reduction).get("self"), lookup(reduction.target)
+    if not isinstance(operand, Node) or row is None or row.kind is not Kind.REDUCTION:
+        return frozenset()
+    own = _sizes(operand)
+    dims = frozenset(reduced_dims(arguments(reduction), len(own)))
+    if own == sizes:
+        return dims
+    rest = len(own) - len(dims)
+    trailing = math.prod(own[rest:])
+    if dims != frozenset(range(rest, len(own))):
+        return frozenset()
+    fitting = (k for k in range(len(sizes), -1, -1) if math.prod(sizes[k:]) == trailing)
+    return frozenset(range(next(fitting, len(sizes)), len(sizes)))
+
+
+def _sizes(node: Node) -> list[Size]:
+    return [size_of(size) for size in node.meta["val"].shape]
