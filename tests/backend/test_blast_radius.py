@@ -73,6 +73,7 @@ FAULTS = [
     Fault("normalization", pipeline, "replace_random", training=False, spoils=True),
     Fault("layout", pipeline, "optimize_layout"),
     Fault("sizes of matrix products", pipeline, "pad_products", spoils=True),
+    Fault("reductions by rows", pipeline, "stage_reductions", spoils=True),
     Fault("bases of scatters", pipeline, "give_bases", spoils=True),
     Fault("planning", pipeline, "annotate", training=False),
     Fault("planning", pipeline, "Executors"),

@@ -54,7 +54,7 @@ EXACT = re.compile(
 """Ops that only choose or move, for float64, where no wider dtype tells."""
 
 
-BY_LOOP = re.compile(r"^(hardtanh_backward|hardswish_backward|hardshrink|hardshrink_backward|softshrink_backward)$")
+BY_LOOP = re.compile(r"^(elu_backward|hardtanh_backward|hardswish_backward|hardshrink|hardshrink_backward|softshrink_backward)$")
 """Ops that treat NaN in one way in eager's vectors and in another in the rest of a tensor and between gaps."""
 
 BY_ORDER = re.compile(r"^(var|std)_mean$")
