@@ -215,6 +215,17 @@ def test_gradients_of_extremes_of_what_is_also_stored_on_the_way(name: str, redu
     check_gradients(function, "triton", F16, False)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_extreme_depends_on_is_rounded_where_rows_are_reduced(seed: int) -> None:
+    """A mean that one kernel has stored, and another one computes, is one number."""
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1.1
+        return (y - y.mean(-1, keepdim=True)).amax(-1)
+
+    x = torch.randn(64, 130, generator=torch.Generator().manual_seed(seed)).to(BF16)
+    assert torch.equal(compiled(function, executors="triton")(x), function(x))
+
+
 @needs_cpp
 def test_gradients_of_extremes_in_cpp() -> None:
     names = ("amax", "amin", "max of all", "max", "inf norm")

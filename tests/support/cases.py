@@ -369,6 +369,14 @@ def then_broadcast(name: str) -> Function:
     return lambda x: [x - function(x, dim=d, keepdim=True) for d in DIMS]
 
 
+@case(lambda make: (make(600, 130), make(130)))
+def of_all_that_rows_are_reduced_for(x, weight):
+    """Of many rows each is reduced first, in the kernel that has read it."""
+    y, z = x.log_softmax(1), x.view(20, 30, 130)
+    deviation = z - z.mean(-1, keepdim=True)
+    return (y * weight).sum(), y.mean(), (y.exp() * y).sum((0, 1), keepdim=True), deviation.max(), (deviation * weight).amin((0, 2)), F.layer_norm(x, (130,), weight).sum()
+
+
 @case(lambda make: (make(2, 6, 8, 10),))
 def reads_of_constants(x):
     """What is read at other places is a literal in the kernel."""

@@ -225,7 +225,7 @@ class Emitter(ControlFlow):
         if row.kind is Kind.POINTWISE:
             return self._round_result(position, self._pointwise(position, row, call, index))
         if row.kind is Kind.REDUCTION:
-            return self._reduction(position, index)
+            return self._round_result(position, self._reduction(position, index))
         if row.kind is Kind.SCAN:
             return self._round_result(position, self._scan(position, index))
         assert row.lower is not None, row
