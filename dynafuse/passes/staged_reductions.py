@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dynafuse.fx import Size, arguments, fake_mode_of, hint, insert, size_of
 from dynafuse.ops import Kind, lookup
@@ -40,6 +40,13 @@ WIDENING = {aten.sum.dim_IntList, aten.mean.dim}
 """Those of them that add up, in a wider dtype than their result's."""
 
 
+Rows: TypeAlias = tuple[tuple[Size, ...], frozenset[int]]
+"""The sizes of a tensor, and those of its dimensions that are reduced."""
+
+MOST_KINDS = 16
+"""How many kinds of rows a value is followed through."""
+
+
 def stage_reductions(module: GraphModule, processors: int, forced: Collection[Node]) -> None:
     """Reduce rows first where their kernel has read all that is to be reduced, in place.
 
@@ -49,10 +56,36 @@ def stage_reductions(module: GraphModule, processors: int, forced: Collection[No
         forced: The nodes that run eager.
     """
     places = {node: place for place, node in enumerate(module.graph.nodes)}
+    rows = _reduced_before(module.graph)
     for node in places:
-        if node.target in STAGED and node not in forced and (dims := _rows_of(node, processors, places)):
+        if node.target not in STAGED or node in forced:
+            continue
+        source, given = arguments(node)["self"], arguments(node)
+        reduced = frozenset(reduced_dims(given, len(_sizes(source))))
+        may_pay = any(dims and dims < reduced for dims in {_dims_in(kind, _sizes(source)) for kind in rows[source]})
+        if may_pay and (dims := _rows_of(node, reduced, processors, places)):
             with fake_mode_of((node,)):
                 _stage(node, dims)
+
+
+def _reduced_before(graph: Graph) -> dict[Node, frozenset[Rows]]:
+    """Return what rows are reduced of which each value is computed by fused ops: none if they are of too many kinds."""
+    before: dict[Node, frozenset[Rows]] = {}
+    for node in graph.nodes:
+        row = lookup(node.target)
+        is_fused = row is not None and row.fusible
+        kinds = frozenset[Rows]().union(*(before[operand] for operand in node.all_input_nodes)) if is_fused else frozenset()
+        before[node] = (kinds if len(kinds) < MOST_KINDS else frozenset()) | _rows_reduced_by(node)
+    return before
+
+
+def _rows_reduced_by(node: Node) -> frozenset[Rows]:
+    """Return what rows a call reduces; none if it is no reduction of a tensor."""
+    row = lookup(node.target)
+    if row is None or row.kind is not Kind.REDUCTION or not isinstance(operand := arguments(node).get("self"), Node):
+        return frozenset()
+    sizes = tuple(_sizes(operand))
+    return frozenset({(sizes, frozenset(reduced_dims(arguments(node), len(sizes))))})
 
 
 def _stage(node: Node, dims: Collection[int]) -> None:
@@ -72,21 +105,20 @@ def _stage(node: Node, dims: Collection[int]) -> None:
 # What is reduced first ------------------------------------------------------------------------------------------------
 
 
-def _rows_of(node: Node, processors: int, places: Mapping[Node, int]) -> Collection[int]:
+def _rows_of(node: Node, reduced: frozenset[int], processors: int, places: Mapping[Node, int]) -> frozenset[int]:
     """Return the dimensions of what a call reduces that are rows of a kernel which has read it; none if it does not pay."""
     source = arguments(node)["self"]
-    sizes, dtype = _sizes(source), opmath(node.meta["val"].dtype)
-    reduced = set(reduced_dims(arguments(node), len(sizes)))
-    if len(reduced) < 2 or not (dtype.is_floating_point and source.meta["val"].dtype.is_floating_point):
-        return ()
+    dtype, none = opmath(node.meta["val"].dtype), frozenset[int]()
+    if not (dtype.is_floating_point and source.meta["val"].dtype.is_floating_point):
+        return none
     cone = Cone.of(source)
-    rows = {_dims_in(reduction, sizes) for reduction in cone.reductions}
-    dims = rows.pop() if len(rows) == 1 else frozenset[int]()
+    kinds = {dims for reduction in cone.reductions for dims in _dims_of(reduction, _sizes(source))}
+    dims = kinds.pop() if len(kinds) == 1 else none
     if not dims or not dims < reduced or not _is_known_by_then(cone, places):
-        return ()
+        return none
     left = count(source) // max(math.prod(hint(source.meta["val"].shape[dim]) for dim in dims), 1)
     read_again = cone.read_again or 0
-    return dims if left >= 2 * processors and read_again > 2 * left * dtype.itemsize else ()
+    return dims if left >= 2 * processors and read_again > 2 * left * dtype.itemsize else none
 
 
 def _is_known_by_then(cone: Cone, places: Mapping[Node, int]) -> bool:
@@ -95,23 +127,24 @@ def _is_known_by_then(cone: Cone, places: Mapping[Node, int]) -> bool:
     return all(places[operand] < last for operand in cone.operands if count(operand) >= size)
 
 
-def _dims_in(reduction: Node, sizes: Sequence[Size]) -> frozenset[int]:
-    """Return which dimensions of some sizes a call reduces in its operand; none where that is not known.
+def _dims_of(reduction: Node, sizes: Sequence[Size]) -> set[frozenset[int]]:
+    """Return which dimensions of some sizes a call reduces; an empty set of them where that is not known, as of a scan."""
+    return {_dims_in(rows, sizes) for rows in _rows_reduced_by(reduction)} or {frozenset()}
 
-    These are of the operand's sizes, or of others whose last dimensions are as many elements: ``[8, 512, 768]`` for
-    ``[4096, 768]``.
+
+def _dims_in(rows: Rows, sizes: Sequence[Size]) -> frozenset[int]:
+    """Return which dimensions of some sizes rows are; none where that is not known.
+
+    These are of the sizes that the rows are of, or of others whose last dimensions are as many elements: ``[8, 512, 768]``
+    for ``[4096, 768]``.
     """
-    operand, row = arguments(reduction).get("self"), lookup(reduction.target)
-    if not isinstance(operand, Node) or row is None or row.kind is not Kind.REDUCTION:
-        return frozenset()
-    own = _sizes(operand)
-    dims = frozenset(reduced_dims(arguments(reduction), len(own)))
-    if own == sizes:
+    own, dims = rows
+    if own == tuple(sizes):
         return dims
     rest = len(own) - len(dims)
-    trailing = math.prod(own[rest:])
     if dims != frozenset(range(rest, len(own))):
         return frozenset()
+    trailing = math.prod(own[rest:])
     fitting = (k for k in range(len(sizes), -1, -1) if math.prod(sizes[k:]) == trailing)
     return frozenset(range(next(fitting, len(sizes)), len(sizes)))
 
