@@ -256,6 +256,24 @@ def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], 
     return laid_out
 
 
+def _rewritten(setting: Setting, stage: str, rewrite: Callable[[GraphModule, frozenset[Node]], object]) -> Setting:
+    """Return a setting whose graph has been rewritten in place, or is as it was where that fails.
+
+    Args:
+        setting: The graph with all that its plan depends on.
+        stage: What the rewriting is called where it fails.
+        rewrite: Rewrites the graph, given its nodes that are forced to eager.
+    """
+    module, before = setting.module, Snapshot.of(setting.module)
+    forced = setting.forcing.forced_to_eager(module.graph)
+
+    def rewritten() -> GraphModule:
+        rewrite(module, forced)
+        return module
+
+    return replace(setting, module=setting.guard.stage(stage, rewritten, before.restored))
+
+
 def _with_padded_products(setting: Setting, may_spread: bool) -> Setting:
     """Return a setting whose graph's matrix products run in the sizes in which they are fastest.
 
@@ -263,44 +281,31 @@ def _with_padded_products(setting: Setting, may_spread: bool) -> Setting:
     """
     if not setting.config.pad_products:
         return setting
-    before = Snapshot.of(setting.module)
-    forced = setting.forcing.forced_to_eager(setting.module.graph)
 
-    def padded() -> GraphModule:
+    def pad(module: GraphModule, forced: frozenset[Node]) -> None:
         captured = setting.config.cudagraphs
-        pad_products(setting.kind, setting.module, setting.device, setting.fused_device, captured, forced, may_spread)
-        return setting.module
+        pad_products(setting.kind, module, setting.device, setting.fused_device, captured, forced, may_spread)
 
-    return replace(setting, module=setting.guard.stage("sizes of matrix products", padded, before.restored))
+    return _rewritten(setting, "sizes of matrix products", pad)
 
 
 def _with_staged_reductions(setting: Setting) -> Setting:
     """Return a setting whose graph reduces rows first where their kernel has read all that is to be reduced."""
     if setting.fused_device is None:
         return setting
-    before = Snapshot.of(setting.module)
-    forced = setting.forcing.forced_to_eager(setting.module.graph)
-
-    def staged() -> GraphModule:
-        stage_reductions(setting.module, int(setting.device.processors), forced)
-        return setting.module
-
-    return replace(setting, module=setting.guard.stage("reductions by rows", staged, before.restored))
+    processors = int(setting.device.processors)
+    return _rewritten(setting, "reductions by rows", lambda module, forced: stage_reductions(module, processors, forced))
 
 
 def _with_bases(setting: Setting) -> Setting:
     """Return a setting whose graph's scatters run in the memory of inputs, or have bases that kernels may write into."""
-    before = Snapshot.of(setting.module)
-    forced = setting.forcing.forced_to_eager(setting.module.graph)
+    def give(module: GraphModule, forced: frozenset[Node]) -> None:
+        note_in_place(module)
+        if any(executor(name).scatters for name in setting.forcing.enabled):
+            scatter_gradients(module, setting.device, setting.fused_device, forced)
+            give_bases(module, setting.fused_device, forced)
 
-    def based() -> GraphModule:
-        note_in_place(setting.module)
-        if not any(executor(name).scatters for name in setting.forcing.enabled):
-            return setting.module
-        scatter_gradients(setting.module, setting.device, setting.fused_device, forced)
-        return give_bases(setting.module, setting.fused_device, forced)
-
-    return replace(setting, module=setting.guard.stage("bases of scatters", based, before.restored))
+    return _rewritten(setting, "bases of scatters", give)
 
 
 def _requests(setting: Setting, plan: CanonicalPlan) -> Requests:
