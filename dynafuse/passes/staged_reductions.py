@@ -60,9 +60,10 @@ def stage_reductions(module: GraphModule, processors: int, forced: Collection[No
     for node in places:
         if node.target not in STAGED or node in forced:
             continue
-        source, given = arguments(node)["self"], arguments(node)
-        reduced = frozenset(reduced_dims(given, len(_sizes(source))))
-        may_pay = any(dims and dims < reduced for dims in {_dims_in(kind, _sizes(source)) for kind in rows[source]})
+        given = arguments(node)
+        sizes = _sizes(given["self"])
+        reduced = frozenset(reduced_dims(given, len(sizes)))
+        may_pay = any(frozenset() < _dims_in(kind, sizes) < reduced for kind in rows[given["self"]])
         if may_pay and (dims := _rows_of(node, reduced, processors, places)):
             with fake_mode_of((node,)):
                 _stage(node, dims)

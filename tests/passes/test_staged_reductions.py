@@ -54,9 +54,14 @@ WHOLE: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def before(function: Callable[..., Any], *args: Tensor) -> GraphModule:
+    """The graph of a function as the pass gets it."""
+    return normalize(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args))
+
+
 def staged(function: Callable[..., Any], *args: Tensor) -> GraphModule:
     """The graph of a function after the pass, which returns what it did."""
-    module = normalize(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args))
+    module = before(function, *args)
     module.recompile()
     expected = module(*args)
     stage_reductions(module, PROCESSORS, ())
@@ -71,10 +76,6 @@ def staged(function: Callable[..., Any], *args: Tensor) -> GraphModule:
 def reductions(module: GraphModule) -> int:
     rows = [lookup(node.target) for node in module.graph.nodes]
     return sum(row is not None and row.kind is Kind.REDUCTION for row in rows)
-
-
-def before(function: Callable[..., Any], *args: Tensor) -> GraphModule:
-    return normalize(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args))
 
 
 @pytest.mark.parametrize("name", STAGED)
