@@ -511,7 +511,7 @@ _row("aten.hardtanh_backward.default", "tl.where(({1} <= {2}) | ({1} >= {3}), 0,
 _row("aten.hardsigmoid_backward.default", "tl.where(({1} > -3) & ({1} < 3), {0} * 0.16666666666666666, 0.0)", steps=(1,),
      flops=3)
 _row("aten.hardswish_backward.default",
-     "tl.where({1} <= -3, 0.0, tl.where({1} < 3, {0} * ({1} * 0.3333333333333333 + 0.5), {0}))", steps=(1,), flops=5)
+     "tl.where({1} <= -3, 0.0, tl.where({1} < 3, {0} * (({1} + 1.5) * 0.3333333333333333), {0}))", steps=(1,), flops=5)
 _row("aten.softplus_backward.default", _softplus_backward, flops=2 * _TRANSCENDENTAL)
 _row("aten.mish_backward.default", "{0} * lm.mish_slope({1})", flops=3 * _TRANSCENDENTAL)
 _row("aten.hardshrink_backward.default aten.softshrink_backward.default",
