@@ -86,6 +86,20 @@ def normalized(state: State) -> bool:
     return proposed(state, state.rng.choice(made))
 
 
+@maker(1.5)
+def gathered(state: State) -> bool:
+    """A reduction of all of what rows, or other parts, were reduced for."""
+    name = state.pick(lambda t: t.is_floating_point() and t.dim() > 1 and t.numel() > 0)
+    if name is None:
+        return False
+    dim = state.rng.randrange(-state.rank(name), 0)
+    made = (f"F.log_softmax({name}, {dim})", f"({name}.softmax({dim}) * {name})", f"F.layer_norm({name}, {name}.shape[-1:])",
+            f"({name} - {name}.mean({dim}, keepdim=True)).square()", f"({name} * torch.rsqrt({name}.square().mean({dim}, keepdim=True) + 1e-3))",
+            f"({name}.amax({dim}, keepdim=True) - {name})")
+    ends = ("sum()", "mean()", "abs().max()", "amin()", "sum((0, -1), keepdim=True)", "std()", "logsumexp((0, -1))")
+    return proposed(state, f"{state.rng.choice(made)}.{state.rng.choice(ends)}")
+
+
 @maker(2)
 def product(state: State) -> bool:
     """A product of matrices, which a library computes between regions."""

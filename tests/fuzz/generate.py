@@ -9,7 +9,7 @@ from typing import Any
 from tests.fuzz import computing, inputs, models, numbers, rows, views, writes  # noqa: F401  the makers register themselves
 from tests.fuzz.grammar import step
 from tests.fuzz.program import Argument, Program, Statement, load
-from tests.fuzz.state import ODD_SIZES, SIZES, State, any_dtype, float_dtype
+from tests.fuzz.state import ODD_SIZES, SIZES, TALL_SIZES, State, any_dtype, float_dtype
 from tests.fuzz.subject import run
 
 TRIES = 6
@@ -85,6 +85,8 @@ def started(rng: random.Random, dynamic: bool) -> State:
 def _call(rng: random.Random, sizes: int, integers: int, number: int) -> list[int]:
     few = (1, 2, 3, 4, 5) if sizes > 2 else SIZES
     drawn = [rng.choice(ODD_SIZES) if rng.random() < 0.06 and sizes < 3 else rng.choice(few) for _ in range(sizes)]
+    if sizes == 2 and rng.random() < 0.08:
+        drawn[0] = rng.choice(TALL_SIZES)
     if number == 0:  # sizes of 0 and 1 are constants to Dynamo: the first call has others more often
         drawn = [size if size > 1 or rng.random() < 0.3 else 3 for size in drawn]
     return drawn + [rng.choice((3, 2, 4, 5)) if number == 0 else rng.choice((0, -3, 1, 7, -1, 2)) for _ in range(integers)]

@@ -29,6 +29,8 @@ STEADY = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.04, torch.b
 
 SIZES = (1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 8, 9, 13, 16, 17, 32, 33)
 ODD_SIZES = (0, 1, 64, 130, 257, 600, 1030)
+TALL_SIZES = (264, 300, 511, 640)
+"""Rows enough to be worth reducing one by one before they are reduced together."""
 
 
 @dataclass
