@@ -26,10 +26,12 @@ class Replays:
     recordings: int = 0
     replayed: int = 0
     launched: int = 0  # kernel by kernel: before a recording, or where a replay was not safe
+    refused: str = ""  # why none is recorded, where that turned out
 
     def __str__(self) -> str:
-        return (f"so far {self.replayed} calls replayed, {self.launched} launched kernel by kernel, "
-                f"{self.recordings} recorded")
+        counts = (f"so far {self.replayed} calls replayed, {self.launched} launched kernel by kernel, "
+                  f"{self.recordings} recorded")
+        return f"{counts}: {self.refused}" if self.refused else counts
 
 
 @dataclass(frozen=True)

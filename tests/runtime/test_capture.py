@@ -994,6 +994,21 @@ def test_the_clock_of_the_host_decides_what_predictions_leave_open(
     assert bool(machine.replayed("forward") and machine.replayed("backward")) == slow
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_layers_are_recorded_for_the_clock_alone_only_where_they_are_one(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
+    """Each of several would keep memory for itself."""
+    monkeypatch.setattr(replay.Saving, "pays", property(lambda self: False))
+    monkeypatch.setattr(replay.Saving, "least_host_us", property(lambda self: 1e-3))
+    monkeypatch.setattr(replay.Saving, "is_open", property(lambda self: True))
+    model, eager = twins(machine, lambda: nn.Sequential(*(Block() for _ in range(layers))))
+    for block in model:
+        block.forward = machine.compile(block.forward, capture="auto")
+    for _ in range(2 * STEPS):
+        train_alike(model, model, eager, machine.randn(3, 16, grad=True))
+    assert machine.recordings == (2 if layers == 1 else 0)
+
+
 def test_a_backward_is_not_recorded_by_itself(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would copy all that it is handed."""
     is_worth_it = calls.Captured._is_worth_it

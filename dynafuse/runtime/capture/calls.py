@@ -4,6 +4,7 @@ Calls with other sizes, on another stream, or with other parameters have a recor
 beyond it runs uncaptured. So does a call
 
 - that turns out to take the host less time than a replay would save;
+- of one of several layers in training, if only the host's clock speaks for recordings: each would keep memory for itself;
 - that would be recorded, but is the first of its thread;
 - that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward, or
   gradients that are accumulated;
@@ -305,7 +306,18 @@ class Captured:
         """Return whether calls take the host as long as they have to, and a backward finds what its forward hands over."""
         if self.least_host_us is None or slot.recordings:
             return True
+        if self.least_host_us and self.layout.saved and self._places() > 1:
+            self.replays.refused = "each of several layers would keep memory for itself"
+            return False
         return slot.host_us >= self.least_host_us and all(stays(args[i]) for i in self.layout.handed)
+
+    def _places(self) -> int:
+        """Return with how many sets of parameters the graph has been called.
+
+        What a layer's recordings compute on the way is in a pool with what its forward hands over. Launched, all layers do
+        so in the same memory, one after the other.
+        """
+        return len({key[2:] for key in list(self.slots)})
 
     def _has_room(self) -> bool:
         """Return whether recordings would keep no more memory than they may with another one."""
