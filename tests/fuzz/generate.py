@@ -79,6 +79,8 @@ def started(rng: random.Random, dynamic: bool) -> State:
     grad = rng.random() < 0.45
     for k in range(rng.choice((1, 1, 2, 2, 3))):
         argue(state, k, sizes, grad)
+    if any(size in TALL_SIZES for call in calls for size in call) and rng.random() < 0.6:
+        computing.gathered(state)
     return state
 
 
