@@ -80,7 +80,10 @@ class Rounding:
 
     def is_narrow_product(self, op: int) -> bool:
         """Return whether an op's result is a product of 16-bit floats, or one that is cast."""
-        row, call = self.calls[self._behind_casts(Ref("op", op)).position]
+        source = self._behind_casts(Ref("op", op))
+        if source.kind != "op":
+            return False
+        row, call = self.calls[source.position]
         operands = map(self._behind_casts, references(_args(call)))
         return row.target in PRODUCTS and all(_is_narrow(self.dtype(ref)) for ref in operands)
 

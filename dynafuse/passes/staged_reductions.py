@@ -57,7 +57,7 @@ def stage_reductions(module: GraphModule, processors: int, forced: Collection[No
     """
     places = {node: place for place, node in enumerate(module.graph.nodes)}
     rows = _reduced_before(module.graph)
-    for node in places:
+    for node in list(places):
         if node.target not in STAGED or node in forced:
             continue
         given = arguments(node)
@@ -66,7 +66,9 @@ def stage_reductions(module: GraphModule, processors: int, forced: Collection[No
         may_pay = any(frozenset() < _dims_in(kind, sizes) < reduced for kind in rows[given["self"]])
         if may_pay and (dims := _rows_of(node, reduced, processors, places)):
             with fake_mode_of((node,)):
-                _stage(node, dims)
+                staged = _stage(node, dims)
+            places |= dict.fromkeys(staged, places[node])
+            rows |= dict.fromkeys(staged, rows[node])
 
 
 def _reduced_before(graph: Graph) -> dict[Node, frozenset[Rows]]:
@@ -89,18 +91,19 @@ def _rows_reduced_by(node: Node) -> frozenset[Rows]:
     return frozenset({(sizes, frozenset(reduced_dims(arguments(node), len(sizes))))})
 
 
-def _stage(node: Node, dims: Collection[int]) -> None:
-    """Reduce some dimensions of what a call reduces before the others."""
+def _stage(node: Node, dims: Collection[int]) -> list[Node]:
+    """Reduce some dimensions of what a call reduces before the others; return the calls that do, in its place."""
     target, given = STAGED[node.target], arguments(node)
     dtype = node.meta["val"].dtype
     wide = {"dtype": opmath(dtype)} if target in WIDENING else {}
     rows = insert(node, target, (given["self"], sorted(dims), True), **wide)
     rest = {name: given[name] for name in ("dim", "keepdim") if name in given}
-    whole = insert(node, node.target, (rows, *rest.values()))
-    if whole.meta["val"].dtype is not dtype:
-        whole = insert(node, prims.convert_element_type.default, (whole, dtype))
-    node.replace_all_uses_with(whole)
+    staged = [rows, insert(node, node.target, (rows, *rest.values()))]
+    if staged[-1].meta["val"].dtype is not dtype:
+        staged.append(insert(node, prims.convert_element_type.default, (staged[-1], dtype)))
+    node.replace_all_uses_with(staged[-1])
     node.graph.erase_node(node)
+    return staged
 
 
 # What is reduced first ------------------------------------------------------------------------------------------------

@@ -83,6 +83,13 @@ def test_rows_are_reduced_first(name: str) -> None:
     assert reductions(staged(STAGED[name], X)) == reductions(before(STAGED[name], X)) + 1
 
 
+def test_what_depends_on_a_reduction_by_rows_goes_by_rows_too() -> None:
+    def both(x: Tensor) -> Tensor:
+        return x.softmax(1).logsumexp((0, 1))
+
+    assert reductions(staged(both, X)) == reductions(before(both, X)) + 2
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_others_are_reduced_at_once(name: str) -> None:
     assert reductions(staged(WHOLE[name], X)) == reductions(before(WHOLE[name], X))
