@@ -23,7 +23,7 @@ from dynafuse.lowering.triton.tiles import Schedule, power_of_two, probe, reduce
 from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_ABOVE, estimate
 from tests.support import graphs
 
-BF16 = torch.bfloat16
+BF16, F32 = torch.bfloat16, torch.float32
 
 
 def specs_of(write: Any, *inputs: torch.Tensor, dynamic: bool = False) -> list[Spec]:
@@ -389,6 +389,27 @@ def test_long_rows_with_a_variance_are_walked_twice(length: int, kind: str) -> N
         return g.op("aten.mul.Tensor", g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True)), variance)
 
     assert scheduled(write, torch.empty(4096, length, dtype=BF16)).schedule_class == kind
+
+
+def total_of_softmax(g: graphs.Builder, x: Node) -> Node:
+    share = softmax(g, x)
+    return g.op("aten.sum.dim_IntList", g.op("aten.mul.Tensor", share, share), [1])
+
+
+@pytest.mark.parametrize(("write", "length", "dtype", "expected"), [
+    (softmax, 32000, F32, ("persistent", 32768, 16)),
+    (softmax, 32000, BF16, ("persistent", 32768, 16)),
+    (softmax, 128256, F32, ("looped", 16384, 32)),
+    (softmax, 50304, BF16, ("looped", 16384, 32)),
+    (total_of_softmax, 128256, F32, ("looped", 16384, 32)),
+    (total_of_softmax, 50304, F32, ("looped", 8192, 4)),  # most of the fourth large tile would be idle
+    (total_of_softmax, 32000, BF16, ("looped", 8192, 4)),
+    (softmax, 40001, F32, ("looped", 16384, 16)),  # not aligned
+])
+def test_long_rows_that_are_read_again_are_held_or_few_are_under_way(
+        write: Any, length: int, dtype: torch.dtype, expected: tuple[str, int, int]) -> None:
+    schedule = scheduled(write, torch.empty(4096, length, dtype=dtype))
+    assert (schedule.schedule_class, schedule.block["r"], schedule.warps) == expected
 
 
 def test_rows_that_leave_many_lanes_idle_are_held_by_half_as_many_warps() -> None:
