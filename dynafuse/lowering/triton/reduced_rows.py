@@ -160,6 +160,11 @@ class Rows:
         """Return whether many bytes are contiguous along one of both, and many along the other one."""
         return is_mixed(self.along, self.across)
 
+    @property
+    def is_aligned(self) -> bool:
+        """Return whether all rows begin where asynchronous copies may."""
+        return self.length * self.itemsize % COPIED == 0
+
 
 def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
     """Return what the schedule of a spec that reduces rows depends on.

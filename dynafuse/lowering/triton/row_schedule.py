@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from dynafuse.lowering.triton.online import find_online_sums
 from dynafuse.lowering.triton.reduced_rows import (
-    COPIED,
     FEW_WARPS,
     LONGEST_IN_LANE,
     MOST_SPLITS,
@@ -73,9 +72,9 @@ def _is_far_when_read_again(facts: Rows, passes: int, is_online: bool) -> bool:
     """Return whether a loop of usual tiles reads long rows again when others have taken their place in the cache.
 
     They are held then, or walked in large tiles, so that few are under way at a time: rows of 20,000 to 128,256 elements
-    take 0.79 of the time on average of 56 kernels, and 0.80 of 30 others. Where no row is stored, sums of exponentials over
-    16 bits are faster by small programs all the same. So are sums of exponentials, and other kernels of 16 bits, where the
-    last of large tiles is mostly empty. Rows that are not aligned are walked in usual tiles, too.
+    take 0.79 of the time on average of 56 kernels, and 0.80 of 30 others. Where no row is stored, small programs are faster
+    all the same if two of three hold: there are sums of exponentials; elements have 16 bits; the last of large tiles reaches
+    far beyond the row. Rows that are not aligned are walked in usual tiles, too.
 
     Args:
         facts: What the schedule depends on.
@@ -83,14 +82,11 @@ def _is_far_when_read_again(facts: Rows, passes: int, is_online: bool) -> bool:
         is_online: Whether it adds up exponentials in one pass.
     """
     is_usual = facts.tensors == 1 and not facts.counts and facts.instructions < HEAVY_HELD
-    is_aligned = facts.length * facts.itemsize % COPIED == 0
-    if passes == 1 or facts.length <= LONGEST_HELD or not (is_usual and is_aligned):
+    if passes == 1 or facts.length <= LONGEST_HELD or not (is_usual and facts.is_aligned):
         return False
-    is_narrow = facts.itemsize < REGISTER
     beyond = -facts.length % LONG_ROW if facts.length > LONGEST_PERSISTENT else 0
-    has_idle_lanes = beyond > MOST_IDLE * facts.length
-    are_small_faster = (is_online and is_narrow) or ((is_online or is_narrow) and has_idle_lanes)
-    return facts.stores_along > 0 or not are_small_faster
+    against = (is_online, facts.itemsize < REGISTER, beyond > MOST_IDLE * facts.length)
+    return facts.stores_along > 0 or sum(against) < 2
 
 
 def _persistent(facts: Rows) -> Iterator[Schedule]:
@@ -162,8 +158,7 @@ def _online(facts: Rows, is_far: bool) -> Iterator[Schedule]:
     """
     r = clamp(power_of_two(facts.length), 128, 4096 if facts.stores_along else 8192)
     stages = stages_within(r * facts.bytes_read, 3) if facts.stores_along else 1
-    cannot_be_ahead = facts.length * facts.itemsize % COPIED
-    if facts.stores_along and cannot_be_ahead and facts.length >= LONG_ROW:
+    if facts.stores_along and not facts.is_aligned and facts.length >= LONG_ROW:
         yield from _loops(facts, (LONG_ROW, 16, 1) if facts.stores_late else (2048, 8, 1))
     if facts.rows < 2 * PROCESSORS:  # few are under way at a time
         yield from _loops(facts, (LONG_ROW, 16, 1))
