@@ -284,7 +284,10 @@ class Captured:
         is_cold = slot.calls <= warm_ups or threading.get_ident() not in slot.threads
         if is_cold or self._waits_for_forward(slot, args):
             return self._timed(slot, args)
-        if not self._is_worth_it(slot, args):
+        if self._is_one_of_several(slot):
+            self.replays.refused = "each of several layers would keep memory for itself"
+            self._close()
+        elif not self._is_worth_it(slot, args):
             self._close()
         if self.closed or slot.recordings >= MOST_RECORDINGS or not self._has_room():
             return self._launched(args)
@@ -306,18 +309,16 @@ class Captured:
         """Return whether calls take the host as long as they have to, and a backward finds what its forward hands over."""
         if self.least_host_us is None or slot.recordings:
             return True
-        if self.least_host_us and self.layout.saved and self._places() > 1:
-            self.replays.refused = "each of several layers would keep memory for itself"
-            return False
         return slot.host_us >= self.least_host_us and all(stays(args[i]) for i in self.layout.handed)
 
-    def _places(self) -> int:
-        """Return with how many sets of parameters the graph has been called.
+    def _is_one_of_several(self, slot: Slot) -> bool:
+        """Return whether the clock alone speaks for recording a forward that was called with several sets of parameters.
 
         What a layer's recordings compute on the way is in a pool with what its forward hands over. Launched, all layers do
         so in the same memory, one after the other.
         """
-        return len({key[2:] for key in list(self.slots)})
+        is_open = bool(self.least_host_us) and not slot.recordings
+        return is_open and bool(self.layout.saved) and len({key[2:] for key in list(self.slots)}) > 1
 
     def _has_room(self) -> bool:
         """Return whether recordings would keep no more memory than they may with another one."""
