@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,6 +86,50 @@ def test_results_that_are_held_stay_as_they_are(machine: Machine) -> None:
         outputs = [call(x) for x in inputs]
         close(outputs, [model(x) for x in inputs])
     assert machine.recordings == 1 and machine.replayed() >= 3, "inputs are read, outputs are held"
+
+
+def test_inputs_that_stay_where_they_are_are_read_there(machine: Machine) -> None:
+    """Until one is elsewhere: from then on inputs are copied, so that no call after that is launched."""
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    x, others = machine.randn(3, 16), [machine.randn(3, 16) for _ in range(STEPS)]
+    with torch.no_grad():
+        for _ in range(STEPS):
+            close(call(x.normal_()), model(x))
+        replayed, (function,) = machine.replayed(), machine.functions
+        (slot,) = function.slots.values()
+        assert machine.recordings == 1 and replayed >= 3
+        assert slot.recording is not None and slot.recording.inputs.bytes == 0
+        for other in (*others, x, *others):
+            close(call(other), model(other))
+        assert (machine.recordings, slot.recording.inputs.bytes) == (2, x.nbytes)
+        assert machine.replayed() - replayed == 2 * STEPS - calls.WARM_UPS  # of one call more, the first is launched as well
+
+
+def test_inputs_that_move_one_after_the_other_are_recorded_once_more(machine: Machine) -> None:
+    def function(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return a.sin() * b.exp() + c
+
+    call = machine.compile(function)
+    given = [machine.randn(4, 8) for _ in range(3)]
+    for step in range(8 * STEPS):
+        if step % STEPS == STEPS - 1:
+            given[step // STEPS % 3] = machine.randn(4, 8)
+        close(call(*given), function(*given))
+    assert machine.recordings == 2
+
+
+def test_an_input_that_is_read_in_place_is_not_kept(machine: Machine) -> None:
+    model = Block().to(machine.device)
+    call = machine.compile(model)
+    x = machine.randn(3, 16)
+    with torch.no_grad():
+        for _ in range(STEPS):
+            call(x)
+    ended = weakref.ref(x.untyped_storage()), weakref.ref(x)
+    del x
+    gc.collect()
+    assert [reference() for reference in ended] == [None, None] and machine.replayed() >= 3
 
 
 def test_memory_that_was_given_back_does_not_stay() -> None:

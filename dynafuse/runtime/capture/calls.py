@@ -12,7 +12,9 @@ beyond it runs uncaptured. So does a call
 - that would leave nothing of saved tensors that are needed once more: a backward under ``retain_graph``;
 - during another capture, under a dispatch mode (fake tensors), or with gradients enabled.
 
-Worked example: of a training step's forward, call 1 and 2 warm up, call 3 records and replays, call 4 replays.
+Worked example: of a training step's forward, call 1 and 2 warm up, call 3 records and replays, call 4 replays. Where a model
+only runs, an image that was in the same memory in calls 1 to 3 is read there; once it is elsewhere the call is launched, two
+more warm up, and the next one records a copy of the image.
 """
 
 from __future__ import annotations
@@ -174,7 +176,13 @@ class Slot:
     gives: bool = True  # whether gradients may be handed over
     host_us: float = math.inf  # the shortest time that one of those calls took the host
     moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
+    places: dict[int, int] | None = None  # the addresses that inputs have had in all of those calls
+    presumed: frozenset[int] = field(default_factory=frozenset)  # inputs that are read in place for no other reason
     threads: set[int] = field(default_factory=set)  # those that have run such a call uncaptured
+
+    def note(self, places: dict[int, int]) -> None:
+        """Keep those inputs that are where they have been in every call, given by their addresses."""
+        self.places = places if self.places is None else dict(self.places.items() & places.items())
 
 
 class Captured:
@@ -206,6 +214,7 @@ class Captured:
         self.stationary = tuple(sorted(layout.stationary - set(layout.numbers)))
         self.least_host_us = least_host_us
         self.replays = replays or Replays()
+        self.presumes = kind == "inference"  # whether inputs that were at one place in every call are read there
         self.closed = False  # whether nothing is recorded any more
 
     def __call__(self, args: list[Any]) -> Any:
@@ -264,22 +273,31 @@ class Captured:
         return (*(args[i] for i in layout.numbers), *((t.size(), t.stride(), t.storage_offset()) for t in tensors))
 
     def _missed(self, slot: Slot, recording: Recording, args: Sequence[Any]) -> None:
-        """Note a call whose arguments are elsewhere; after some of them the recording is dropped, to be made anew."""
+        """Note a call whose arguments are elsewhere; after some of them the recording is dropped, to be made anew.
+
+        One is enough if an input was only presumed to stay in place. From then on the graph's recordings copy such inputs.
+        """
+        moved = recording.inputs.moved(args)
         slot.misses += 1
-        if slot.misses < MOST_MISSES:
+        if not moved.isdisjoint(slot.presumed):
+            self.presumes = False
+        elif slot.misses < MOST_MISSES:
             return
-        slot.moving |= recording.inputs.moved(args)
+        slot.moving |= moved
         self._drop(slot)
 
     def _drop(self, slot: Slot) -> None:
         """Forget a recording, to make it anew."""
         slot.calls = slot.misses = 0
+        slot.places = None
         self.recorder.wait()
         slot.recording = None
 
     def _warm(self, slot: Slot, args: list[Any]) -> Any:
         """Run a call uncaptured, or record it and replay that."""
         slot.calls += 1
+        if self.presumes:
+            slot.note({i: arg.data_ptr() for i, arg in enumerate(args) if isinstance(arg, Tensor)})
         warm_ups = TIMED if self.least_host_us and not slot.recordings else WARM_UPS
         is_cold = slot.calls <= warm_ups or threading.get_ident() not in slot.threads
         if is_cold or self._waits_for_forward(slot, args):
@@ -372,7 +390,9 @@ class Captured:
 
     def _record(self, slot: Slot, args: Sequence[Any], pool: Pool, stream: int, lender: Recording | None) -> Recording:
         staying = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and stays(arg)}
-        in_place = (self.layout.stationary | staying) - slot.moving
+        lasting_place = (i for i in slot.places or () if self.presumes and args[i].device == self.recorder.device)
+        slot.presumed = frozenset(lasting_place) - self.layout.stationary - staying - slot.moving
+        in_place = (self.layout.stationary | staying | slot.presumed) - slot.moving
         with torch.inference_mode(mode=False):  # tensors that every mode may write to
             inputs, given = inputs_of(args, self.layout, in_place, self.recorder.device, self.recorder.empty)
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
