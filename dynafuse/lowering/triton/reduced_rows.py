@@ -282,7 +282,7 @@ def with_running_states(facts: Rows, schedule: Schedule) -> Schedule:
         return schedule
     moved = LANES * schedule.warps * facts.vector  # elements
     running = max(moved // (schedule.block["x"] if schedule.lanes == "x" else 1), 1)
-    return replace(schedule, running=running) if running < schedule.block["r"] else schedule
+    return replace(schedule, running=running) if running <= schedule.block["r"] else schedule
 
 
 def split_over(facts: Rows, x: int, r: int, warps: int, programs: int, stages: int = 1) -> Schedule:

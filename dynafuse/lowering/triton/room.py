@@ -74,7 +74,7 @@ def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
 def _with_warps(schedule: Schedule, warps: int) -> Schedule:
     """Return a schedule with more warps, whose lanes hold as many running states each as before."""
     running = schedule.running * warps // schedule.warps
-    return replace(schedule, warps=warps, running=running if running < schedule.block.get("r", 0) else 0)
+    return replace(schedule, warps=warps, running=running if running <= schedule.block.get("r", 0) else 0)
 
 
 def roomiest(choices: Sequence[Lowered], capability: int | None, workers: int | None) -> Future[Chosen]:

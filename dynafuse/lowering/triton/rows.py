@@ -10,7 +10,6 @@ sum of exponentials, the other stores the quotients.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -36,12 +35,13 @@ from dynafuse.lowering.triton.builder import (
 )
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.online import OnlineSum, find_online_sums
+from dynafuse.lowering.triton.online_states import finish_online, start_online, update_online
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scans import scan_rows
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
-from dynafuse.ops.literals import opmath, triton_type
+from dynafuse.ops.literals import triton_type
 
 
 def persistent(builder: KernelBuilder) -> None:
@@ -163,15 +163,14 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
     plain = [op for op in reductions if op not in online and op not in maxima]
     guests = with_guests(builder.spec, plain)
     states = {op: start_states(builder, emitter, recurrence_of(builder.spec, op)) for op in guests}
-    online_states = {op: _start_online(builder, emitter, builder.spec.ops[online_sum.difference].dtype)
-                     for op, online_sum in online.items()}
+    online_states = {op: start_online(builder, emitter, online_sum) for op, online_sum in online.items()}
     begin, end = bounds or ("0", size_text(builder.numel("r")))
     header = builder.loop_header("r_back" if backwards else "r_base", begin, end, "RBLOCK")
     # Triton knows of what the loop's variable is a multiple only if that grows.
     emitter.open_loop(header, f"r_base = {_last_tile(builder)} - r_back" if backwards else None)
     shares = _define_shares(builder, emitter, guests, begin)
     for op, online_sum in online.items():
-        _update_online(builder, emitter, op, online_sum, online_states[op])
+        update_online(builder, emitter, op, online_sum, online_states[op])
     for op in guests:
         _update_states(builder, emitter, op, states[op], shares)
     emit_stores(builder, emitter, stores)
@@ -185,7 +184,7 @@ def emit_pass(builder: KernelBuilder, emitter: Emitter, reductions: Collection[i
             take_states(op, states[op], weight)
     # Those that know the row's maximum come first: the shifts of others may be made of it.
     for op, online_sum in sorted(online.items(), key=lambda item: item[1].maximum is None):
-        _finish_online(builder, emitter, op, online_sum, online_states[op])
+        finish_online(builder, emitter, op, online_sum, online_states[op])
 
 
 def _last_tile(builder: KernelBuilder) -> str:
@@ -248,59 +247,3 @@ def _combine_and_update(
     groups = f"tl.reshape({of_tile}, {builder.tile_shape('XBLOCK', f'RBLOCK // {running}', str(running))})"
     combined = rule.combine([groups], "", "").replace("AXIS", str(builder.tile_dim("r")))
     emitter.add_line(f"{states[0]} = {rule.update(states, combined, '', '', '')}", ROW_TILES)
-
-
-# ---------------------------------------------------------------------- sums of exponentials
-
-
-@dataclass(frozen=True)
-class OnlineStates:
-    """The names of an online sum's running states: the largest value so far, and the sum shifted by it."""
-
-    largest: str
-    total: str
-
-
-def _start_online(builder: KernelBuilder, emitter: Emitter, dtype: torch.dtype) -> OnlineStates:
-    """Write the states before the first element."""
-    states = OnlineStates(emitter.new_name("largest"), emitter.new_name("total"))
-    held_dtype, shape = triton_type(opmath(dtype)), builder.tile_shape("XBLOCK", "1")
-    emitter.add_line(f'{states.largest} = tl.full({shape}, float("-inf"), {held_dtype})', frozenset())
-    emitter.add_line(f"{states.total} = tl.full({shape}, 0, {held_dtype})", frozenset())
-    return states
-
-
-def _update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: OnlineSum, states: OnlineStates) -> None:
-    """Take one tile into the states."""
-    dtype = opmath(builder.spec.ops[online.difference].dtype)
-    index = emitter.index(dict(builder.spec.reductions)[op])
-    value = emitter.broadcast(online.value, index, dtype)
-    mask = builder.mask("r")
-    dim, spread = builder.tile_dim("r"), builder.spread("x")
-    values = states_of_element(emitter, recurrence("max", dtype, dtype), value, None, mask)[0]
-    largest, shift = emitter.new_name("largest"), emitter.new_name("shift")
-    emitter.add_line(f"{largest} = lm.maximum({states.largest}, lm.amax({values}, {dim}){spread})", ROW_TILES)
-    # Infinities are not shifted: inf - inf is NaN, while the row's own shift may be another value.
-    emitter.add_line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', ROW_TILES)
-    element = value.name if value.tiles >= ROW_TILES else values  # sums are of a whole tile, of what an input repeats too
-    emitter.substitutes[online.difference] = emitter.define(f"{element} - {shift}", dtype, ROW_TILES)
-    rule = recurrence_of(builder.spec, op)
-    power, _ = element_and_position(builder, emitter, op, rule)
-    powers = states_of_element(emitter, rule, power, None, mask)[0]
-    del emitter.substitutes[online.difference]
-    rescaled = f"{states.total} * lm.exp({states.largest} - {shift})"
-    emitter.add_line(f"{states.total} = {rescaled} + tl.sum({powers}, {dim}){spread}", ROW_TILES)
-    emitter.add_line(f"{states.largest} = {largest}", ROW_TILES)
-
-
-def _finish_online(builder: KernelBuilder, emitter: Emitter, op: int, online: OnlineSum, states: OnlineStates) -> None:
-    """Keep the sum, now that its shift is known, and the maximum if it is the shift."""
-    rows, ops = frozenset("x"), builder.spec.ops
-    dtype = opmath(ops[online.difference].dtype)
-    if online.maximum is not None:
-        emitter.keep_reduced(online.maximum, Value(states.largest, ops[online.maximum].dtype, rows))
-    index = emitter.index(dict(builder.spec.reductions)[op])
-    shift = emitter.broadcast(online.shift, index, dtype)
-    total = emitter.define(f"{states.total} * lm.exp({states.largest} - {shift})", dtype, rows)
-    element_dtype = recurrence_of(builder.spec, op).element_dtype
-    emitter.keep_reduced(op, emitter.cast(Value(total.name, element_dtype, rows), ops[op].dtype))

@@ -33,6 +33,18 @@ def special(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def extreme(x: torch.Tensor) -> torch.Tensor:
+    """The same values, but for rows that begin with infinities, have nothing else, end in one, hold a NaN, and a large one late."""
+    x[0, :20000], x[1], x[2, -1], x[3, 100], x[4, -2] = -torch.inf, -torch.inf, torch.inf, torch.nan, 3e38
+    return x
+
+
+def weighted(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """Sums of exponentials whose shift is the maximum, and of others with weights."""
+    shifted = (x - x.amax(-1, keepdim=True)).exp()
+    return shifted.sum(-1), (shifted * weight).sum(-1), x.logsumexp(-1)
+
+
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -88,6 +100,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "whole_of_odd_rows": (shifted_sum, (random(200, 301), random(200, 1))),
     "rows": (lambda x: x.softmax(-1), (special(random(9, 1000)),)),
     "long_rows": (lambda x: x.log_softmax(-1), (special(random(4, 33000)),)),
+    "extreme_rows": (lambda x: (x.softmax(-1), x.logsumexp(-1)), (extreme(random(6, 33000)),)),
+    "extreme_rows_of_16_bits": (lambda x: (x.softmax(-1), x.logsumexp(-1)), (extreme(random(6, 33001, dtype=BF16)),)),
+    "aligned_rows_of_16_bits": (weighted, (random(6, 34000, dtype=BF16), random(34000, dtype=BF16))),
+    "long_rows_that_repeat": (weighted, (random(1, 33000).expand(5, 33000), random(5, 1))),
     "softmax_of_columns": (lambda x: x.softmax(0), (special(random(700, 40)),)),
     "sum_of_long_rows": (lambda x: (x.sum(-1), x.var(-1)), (random(2, 33001),)),
     "scans": (scans, (special(random(9, 1000)).round(),)),
