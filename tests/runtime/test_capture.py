@@ -119,6 +119,21 @@ def test_inputs_that_move_one_after_the_other_are_recorded_once_more(machine: Ma
     assert machine.recordings == 2
 
 
+def test_views_are_of_what_they_are_of_in_eager(machine: Machine) -> None:
+    """Torch guards the sizes of that where views are given to another graph, which would be compiled anew."""
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        computed = (x + 1).reshape(6, 4)
+        return computed.t(), computed[1:].flatten()
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        x = machine.randn(2, 3, 4)
+        for ours, eager in zip(call(x), function(x), strict=True):
+            close(ours, eager)
+            assert ours._base is not None and eager._base is not None and ours._base.shape == eager._base.shape
+    assert machine.replayed() >= 3
+
+
 def test_an_input_that_is_read_in_place_is_not_kept(machine: Machine) -> None:
     model = Block().to(machine.device)
     call = machine.compile(model)
