@@ -52,7 +52,7 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
     online_sums = find_online_sums(facts.spec)
     passes = pass_count(facts.spec, passes_before(facts.spec, online_sums), facts.order["r"])
     is_far = _is_far_when_read_again(facts, passes, bool(online_sums))
-    longest_held = LONGEST_PERSISTENT if passes > 2 or is_far else LONGEST_HELD
+    longest_held = LONGEST_PERSISTENT if passes > 2 or (is_far and facts.is_aligned) else LONGEST_HELD
     tensors = facts.tensors
     longest_in_registers = LONGEST_PERSISTENT // (2 * power_of_two(tensors // 2) if tensors > 1 else 1)
     can_be_held = facts.is_static and facts.length <= LONGEST_PERSISTENT
@@ -71,10 +71,10 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
 def _is_far_when_read_again(facts: Rows, passes: int, is_online: bool) -> bool:
     """Return whether a loop of usual tiles reads long rows again when others have taken their place in the cache.
 
-    They are held then, or walked in large tiles, so that few are under way at a time: rows of 20,000 to 128,256 elements
-    take 0.79 of the time on average of 56 kernels, and 0.80 of 30 others. Where no row is stored, small programs are faster
-    all the same if two of three hold: there are sums of exponentials; elements have 16 bits; the last of large tiles reaches
-    far beyond the row.
+    They are held then if they are aligned, or walked in large tiles, so that few are under way at a time: rows of 20,000 to
+    128,256 elements take 0.79 of the time on average of 56 kernels, and 0.80 of 30 others. Where no row is stored, small
+    programs are faster all the same if two of three hold: there are sums of exponentials; elements have 16 bits; the last of
+    large tiles reaches far beyond the row.
 
     Args:
         facts: What the schedule depends on.
@@ -160,7 +160,7 @@ def _online(facts: Rows, passes: int, is_far: bool) -> Iterator[Schedule]:
     r = clamp(power_of_two(facts.length), 128, 4096 if facts.stores_along else 8192)
     stages = stages_within(r * facts.bytes_read, 3) if facts.stores_along else 1
     if not facts.is_aligned and facts.length >= LONG_ROW:
-        yield from _loops(facts, *_unaligned(facts, passes))
+        yield from _loops(facts, *_unaligned(facts))
     if facts.rows < 2 * PROCESSORS:  # few are under way at a time
         yield from _loops(facts, (LONG_ROW, 16, 1))
     if is_far:
@@ -169,21 +169,25 @@ def _online(facts: Rows, passes: int, is_far: bool) -> Iterator[Schedule]:
         if facts.tensors == 1:  # a warp that is alone waits for no other at the end of a step
             yield from _loops(facts, (2048, 1, 1))
         yield from _loops(facts, (2048, 4, 1))
+    if passes == 1 and facts.tensors == 1 and not facts.stores_along:  # nothing to keep for a second look
+        yield from _loops(facts, (2048, 4, 1))
     yield Schedule("looped", facts.order, {"x": 1, "r": r}, 4 if facts.tensors == 1 else 8, stages)
     yield from _loops(facts, (8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 2), (2048, 4, 4), (16384, 16, 1))
 
 
-def _unaligned(facts: Rows, passes: int) -> Iterator[tuple[int, int, int]]:
+def _unaligned(facts: Rows) -> Iterator[tuple[int, int, int]]:
     """Yield tiles of long rows whose elements are loaded one by one, where they differ from those of other rows.
 
-    More lanes have as much under way then as with wide loads. Of 14 kernels these take 0.78 of the time of larger tiles.
+    That takes instructions, which many small programs issue side by side. Where the row is read again, large ones have it in
+    the cache; more so where elements are larger.
     """
+    is_narrow, many = facts.itemsize < REGISTER, facts.rows > FEW_ROWS
     if facts.stores_late:
-        yield (LONG_ROW if facts.rows <= FEW_ROWS else LONG_ROW // 2, 16, 1)
+        yield (LONG_ROW, 32, 1) if not is_narrow else (LONG_ROW // 2 if many else LONG_ROW, 16, 1)
     elif facts.stores_along:
         yield (2048, 8, 1)
-    elif passes > 1 and 2 * PROCESSORS <= facts.rows < MANY_ROWS:
-        yield (4096, 8, 2)
+    elif 2 * PROCESSORS <= facts.rows < MANY_ROWS:
+        yield (2048, 8, 1) if is_narrow and many else (LONG_ROW // 2, 16, 1)
 
 
 def _loops(facts: Rows, *tiles: tuple[int, int, int]) -> Iterator[Schedule]:

@@ -74,7 +74,7 @@ def both_sums(g: graphs.Builder, x: Node) -> list[Node]:
     (added, [torch.empty(512, 1024), torch.empty(4, 512).t()[:, :1]], "flat"),  # what lies across is small
     (softmax, [torch.empty(8192, 4096, dtype=BF16)], "persistent"),
     (softmax, [torch.empty(8192, LONGEST_HELD, dtype=BF16)], "persistent"),
-    (softmax, [torch.empty(8192, LONGEST_PERSISTENT + 1, dtype=BF16)], "looped"),  # its maximum and sum in one pass
+    (softmax, [torch.empty(8192, LONGEST_HELD + 1, dtype=BF16)], "looped"),  # its maximum and sum in one pass
     (total(1), [torch.empty(8192, LONGEST_HELD)], "persistent"),
     (total(1), [torch.empty(8192, LONGEST_HELD + 1)], "looped"),
     (normalized, [torch.empty(8192, LONGEST_PERSISTENT)], "persistent"),  # three times along a row is too often
@@ -391,6 +391,10 @@ def test_long_rows_with_a_variance_are_walked_twice(length: int, kind: str) -> N
     assert scheduled(write, torch.empty(4096, length, dtype=BF16)).schedule_class == kind
 
 
+def squared(g: graphs.Builder, x: Node) -> Node:
+    return g.op("aten.mul.Tensor", x, g.op("aten.mean.dim", g.op("aten.mul.Tensor", x, x), [1], True))
+
+
 def total_of_softmax(g: graphs.Builder, x: Node) -> Node:
     share = softmax(g, x)
     return g.op("aten.sum.dim_IntList", g.op("aten.mul.Tensor", share, share), [1])
@@ -404,10 +408,11 @@ def total_of_softmax(g: graphs.Builder, x: Node) -> Node:
     (total_of_softmax, 128256, F32, ("looped", 16384, 32)),
     (total_of_softmax, 50304, F32, ("looped", 8192, 4)),  # most of the fourth large tile would be idle
     (total_of_softmax, 32000, BF16, ("looped", 8192, 4)),
-    (softmax, 40001, F32, ("looped", 8192, 16)),  # not aligned, as the following
-    (softmax, 30001, BF16, ("persistent", 32768, 16)),
-    (total_of_softmax, 50257, BF16, ("looped", 4096, 8)),
-    (normalized, 100277, F32, ("looped", 16384, 32)),
+    (softmax, 40001, F32, ("looped", 16384, 32)),  # not aligned, as the following
+    (softmax, 30001, BF16, ("looped", 8192, 16)),
+    (total_of_softmax, 50257, F32, ("looped", 8192, 16)),
+    (total_of_softmax, 50257, BF16, ("looped", 2048, 8)),
+    (squared, 32001, BF16, ("looped", 16384, 32)),
 ])
 def test_long_rows_that_are_read_again_are_held_or_few_are_under_way(
         write: Any, length: int, dtype: torch.dtype, expected: tuple[str, int, int]) -> None:
