@@ -311,7 +311,7 @@ def _group(outputs: Sequence[Tensor], saved: bool, own: bool) -> Group:
         raise Unrecordable("outputs of several dtypes share memory")
     cdata = cdata_of(first)
     end = max(output.storage_offset() + extent_of(output) if output.numel() else 0 for output in outputs)
-    # Views are made of what they are of in eager: torch guards the sizes of that, too, where they are given to another graph.
+    # Views are made of what they are of in eager: torch guards the sizes of that, too, where another graph is given them.
     bases = [output if output._base is None else output._base for output in outputs]
     for whole in (*bases, *outputs):
         if whole.dtype == first.dtype and whole.storage_offset() == 0 and extent_of(whole) == end and _is_dense(whole):
