@@ -57,12 +57,12 @@ class Shares:
 
     @property
     def shape(self) -> str:
-        """The text of the states' shape."""
+        """Return the text of the states' shape."""
         return self.builder.tile_shape("XBLOCK", str(self.count))
 
     @property
     def _parts(self) -> list[str]:
-        """The texts of the sizes of the dimensions along the row."""
+        """Return the texts of the sizes of the dimensions along the row."""
         parts = [f"RBLOCK // {self.count * self.side}", str(self.count), str(self.side)]
         return parts if self.side > 1 else parts[:2]
 
@@ -91,7 +91,13 @@ class Shares:
 
 
 def start_online(builder: KernelBuilder, emitter: Emitter, online: OnlineSum) -> OnlineStates:
-    """Write the states before the first element, and return them."""
+    """Write the states before the first element, and return them.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        online: What is summed up.
+    """
     states = OnlineStates(emitter.new_name("largest"), emitter.new_name("total"), Shares.of(builder))
     held_dtype = triton_type(opmath(builder.spec.ops[online.difference].dtype))
     emitter.add_line(f'{states.largest} = tl.full({states.shares.shape}, float("-inf"), {held_dtype})', frozenset())
