@@ -27,15 +27,6 @@ from dynafuse.partition.kernel_class import LANES
 
 
 @dataclass(frozen=True)
-class OnlineStates:
-    """The names of the running states, and how a tile is divided among those that there are of each."""
-
-    largest: str
-    total: str
-    shares: Shares
-
-
-@dataclass(frozen=True)
 class Shares:
     """How the elements of a tile along the row are divided among states: all have one, or each lane has.
 
@@ -90,6 +81,15 @@ class Shares:
         return f"tl.reshape(tl.broadcast_to({states}[{index}], {parts}), {self.builder.tile_shape('XBLOCK', 'RBLOCK')})"
 
 
+@dataclass(frozen=True)
+class OnlineStates:
+    """The names of the running states, and how a tile is divided among those that there are of each."""
+
+    largest: str
+    total: str
+    shares: Shares
+
+
 def start_online(builder: KernelBuilder, emitter: Emitter, online: OnlineSum) -> OnlineStates:
     """Write the states before the first element, and return them.
 
@@ -122,7 +122,7 @@ def update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: Onl
     values = states_of_element(emitter, recurrence("max", dtype, dtype), value, None, mask)[0]
     largest = emitter.new_name("largest")
     emitter.add_line(f"{largest} = lm.maximum({states.largest}, {shares.combined('lm.amax', values)})", ROW_TILES)
-    shift = _shift(emitter, largest)
+    shift = _shift(emitter, largest, ROW_TILES)
     element = value.name if value.tiles >= ROW_TILES else values  # sums are of a whole tile, of what an input repeats too
     emitter.substitutes[online.difference] = emitter.define(f"{element} - {shares.over_tile(shift)}", dtype, ROW_TILES)
     rule = recurrence_of(builder.spec, op)
@@ -134,13 +134,18 @@ def update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: Onl
     emitter.add_line(f"{states.largest} = {largest}", ROW_TILES)
 
 
-def _shift(emitter: Emitter, largest: str) -> str:
+def _shift(emitter: Emitter, largest: str, tiles: frozenset[str]) -> str:
     """Define what exponents are shifted by, and return its name.
 
     Infinities are not shifted by: inf - inf is NaN, while the row's own shift may be another value.
+
+    Args:
+        emitter: The kernel's emitter.
+        largest: The name of the largest value so far.
+        tiles: The tile dimensions that it varies along.
     """
     shift = emitter.new_name("shift")
-    emitter.add_line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', ROW_TILES)
+    emitter.add_line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', tiles)
     return shift
 
 
@@ -170,8 +175,8 @@ def _of_all_lanes(builder: KernelBuilder, emitter: Emitter, states: OnlineStates
     """Write the states of a row, given those of its lanes; return their names."""
     dim, spread, rows = builder.tile_dim("r"), builder.spread("x"), frozenset("x")
     emitter.wait()
-    largest, shift, total = (emitter.new_name(stem) for stem in ("largest", "shift", "total"))
+    largest = emitter.new_name("largest")
     emitter.add_line(f"{largest} = lm.amax({states.largest}, {dim}){spread}", rows)
-    emitter.add_line(f'{shift} = tl.where(tl.abs({largest}) == float("inf"), 0.0, {largest})', rows)
+    shift, total = _shift(emitter, largest, rows), emitter.new_name("total")
     emitter.add_line(f"{total} = tl.sum({states.total} * lm.exp({states.largest} - {shift}), {dim}){spread}", rows)
     return largest, total
