@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from dynafuse.lowering.triton.builder import (
     ROW_TILES,
     KernelBuilder,
+    combine_lanes,
     element_and_position,
     recurrence_of,
     states_of_element,
@@ -89,6 +92,10 @@ class OnlineStates:
     total: str
     shares: Shares
 
+    def total_shifted_by(self, shift: str) -> str:
+        """Return the text of the sum if it is shifted by another value than the largest."""
+        return f"{self.total} * lm.exp({self.largest} - {shift})"
+
 
 def start_online(builder: KernelBuilder, emitter: Emitter, online: OnlineSum) -> OnlineStates:
     """Write the states before the first element, and return them.
@@ -129,8 +136,7 @@ def update_online(builder: KernelBuilder, emitter: Emitter, op: int, online: Onl
     power, _ = element_and_position(builder, emitter, op, rule)
     powers = states_of_element(emitter, rule, power, None, mask)[0]
     del emitter.substitutes[online.difference]
-    rescaled = f"{states.total} * lm.exp({states.largest} - {shift})"
-    emitter.add_line(f"{states.total} = {rescaled} + {shares.combined('tl.sum', powers)}", ROW_TILES)
+    emitter.add_line(f"{states.total} = {states.total_shifted_by(shift)} + {shares.combined('tl.sum', powers)}", ROW_TILES)
     emitter.add_line(f"{states.largest} = {largest}", ROW_TILES)
 
 
@@ -161,22 +167,27 @@ def finish_online(builder: KernelBuilder, emitter: Emitter, op: int, online: Onl
     """
     rows, ops = frozenset("x"), builder.spec.ops
     dtype = opmath(ops[online.difference].dtype)
-    largest, total = _of_all_lanes(builder, emitter, states) if states.shares.count > 1 else (states.largest, states.total)
+    of_row = _of_all_lanes(builder, emitter, dtype, states) if states.shares.count > 1 else states
     if online.maximum is not None:
-        emitter.keep_reduced(online.maximum, Value(largest, ops[online.maximum].dtype, rows))
+        emitter.keep_reduced(online.maximum, Value(of_row.largest, ops[online.maximum].dtype, rows))
     index = emitter.index(dict(builder.spec.reductions)[op])
     shift = emitter.broadcast(online.shift, index, dtype)
-    whole = emitter.define(f"{total} * lm.exp({largest} - {shift})", dtype, rows)
+    total = emitter.define(of_row.total_shifted_by(shift.name), dtype, rows)
     element_dtype = recurrence_of(builder.spec, op).element_dtype
-    emitter.keep_reduced(op, emitter.cast(Value(whole.name, element_dtype, rows), ops[op].dtype))
+    emitter.keep_reduced(op, emitter.cast(Value(total.name, element_dtype, rows), ops[op].dtype))
 
 
-def _of_all_lanes(builder: KernelBuilder, emitter: Emitter, states: OnlineStates) -> tuple[str, str]:
-    """Write the states of a row, given those of its lanes; return their names."""
-    dim, spread, rows = builder.tile_dim("r"), builder.spread("x"), frozenset("x")
-    emitter.wait()
-    largest = emitter.new_name("largest")
-    emitter.add_line(f"{largest} = lm.amax({states.largest}, {dim}){spread}", rows)
-    shift, total = _shift(emitter, largest, rows), emitter.new_name("total")
-    emitter.add_line(f"{total} = tl.sum({states.total} * lm.exp({states.largest} - {shift}), {dim}){spread}", rows)
-    return largest, total
+def _of_all_lanes(builder: KernelBuilder, emitter: Emitter, dtype: torch.dtype, states: OnlineStates) -> OnlineStates:
+    """Write the states of a row, given those of its lanes; return their names.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter.
+        dtype: What the states are held in.
+        states: The names of the lanes' states.
+    """
+    rows, dim = frozenset("x"), builder.tile_dim("r")
+    (largest,) = combine_lanes(emitter, recurrence("max", dtype, dtype), [states.largest], "", "", rows, dim)
+    shifted = states.total_shifted_by(_shift(emitter, largest, rows))
+    (total,) = combine_lanes(emitter, recurrence("sum", dtype, dtype), [shifted], "", "", rows, dim)
+    return OnlineStates(largest, total, Shares(builder))
