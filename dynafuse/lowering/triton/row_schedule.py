@@ -29,6 +29,7 @@ from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR
 
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
+LONGEST_HELD_APART = 26624  # the same where it has left the cache by then and is not aligned
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 LONGEST_SUMMED_TWICE = 8192  # elements of a row up to which a variance is summed up twice faster than in a loop
 FEW_READ = 3  # tensors that a row reads which a loop reads again fast enough
@@ -38,6 +39,7 @@ MOST_HELD = 128 << 10  # bytes of such a row, which is held if reading it twice 
 MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
 LEAST_MOVED = BYTES / STARTED  # bytes that a program of many moves at least: memory is faster than they are started
 MOST_IDLE = 0.1  # of a row, the elements of large tiles beyond its end that cost less than these spare
+MOST_IDLE_APART = 0.2  # the same of rows that are not aligned, of which small tiles are loaded more slowly
 EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
@@ -52,12 +54,15 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
     online_sums = find_online_sums(facts.spec)
     passes = pass_count(facts.spec, passes_before(facts.spec, online_sums), facts.order["r"])
     is_far = _is_far_when_read_again(facts, passes, bool(online_sums))
-    longest_held = LONGEST_PERSISTENT if passes > 2 or (is_far and facts.is_aligned) else LONGEST_HELD
+    longest_far = LONGEST_PERSISTENT if facts.is_aligned or passes > 2 else LONGEST_HELD_APART
+    longest_held = longest_far if passes > 2 or is_far else LONGEST_HELD
     tensors = facts.tensors
     longest_in_registers = LONGEST_PERSISTENT // (2 * power_of_two(tensors // 2) if tensors > 1 else 1)
     can_be_held = facts.is_static and facts.length <= LONGEST_PERSISTENT
     loops = _online(facts, passes, is_far) if online_sums else _looped(facts, is_far)
     is_dear = facts.reads_apart and facts.rows <= FEW_ROWS and facts.length * facts.bytes_read <= MOST_HELD
+    if passes == 1 and tensors > 1 and not (facts.stores_along or online_sums) and power_of_two(facts.length) >= LONG_ROW:
+        yield from _loops(facts, (4096, 8, 1))  # nothing of a row is needed again
     if can_be_held and ((is_dear and not online_sums) or facts.length <= min(longest_held, longest_in_registers)):
         if facts.counts and facts.length > LONGEST_SUMMED_TWICE and facts.reads_along <= FEW_READ and not is_dear:
             yield from _loops(facts, (4096, 8, 1))
@@ -183,7 +188,8 @@ def _unaligned(facts: Rows) -> Iterator[tuple[int, int, int]]:
     """
     is_narrow, many = facts.itemsize < REGISTER, facts.rows > FEW_ROWS
     if facts.stores_late:
-        yield (LONG_ROW, 32, 1) if not is_narrow else (LONG_ROW // 2 if many else LONG_ROW, 16, 1)
+        is_smaller = many if is_narrow else -facts.length % LONG_ROW > MOST_IDLE_APART * facts.length
+        yield (LONG_ROW // 2, 16, 1) if is_smaller else (LONG_ROW, 16 if is_narrow else 32, 1)
     elif facts.stores_along:
         yield (2048, 8, 1)
     elif 2 * PROCESSORS <= facts.rows < MANY_ROWS:

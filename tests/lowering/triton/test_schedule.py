@@ -17,7 +17,7 @@ from dynafuse.config import resolve
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.reduced_rows import MOST_SPLITS, SHARED_BYTES, full_reads, splittable
 from dynafuse.lowering.triton.room import roomier
-from dynafuse.lowering.triton.row_schedule import LONGEST_HELD, LONGEST_PERSISTENT
+from dynafuse.lowering.triton.row_schedule import LONGEST_HELD, LONGEST_HELD_APART, LONGEST_PERSISTENT
 from dynafuse.lowering.triton.schedule import choose_schedule
 from dynafuse.lowering.triton.tiles import Schedule, power_of_two, probe, reduced_axes
 from dynafuse.partition.kernel_class import PROCESSORS, SPLIT_ABOVE, estimate
@@ -74,7 +74,7 @@ def both_sums(g: graphs.Builder, x: Node) -> list[Node]:
     (added, [torch.empty(512, 1024), torch.empty(4, 512).t()[:, :1]], "flat"),  # what lies across is small
     (softmax, [torch.empty(8192, 4096, dtype=BF16)], "persistent"),
     (softmax, [torch.empty(8192, LONGEST_HELD, dtype=BF16)], "persistent"),
-    (softmax, [torch.empty(8192, LONGEST_HELD + 1, dtype=BF16)], "looped"),  # its maximum and sum in one pass
+    (softmax, [torch.empty(8192, LONGEST_HELD_APART + 1, dtype=BF16)], "looped"),  # its maximum and sum in one pass
     (total(1), [torch.empty(8192, LONGEST_HELD)], "persistent"),
     (total(1), [torch.empty(8192, LONGEST_HELD + 1)], "looped"),
     (normalized, [torch.empty(8192, LONGEST_PERSISTENT)], "persistent"),  # three times along a row is too often
@@ -408,7 +408,10 @@ def total_of_softmax(g: graphs.Builder, x: Node) -> Node:
     (total_of_softmax, 128256, F32, ("looped", 16384, 32)),
     (total_of_softmax, 50304, F32, ("looped", 8192, 4)),  # most of the fourth large tile would be idle
     (total_of_softmax, 32000, BF16, ("looped", 8192, 4)),
-    (softmax, 40001, F32, ("looped", 16384, 32)),  # not aligned, as the following
+    (softmax, 45001, F32, ("looped", 16384, 32)),  # not aligned, as the following
+    (softmax, 36549, F32, ("looped", 8192, 16)),  # large tiles would be idle for a third
+    (softmax, 25001, F32, ("persistent", 32768, 16)),
+    (softmax, 26625, BF16, ("looped", 8192, 16)),
     (softmax, 30001, BF16, ("looped", 8192, 16)),
     (total_of_softmax, 50257, F32, ("looped", 8192, 16)),
     (total_of_softmax, 50257, BF16, ("looped", 2048, 8)),
@@ -418,6 +421,19 @@ def test_long_rows_that_are_read_again_are_held_or_few_are_under_way(
         write: Any, length: int, dtype: torch.dtype, expected: tuple[str, int, int]) -> None:
     schedule = scheduled(write, torch.empty(4096, length, dtype=dtype))
     assert (schedule.schedule_class, schedule.block["r"], schedule.warps) == expected
+
+
+def two_sums(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+    return [g.op("aten.sum.dim_IntList", value, [1]) for value in (x, g.op("aten.mul.Tensor", x, y))]
+
+
+@pytest.mark.parametrize(("length", "expected"), [(8192, "persistent"), (16384, "looped"), (20480, "looped")])
+def test_long_rows_of_several_tensors_that_are_read_once_are_walked(length: int, expected: str) -> None:
+    inputs = [torch.empty(4096, length, dtype=BF16) for _ in range(2)]
+    schedule = scheduled(two_sums, *inputs)
+    assert schedule.schedule_class == expected
+    if expected == "looped":
+        assert (schedule.block["r"], schedule.warps) == (4096, 8)
 
 
 def test_rows_that_leave_many_lanes_idle_are_held_by_half_as_many_warps() -> None:
