@@ -140,5 +140,8 @@ def _rows_and_columns(usual: Schedule) -> Iterator[Schedule]:
             for per_processor in (1, 2, 3, 4, 6, 8):
                 for stages in (1, 2, 3):
                     if per_processor * warps <= 64:
-                        yield dataclasses.replace(usual, block={"x": x, "r": r}, warps=warps, stages=stages,
-                                                  splits=PROCESSORS * per_processor)
+                        tiles = dataclasses.replace(usual, block={"x": x, "r": r}, warps=warps, stages=stages,
+                                                    splits=PROCESSORS * per_processor)
+                        yield tiles
+                        if stages == 1:
+                            yield dataclasses.replace(tiles, loads_next=True)

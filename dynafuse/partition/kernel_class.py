@@ -9,6 +9,8 @@ first dimension is ``split`` as well, that of ``x[512, 1024]`` a ``column``: in 
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Size
 from dynafuse.ops.symbols import with_symbols_at
@@ -27,6 +29,14 @@ MOST_COLUMNS = 64  # of a program while there are few, so that all processors ha
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
 FEW_ROWS = 4 * PROCESSORS  # rows up to which programs that take neighbours are too few, however long the rows are
+REGISTER = 4  # bytes
+LONG_BESIDE_COLUMNS = 4096  # elements of a row up to which two programs of few warps have room for it and states of columns
+LONGEST_SHARED = 16384  # elements of a row up to which the next ones have room in shared memory
+MANY_STATES = 2 * REGISTER  # bytes of a column's states from which on rows from there would leave too few registers
+MOST_HELD = 208 << 10  # bytes of a processor's 256 KiB of registers that rows and states of columns may take, for the rest
+MOST_WITH_NEXT = 240 << 10  # the same where rows are computed part by part, so that little else is held
+MOST_LOADED = 200 << 10  # the same where rows are read again, which is too slow beside more states than those
+OF_PARTS = frozenset({"sum", "mean", "max", "min", "var", "std"})  # reductions of rows that may be computed part by part
 LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough of them to fill sectors across them
 
 
@@ -76,6 +86,38 @@ def reduction_class(rows: int, length: int, *, along: float, across: float, spli
     are_few = rows < 32 * PROCESSORS and (length <= LONGEST_AHEAD or (rows <= FEW_ROWS and along >= across))
     are_held = is_mixed(along, across) and is_static and (are_few or length <= LONGEST_BESIDE)
     return "row" if by_rows or are_held else "column"
+
+
+class RowsBeside(StrEnum):
+    """How a program that keeps states of columns takes its rows, of which it computes one at a time.
+
+    ``SHARED``: the next ones are copied to shared memory; those of the moment are held as what is computed with.
+    ``NEXT``: the next ones are loaded into registers, and held as they were loaded until it is their turn.
+    ``AGAIN``: as before, and those of the moment are read again, from the cache, once they have been reduced.
+    """
+
+    SHARED = "shared"
+    NEXT = "next"
+    AGAIN = "again"
+
+
+def rows_beside_columns(length: int, *, read: int, held: int, states: int, in_parts: bool) -> RowsBeside | None:
+    """Return how a program takes rows while it keeps states of columns; None if these leave no room for them.
+
+    Args:
+        length: Elements of a row.
+        read: Bytes per element of what is read along rows, as it lies in memory.
+        held: The same as what is computed with.
+        states: Bytes of the states of a column.
+        in_parts: Whether rows may be computed part by part.
+    """
+    is_long, many = length > LONG_BESIDE_COLUMNS, states >= MANY_STATES
+    if in_parts and is_long and many and length * (states + held + read) <= MOST_WITH_NEXT:
+        return RowsBeside.NEXT
+    if length * (states + held) <= MOST_HELD and not (in_parts and is_long and (many or length > LONGEST_SHARED)):
+        return RowsBeside.SHARED
+    is_again = in_parts and is_long and states <= MANY_STATES and length * (states + read) <= MOST_LOADED
+    return RowsBeside.AGAIN if is_again else None
 
 
 def columns_of_program(columns: int, itemsize: int) -> int:

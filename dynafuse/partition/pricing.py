@@ -27,10 +27,9 @@ from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.legality import Shape, classify, members_of
 from dynafuse.partition.order import Dependencies
-from dynafuse.partition.work import Asked, bytes_held, torch_work, work_of
+from dynafuse.partition.work import Asked, rows_held, torch_work, work_of
 
 OFF_US = 1.0  # by which predictions may be off however small they are: about what a kernel takes besides its work
-REGISTERS = 208 << 10  # bytes that a row + column kernel may hold: of a processor's 256 KiB, less what addresses take
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,9 @@ class Pricing:
         shape = classify(self.spaces, members)
         if isinstance(shape, Refusal):
             return shape
-        if shape.kind == "rowcol" and (held := bytes_held(self.spaces, shape, members, sources)) > REGISTERS:
+        if shape.kind == "rowcol" and rows_held(self.spaces, shape, members, sources) is None:
             return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name,
-                           f"{held >> 10} KiB to hold, at most {REGISTERS >> 10}")
+                           f"{shape.length} elements beside states of columns")
         closure = self.dependencies.closure(nodes)
         times = self.code.times((m.node for m in members), closure)
         if times is None and len(nodes) > 1:

@@ -17,12 +17,17 @@ from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.kernel_class import (
+    LONG_BESIDE_COLUMNS,
+    OF_PARTS,
     PROCESSORS,
+    REGISTER,
     SECTOR,
+    RowsBeside,
     columns_of_program,
     combines_in_last_program,
     goes_by_rows,
     reduction_class,
+    rows_beside_columns,
 )
 from dynafuse.partition.legality import Member, Shape, product
 
@@ -31,8 +36,9 @@ LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2
 TIMES_IN_ROWS = 4.0  # how many times as long loads of windows take where rows are reduced: few lanes hold many elements
 SPLIT_POINTS = 4096  # points of a program of a split reduction
 SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
-CROWDED = 160 << 10  # bytes that a row + column kernel holds from which on its lanes have no registers for loads under way
-CROWDED_TIMES = 1.6  # how many times as long its memory then takes: measured for layer norms over 8,192 and 12,288 elements
+STATES_TIMES = 0.05  # how many times longer memory takes beside long rows for each further byte of a column's states
+AGAIN_TIMES = 1.3  # how many times as long where rows are read again: both measured for norms over 5,120 to 20,480 elements
+READ_TIMES = 1.6  # how many times as long reading takes at least, whether rows are stored or not: few loads are under way
 LEAST_BALANCED = 8 * PROCESSORS  # rows from which on programs that have more to compute than others hold nobody up
 MANY = 1 << 30  # programs of a kernel that fills any device
 
@@ -75,8 +81,7 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     if shape.kind == "pointwise":
         return Work(moved, flops, max(points // POINTWISE_POINTS, 1), "pointwise", 1, width, 0, count)
     if shape.kind == "rowcol":
-        if bytes_held(spaces, shape, asked.members, asked.sources) > CROWDED:
-            moved = round(CROWDED_TIMES * moved)
+        moved = _moved_beside_columns(spaces, asked, moved, points)
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
     along, across = _contiguous_bytes(spaces, asked)
     kernel_class = reduction_class(rows, length, along=along, across=across, splittable=_splits(spaces, asked),
@@ -109,9 +114,8 @@ def _launches_of_split(rows: int, points: int, by_rows: bool) -> int:
     return 1 if combines_in_last_program(points, rows_of_program, max(splits, 2), states=1, warps=4) else 2
 
 
-def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> int:
-    """Count the bytes of registers that a row + column kernel takes: for a row of what it reads or scans, and a state per
-    column sum.
+def rows_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> RowsBeside | None:
+    """Return how a row + column kernel takes its rows beside states of columns; None if these leave no room for them.
 
     What is computed from 16-bit floats takes four bytes each. Registers beyond the row's end, up to the next power of two,
     are constants, which the compiler drops.
@@ -122,10 +126,42 @@ def bytes_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources:
         members: Its members.
         sources: What it reads; of these, tensors with fewer elements than it has points are not held.
     """
+    read = _read_along(spaces, shape, sources)
+    of_rows = [m.node for m in members if m.reduced and m.reduced != shape.columns]
+    return rows_beside_columns(
+        shape.length, read=sum(read), held=sum(max(REGISTER, size) for size in read), states=_states(spaces, shape, members),
+        in_parts=not any(m.scanned for m in members) and all(_combines_parts(spaces, node) for node in of_rows))
+
+
+def _read_along(spaces: Spaces, shape: Shape, sources: Collection[Node]) -> list[int]:
+    """Return the bytes of an element of each tensor that has one for each point."""
     points = product(shape.axes)
-    read = sum(max(4, t.dtype.itemsize) for t in map(spaces.tensor, sources) if t.hint >= points)
-    running = sum(max(4, spaces.tensor(m.node).dtype.itemsize) for m in members if m.scanned or m.reduced == shape.columns)
-    return shape.length * (read + running)
+    return [t.dtype.itemsize for t in map(spaces.tensor, sources) if t.hint >= points]
+
+
+def _states(spaces: Spaces, shape: Shape, members: Sequence[Member]) -> int:
+    """Count the bytes of what a row + column kernel keeps of a column; of scans it holds the results of a row."""
+    with_states = (m.node for m in members if m.scanned or m.reduced == shape.columns)
+    return sum(max(REGISTER, spaces.tensor(node).dtype.itemsize) for node in with_states)
+
+
+def _combines_parts(spaces: Spaces, node: Node) -> bool:
+    row = spaces.facts[node].row
+    return row is not None and row.reduction in OF_PARTS
+
+
+def _moved_beside_columns(spaces: Spaces, asked: Asked, moved: int, points: int) -> int:
+    """Count the bytes that memory moves in the time that rows take beside states of columns.
+
+    Of long rows a processor has one or two at a time, and the states leave few registers for loads under way.
+    """
+    shape = asked.shape
+    held = rows_held(spaces, shape, asked.members, asked.sources)
+    if shape.length <= LONG_BESIDE_COLUMNS or held is None:
+        return moved
+    times = 1 + STATES_TIMES * max(_states(spaces, shape, asked.members) - REGISTER, 0)
+    times *= AGAIN_TIMES if held is RowsBeside.AGAIN else 1.0
+    return round(times * max(moved, READ_TIMES * points * sum(_read_along(spaces, shape, asked.sources))))
 
 
 def torch_work(spaces: Spaces, node: Node) -> Work:

@@ -260,7 +260,7 @@ APART: dict[str, tuple[Any, torch.Tensor, str]] = {
     "overwritten": (overwritten_by_its_mirror, X, "flip_default | copy__default: reads what the other overwrites (arg0)"),
     "path": (around_a_product, SQUARE, "sin_default | add_tensor: a path outside runs from one to the other"),
     "held": (sums, torch.empty(64, 1 << 15),
-             "sum_dim_int_list | sum_dim_int_list_1: rows too long for one pass (256 KiB to hold, at most 208)"),
+             "sum_dim_int_list | sum_dim_int_list_1: rows too long for one pass (32768 elements beside states of columns)"),
 }
 
 

@@ -17,6 +17,7 @@ from dynafuse.partition.kernel_class import (
     SPLIT_HEAVY_COLUMNS_FROM,
     estimate,
     reduction_class,
+    rows_beside_columns,
 )
 
 N = sympy.Symbol("n", integer=True, positive=True)
@@ -71,3 +72,14 @@ def test_columns_of_much_arithmetic_are_split_when_they_are_shorter(length: int,
 ])
 def test_sizes_that_are_not_known_count_as_one_number(size: int | sympy.Expr, expected: int) -> None:
     assert estimate(size) == expected
+
+
+@pytest.mark.parametrize(("length", "states", "in_parts", "expected"), [
+    (4096, 8, True, "shared"), (4097, 8, True, "next"), (12288, 8, True, "next"), (12289, 8, True, "again"),
+    (17066, 8, True, "again"), (17067, 8, True, None), (16384, 4, True, "shared"), (16385, 4, True, "again"),
+    (13312, 8, False, "shared"), (13313, 8, False, None), (10240, 12, True, "next"), (10241, 12, True, None),
+])
+def test_how_rows_are_taken_beside_states_of_columns(
+        length: int, states: int, in_parts: bool, expected: str | None) -> None:
+    """Of two tensors of 16-bit floats: as they were loaded, as what is computed with, or once more from the cache."""
+    assert rows_beside_columns(length, read=4, held=8, states=states, in_parts=in_parts) == expected

@@ -415,25 +415,44 @@ def test_a_kernel_has_a_largest_number_of_tensors() -> None:
     assert all(len(region.inputs) + len(region.outputs) <= MAX_TENSORS for region in plan.regions) and len(plan.regions) > 1
 
 
-def test_rows_that_one_pass_would_have_to_hold_have_a_largest_length() -> None:
-    """Of float32, with a running sum for every column: eight bytes an element."""
+@pytest.mark.parametrize(("dtype", "columns", "longest"), [
+    (torch.float32, 1, 25600), (BF16, 1, 34133), (BF16, 2, 20480), (torch.float64, 1, 12800)])
+def test_rows_have_a_largest_length_beside_states_of_columns(dtype: torch.dtype, columns: int, longest: int) -> None:
+    """Of what is read there is an element each, and of each column's states one of four bytes or eight: 200 KiB at most."""
     def write(g: graphs.Builder, x: Node) -> list[Node]:
-        return [g.op("aten.sum.dim_IntList", x, [1]), g.op("aten.sum.dim_IntList", x, [0])]
+        return [g.op("aten.sum.dim_IntList", x, [1]), *(
+            g.op("aten.sum.dim_IntList", value, [0]) for value in (x, g.op("aten.neg.default", x))[:columns])]
 
-    assert len(plan_of(write, torch.empty(512, 208 << 7)).regions) == 1
-    plan = plan_of(write, torch.empty(512, 209 << 7))
-    assert len(plan.regions) == 2
-    assert [refusal.detail for refusal in plan.refusals] == ["209 KiB to hold, at most 208"]
+    def reasons(length: int) -> set[str]:
+        refusals = plan_of(write, torch.empty(512, length, dtype=dtype)).refusals
+        return {refusal.detail.split(",")[0] for refusal in refusals if "too long" in str(refusal)}
+
+    assert [reasons(length) for length in (longest, longest + 1)] == [
+        set(), {f"{longest + 1} elements beside states of columns"}]
 
 
-def test_rows_that_crowd_the_registers_are_rather_read_again_for_the_columns() -> None:
-    """For loads of the next row there is no room then: 160 KiB of float32 with a running sum each are 20,480 elements."""
+def test_memory_takes_longer_beside_more_states_of_columns_and_if_it_is_read_again() -> None:
+    def factor(length: int, columns: int) -> float:
+        def write(g: graphs.Builder, x: Node) -> list[Node]:
+            rows = g.op("aten.sum.dim_IntList", x, [1], True)
+            values = [x, *(g.op(f"aten.{name}.default", x) for name in ("neg", "abs"))]
+            return [g.op("aten.mul.Tensor", x, rows), *(g.op("aten.sum.dim_IntList", v, [0]) for v in values[:columns])]
+
+        (region,) = plan_of(write, torch.empty(4096, length)).regions
+        return region.bytes / (4096 * length * 8)
+
+    assert [round(factor(length, columns), 2) for length, columns in
+            [(4096, 3), (8192, 1), (8192, 2), (8192, 3), (16384, 1), (17000, 1), (17000, 2)]] == [
+                1.0, 1.0, 1.2, 1.4, 1.0, 1.3, 1.56]  # of float32: eight bytes are moved, 6.4 would be the least
+
+
+def test_long_rows_that_are_not_stored_take_as_long_as_those_that_are() -> None:
+    """Few loads are under way, so that those alone take 1.6 times as long as memory would."""
     def write(g: graphs.Builder, x: Node) -> list[Node]:
-        wide = g.op("aten.exp.default", x)
-        rows = g.op("aten.sum.dim_IntList", wide, [1], True)
-        return [g.op("aten.mul.Tensor", wide, rows), g.op("aten.sum.dim_IntList", wide, [0])]
+        return [g.op("aten.sum.dim_IntList", x, [dim]) for dim in (1, 0)]
 
-    assert [len(plan_of(write, torch.empty(4096, kib << 7)).regions) for kib in (160, 161)] == [1, 2]
+    (short,), (long,) = (plan_of(write, torch.empty(4096, length, dtype=BF16)).regions for length in (4096, 8192))
+    assert (round(short.bytes / 4096**2), round(long.bytes / 4096**2, 1)) == (2, 6.4)
 
 
 def test_units_that_do_not_fit_together_have_no_price() -> None:

@@ -88,6 +88,16 @@ class SharedLoads:
                 return load
         return None
 
+    def forget(self, tile: str, scope: Scope | None) -> None:
+        """Let what is loaded along a tile dimension be loaded anew.
+
+        Args:
+            tile: The tile dimension.
+            scope: Whose loads are forgotten.
+        """
+        for place, loads in self._loads.items():
+            self._loads[place] = [load for load in loads if load.scope is not scope or tile not in load.value.tiles]
+
     def note(self, place: object, value: Value, masks: Masks, scope: Scope) -> None:
         """Keep a load for who needs the same later.
 

@@ -179,7 +179,8 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     block = builder.schedule.block[name] if is_even else 0
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
     is_joined = builder.schedule.stages > 1 and not builder.is_of_lanes(name)
-    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_joined)
+    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_joined,
+                         builder.schedule.parts if name == "r" else 1)
 
 
 def program_id(builder: KernelBuilder, dimension: int) -> str:

@@ -27,21 +27,31 @@ def load_early(scope: Scope, first_wait: int, *, along_rows: bool) -> None:
         first_wait: The number of lines before the first one at which threads wait for each other.
         along_rows: Whether to move loads that vary along the row, too: they take registers for each of a lane's elements.
     """
-    defined = {name for item in scope.lines for name in _defined(item)}
+    defined = defined_names(scope)
 
     def is_early(item: Line | Scope) -> bool:
-        return isinstance(item, Line) and (along_rows or "r" not in item.tiles) and _is_free_load(item, defined)
+        return isinstance(item, Line) and (along_rows or "r" not in item.tiles) and is_free_load(item, defined)
 
     scope.lines[first_wait:] = sorted(scope.lines[first_wait:], key=is_early, reverse=True)
 
 
-def _is_free_load(line: Line, defined: set[str]) -> bool:
-    """Return whether a line loads at a place, under conditions, that no value of the kernel decides."""
+def is_free_load(line: Line, defined: set[str]) -> bool:
+    """Return whether a line loads at a place, under conditions, that no value of a scope decides.
+
+    Args:
+        line: The line.
+        defined: The names of the scope's values.
+    """
     if not LOAD.match(line.text):
         return False
     _, expression = line.text.split(" = ", 1)
     needed = {str(symbol) for expr in line.exprs for symbol in expr.free_symbols}
     return defined.isdisjoint(needed.union(NAMES.findall(expression)))
+
+
+def defined_names(scope: Scope) -> set[str]:
+    """Return the names that the lines of a scope define, and those of its loops and branches."""
+    return {name for item in scope.lines for name in _defined(item)}
 
 
 def _defined(item: Line | Scope) -> Iterator[str]:

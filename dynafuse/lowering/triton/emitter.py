@@ -384,6 +384,10 @@ class Emitter(ControlFlow):
         self.masks = outer
         return value
 
+    def forget(self, tile: str) -> None:
+        super().forget(tile)
+        self.loads.forget(tile, self.open_loop_scope)
+
     def _loaded(self, tensor: str, layout: Layout, offset: sympy.Expr) -> Value:
         """Return what is loaded under the masks: by a load that is written already, if one serves, or by a new one."""
         masks, place = self.masks, (tensor, offset)

@@ -55,7 +55,8 @@ def _accesses(scope: Scope) -> Iterator[Access]:
     """Yield the loads and stores of a kernel's lines, in the order in which they run."""
     for line in scope.lines:
         if isinstance(line, Scope):
-            yield from _accesses(line)
+            if not line.part:  # each part of a row touches elements of its own, as the first does
+                yield from _accesses(line)
         elif access := ACCESS.search(line.text):
             yield Access(access[1], line.exprs[0])
 

@@ -7,7 +7,8 @@ alone: every process comes to the same schedule, and to the same bits.
 
 A kernel that holds rows, or copies tiles ahead, is meant to have few warps. It is compiled again only if registers do not
 suffice and lanes keep much in memory: that costs more than few warps may gain. One that copies long rows ahead is compiled
-again without that where a device has too little shared memory for them.
+again without that where a device has too little shared memory for them; one that loads them ahead, with rows that are read
+again instead of held, then without loading ahead.
 
 Worked example: a sum over rows of 23,923 that reads seven tensors takes 152 registers in lanes of 16 elements, so that 8
 warps run side by side. In lanes of 8 it takes 90, and 16 warps run.
@@ -60,6 +61,9 @@ def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
     What copies tiles ahead keeps enough loads under way with few warps. So does what holds whole rows: long ones were
     measured to be faster with fewer warps and more registers each, as long as these suffice.
     """
+    if schedule.loads_next:
+        again = replace(schedule, reads_again=True)
+        return (*(() if schedule.reads_again else (again,)), replace(again, loads_next=False))
     points = math.prod(schedule.block.values())
     per_lane = points // (LANES * schedule.warps)
     smaller = (replace(schedule, stages=1),) if schedule.stages > 1 and points >= LARGE_TILE else ()

@@ -25,7 +25,9 @@ from dynafuse.lowering.triton.builder import (
 )
 from dynafuse.lowering.triton.combine import Left, add_combine_kernel, write_partial
 from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.next_rows import load_next_rows
 from dynafuse.lowering.triton.reduction_passes import runs_along
+from dynafuse.lowering.triton.row_parts import in_parts
 from dynafuse.lowering.triton.rows import reduce_held_row
 from dynafuse.lowering.triton.scans import scan_rows
 from dynafuse.lowering.triton.text import size_text
@@ -36,12 +38,15 @@ def rowcol(builder: KernelBuilder) -> None:
     """Add a kernel whose programs walk rows with column states in registers, and the kernel that combines these."""
     spec, order = builder.spec, builder.schedule.order
     emitter = make_emitter(builder, loop="x")
+    if builder.schedule.loads_next:  # of which the last program has none
+        emitter.exact_tiles -= frozenset("x")
     columns = builder.deferred_reductions()
     column_states = {op: start_states(builder, emitter, recurrence_of(spec, op)) for op in columns}
-    emitter.open_loop(builder.loop_header("x_base", f"{program_id(builder, 0)} * XBLOCK", size_text(builder.numel("x")),
-                                          "tl.num_programs(0) * XBLOCK"))
+    first, step = f"{program_id(builder, 0)} * XBLOCK", "tl.num_programs(0) * XBLOCK"
+    emitter.open_loop(builder.loop_header("x_base", first, size_text(builder.numel("x")), step))
     emitter.on_reduction = _row_reducer(builder, emitter)
     emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
+    read_first = _reduce_rows(builder, emitter) if builder.schedule.reads_again or builder.schedule.parts > 1 else None
     along_rows = [(number, store) for number, store in enumerate(spec.stores) if runs_along(store, order["x"])]
     if any(store.into is not None for _, store in along_rows):  # what the columns read is loaded before it is overwritten
         for op in columns:
@@ -49,15 +54,35 @@ def rowcol(builder: KernelBuilder) -> None:
     emit_stores(builder, emitter, along_rows)
     for op in columns:
         _update_column(builder, emitter, op, column_states[op])
+    if builder.schedule.loads_next:
+        load_next_rows(emitter, first, f"x_base + {step}", read_first)
     emitter.close_loop()
     for op in columns:
         _leave_column(builder, emitter, op, column_states[op])
+    if builder.schedule.parts > 1:
+        in_parts(emitter.top, builder.schedule.parts)
+    row_start = "0" if builder.schedule.parts == 1 else "r_base"
     tiles = [
         tile_dimension(builder, "x", "x_base", builder.numel("x"), order["x"], emitter, in_loop=True),
-        tile_dimension(builder, "r", "0", builder.numel("r"), order["r"], emitter),
+        tile_dimension(builder, "r", row_start, builder.numel("r"), order["r"], emitter),
     ]
     add_launch(builder, emitter, tiles, (builder.schedule.splits, 1, 1))
     add_combine_kernel(builder, Left(order["r"], {number for number, _ in along_rows}))
+
+
+def _reduce_rows(builder: KernelBuilder, emitter: Emitter) -> int | None:
+    """Reduce the rows of a step, and let the rest of it read them again; return how many of its lines that takes."""
+    again = builder.schedule.reads_again
+    emitter.eviction.of_row = "evict_last" if again else ""
+    for op, _ in builder.spec.reductions:
+        if op not in builder.schedule.deferred:
+            emitter.of_whole_row(op, builder.spec.ops[op].target, emitter.on_reduction)
+    assert emitter.open_loop_scope is not None
+    if not again:
+        return None
+    emitter.forget("r")
+    emitter.eviction.of_row = "evict_first"
+    return len(emitter.open_loop_scope.lines)
 
 
 def _row_reducer(builder: KernelBuilder, emitter: Emitter) -> Callable[[int], Value]:

@@ -1,12 +1,14 @@
 """Schedules of rows and columns that are reduced in one pass: a row in registers, and running states of all columns.
 
 Worked example: the gradient of a layer norm over ``[8192, 1024]`` runs in four programs of four warps on each processor.
-Each walks over its rows, of which the next two are on their way from memory.
+Each walks over its rows, of which the next two are on their way from memory. That over ``[8192, 12288]`` runs in one of
+eight warps, which computes a row in three parts and loads the next one meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
@@ -18,9 +20,20 @@ from dynafuse.lowering.triton.reduced_rows import (
     full_reads,
 )
 from dynafuse.lowering.triton.tiles import Schedule, along_row, by_stride, clamp, point_count, power_of_two, reduced_axes
-from dynafuse.partition.kernel_class import LONGEST_AHEAD, PROCESSORS, is_mixed
+from dynafuse.ops import lookup
+from dynafuse.ops.overloads import overload
+from dynafuse.partition.kernel_class import (
+    LONG_BESIDE_COLUMNS,
+    LONGEST_AHEAD,
+    MOST_HELD,
+    OF_PARTS,
+    PROCESSORS,
+    REGISTER,
+    RowsBeside,
+    is_mixed,
+    rows_beside_columns,
+)
 
-LONG = 4096  # elements of a row of which four warps hold as many as there are registers for
 LEAST_ACROSS, MOST_ACROSS = 4, 32  # rows beside one another that a tile has where much is contiguous across them
 SHORT = 512  # elements of a row up to which a warp or two, with two rows at a time, are faster than four
 FEWEST = 8 * PROCESSORS  # rows from which on they are
@@ -28,6 +41,9 @@ FEW_BYTES = 8  # read per element, above which that takes more rows: until the f
 FEWEST_OF_MUCH = 48 * PROCESSORS
 ALONE = 256  # elements of a row up to which a warp holds it alone
 LIGHT = 48 << 10  # bytes below which four warps hold a longer row as well, if they hold nothing that all rows share
+PARTS = (4096, 2048)  # elements of a part of a long row, of which eight warps load as many at a time as they can
+MOST_IDLE = 0.25  # of the elements of parts, beyond the row's end
+WIDE_AGAIN = 16384  # elements of a row that is read again from which on sixteen warps are faster
 
 
 def rowcol(
@@ -52,12 +68,16 @@ def rowcol(
     most = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
     held = 4 * (len(deferred) + len(spec.scans)) + bytes_read  # bytes per element of a tile
 
+    wide = sum(max(REGISTER, access.layout.dtype.itemsize) for access in full_reads(spec, probed))
+    beside = rows_beside_columns(length, read=bytes_read, held=wide, states=REGISTER * (len(deferred) + len(spec.scans)),
+                                 in_parts=_may_be_in_parts(spec, deferred))
+
     def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
         most_ahead = 2 * SHARED_BYTES if r > LONGEST_AHEAD else SHARED_BYTES
         room = min(most_ahead, 2 * SHARED_BYTES // per_processor)
         stages = min(stages, clamp(1 + room // max(x * r * bytes_ahead, 1), 1, 3))
         programs = min(-(-rows // x), PROCESSORS * per_processor)
-        hoists = r <= (LONG if warps <= 4 else LONGEST_AHEAD)
+        hoists = r <= (LONG_BESIDE_COLUMNS if warps <= 4 else LONGEST_AHEAD)
         return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages, programs, deferred, hoist_invariants=hoists)
 
     def warps_for(x: int) -> int:
@@ -72,8 +92,15 @@ def rowcol(
     elif r <= SHORT and rows >= (FEWEST if bytes_read <= FEW_BYTES else FEWEST_OF_MUCH):
         # Warps that are alone wait for no others at the end of a row.
         yield schedule(max(ALONE // r, 2), max(r // ALONE, 1), 6, 3)
-    if r >= LONG:  # two programs of few warps, as long as these hold a row, or one, whose next rows are on their way
-        yield schedule(1, 4, 2, 3) if r == LONG or length * held < LIGHT else schedule(1, 8, 1, 3)
+    if beside is RowsBeside.NEXT and 2 * length * (held + wide) <= MOST_HELD:
+        yield replace(schedule(1, 4, 2, 1), loads_next=True)
+    elif beside in (RowsBeside.NEXT, RowsBeside.AGAIN):
+        again = beside is RowsBeside.AGAIN
+        part = next((part for part in PARTS if -length % part <= MOST_IDLE * length), PARTS[-1])
+        yield replace(schedule(1, 16 if again and length >= WIDE_AGAIN else 8, 1, 1), block={"x": 1, "r": part},
+                      parts=-(-length // part), loads_next=True, reads_again=again, hoist_invariants=False)
+    if r >= LONG_BESIDE_COLUMNS:  # two programs of few warps, as long as these hold a row, or one, with more on their way
+        yield schedule(1, 4, 2, 3) if r == LONG_BESIDE_COLUMNS or length * held < LIGHT else schedule(1, 8, 1, 3)
     yield schedule(quarter, warps_for(quarter), 4, 3)
     yield schedule(half, warps_for(half), 2, 3)
     yield schedule(half, warps_for(half), 4, 1)
@@ -82,3 +109,12 @@ def rowcol(
     yield schedule(quarter, max(warps_for(quarter) // 2, 1), 4, 2)
     yield schedule(quarter, warps_for(quarter), 4, 1)
     yield schedule(most, warps_for(most), 1, 2)
+
+
+def _may_be_in_parts(spec: Spec, deferred: Collection[int]) -> bool:
+    """Return whether rows may be computed part by part: what is made of whole ones combines parts.
+
+    What a kernel overwrites it reads at the same places and nowhere else, so that no part is overwritten before it is read.
+    """
+    reduced = (lookup(overload(spec.ops[op].target)) for op, _ in spec.reductions if op not in deferred)
+    return not spec.scans and all(row is not None and row.reduction in OF_PARTS for row in reduced)

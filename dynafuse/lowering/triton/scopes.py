@@ -45,6 +45,9 @@ class Scope:
     header: Line = field(default_factory=lambda: Line(""))
     first: str | None = None  # the line of a loop that its tile dimensions need
     is_branch: bool = False  # its header is a condition, over the first element of a program's tile
+    next_of: str = ""  # the tile dimension whose next tile its lines are about; its header says where that begins
+    part: int | None = None  # which part of a row its lines are about, if it is one of several
+    along: frozenset[str] = frozenset()  # the names that each part has for itself
 
 
 class Scopes:
@@ -60,6 +63,7 @@ class Scopes:
         self.open_loop_scope: Scope | None = None
         self.open_branches: list[Scope] = []  # outermost first
         self.first_wait: int | None = None  # lines of the top level before threads first wait for each other there
+        self.last_wait = 0  # lines of the loop up to that at which they last do
         self._name_count = 0
 
     def scope(self, tiles: frozenset[str]) -> Scope:
@@ -88,12 +92,19 @@ class Scopes:
     def open_loop(self, header: str, first: str | None = None) -> None:
         """Open a loop: values that vary along its tile dimension are computed in it from here on."""
         self.open_loop_scope = Scope(header=Line(header), first=first)
+        self.last_wait = 0
 
     def close_loop(self) -> None:
         """Close the loop: the values of its iterations can no longer be used."""
         assert self.open_loop_scope is not None
         self.top.lines.append(self.open_loop_scope)
         self.open_loop_scope = None
+
+    def forget(self, tile: str) -> None:
+        """Let values of the open loop that vary along a tile dimension be computed anew when they are asked for again."""
+        assert self.open_loop_scope is not None
+        values = self.open_loop_scope.values
+        self.open_loop_scope.values = {key: value for key, value in values.items() if tile not in value.tiles}
 
     def add_line(self, text: str, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> None:
         """Add a line that defines no value.
@@ -123,6 +134,8 @@ class Scopes:
         """Note that threads wait for each other in what is written next."""
         if self.first_wait is None:
             self.first_wait = len(self.top.lines)
+        if self.open_loop_scope is not None:
+            self.last_wait = len(self.open_loop_scope.lines) + 1
 
     def new_name(self, prefix: str = "v") -> str:
         """Return the name of a new variable, which is none of the integers that a kernel takes."""

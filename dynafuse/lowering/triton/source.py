@@ -10,13 +10,14 @@ knows no neighbours are not copied ahead.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sympy
 
 from dynafuse.ir import Size
 from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.row_parts import part_name
 from dynafuse.lowering.triton.scopes import Line, Scope
 from dynafuse.lowering.triton.text import factor_text, size_text
 from dynafuse.ops.indexing_math import symbol
@@ -48,6 +49,7 @@ class TileDimension:
     in_loop: bool = False  # whether it begins anew in every step of the loop
     block: int = 0  # the number of points of which every tile begins at a multiple; 0 if that is not used
     is_joined: bool = False  # whether accesses are at what several of its innermost axes are together
+    parts: int = 1  # tiles that lie beside one another; where each begins is its ``_base``
 
     def is_even(self, inner: Size) -> bool:
         """Return whether an axis has one value all over a tile, given the points of the axes inside it."""
@@ -73,6 +75,9 @@ def render(emitter: Emitter, tiles: Sequence[TileDimension], name: str, paramete
     in_loop: list[str] = []
     for tile in tiles:
         lines = [*tile.define, *_axis_lines(tile, variables), *_axis_lines(tile, first_variables, "_first")]
+        if tile.parts > 1:
+            base = f"{tile.name}_base = {{}} * {tile.name.upper()}BLOCK"
+            lines = [_of_part(line, part) for part in range(tile.parts) for line in (base.format(part), *lines)]
         (in_loop if tile.in_loop else before_loop).extend(lines)
     writer = _Body(in_loop, merged_axes, tiles, variables, first_variables)
     body = before_loop + list(writer.text(emitter.top, "")) or ["pass"]
@@ -188,6 +193,17 @@ def _axis_text(tile: TileDimension, flat: str, inner: Size, size: Size, is_outer
     return text if is_outermost else f"{text} % {factor_text(size)}"
 
 
+def _of_next_tile(line: str, tile: str) -> str:
+    """Return a line with variables of the next tile in place of those of a tile dimension."""
+    return re.sub(rf"\b{tile}(?=[\d_]|\b)", f"{tile}_next", line)
+
+
+def _of_part(line: str, part: int, along: Collection[str] = ()) -> str:
+    """Return a line with the variables of a part of a row in place of those of a tile, ``along`` among them."""
+    line = re.sub(r"\br(?=[\d_]|\b)", part_name("r", part), line)
+    return re.sub(r"\b[a-z]+\d+\b", lambda name: part_name(name[0], part) if name[0] in along else name[0], line)
+
+
 @dataclass
 class _Body:
     """Writes the lines of scopes."""
@@ -201,7 +217,13 @@ class _Body:
     def text(self, scope: Scope, indent: str) -> Iterator[str]:
         """Yield the lines of a scope."""
         for item in scope.lines:
-            if isinstance(item, Scope):
+            if isinstance(item, Scope) and item.part is not None:
+                lines = self.text(replace(item, part=None), indent)
+                yield from (_of_part(line, item.part, item.along) for line in lines)
+            elif isinstance(item, Scope) and item.next_of:
+                yield indent + item.header.text
+                yield from (indent + _of_next_tile(line, item.next_of) for line in (*self.in_loop, *self.text(item, "")))
+            elif isinstance(item, Scope):
                 yield indent + self._line(item.header, self.first_variables if item.is_branch else self.variables)
                 in_loop = [] if item.is_branch else [item.first, *self.in_loop] if item.first else self.in_loop
                 yield from (f"{indent}    {line}" for line in in_loop)

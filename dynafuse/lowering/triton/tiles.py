@@ -37,18 +37,23 @@ class Schedule:
     order: dict[str, tuple[int, ...]]  # the axes that each tile dimension walks, outermost first
     block: dict[str, int]  # the points of a tile along each tile dimension
     warps: int
-    stages: int = 1  # tiles of a loop that are on their way from memory at a time
+    stages: int = 1  # tiles of a loop that are on their way from memory to shared memory at a time
     splits: int = 1  # programs per row (split) or programs in all (rowcol)
     deferred: frozenset[int] = frozenset()  # reductions that a second kernel completes
     hoist_invariants: bool = True  # whether what all rows share is read once before the loop, and held in registers
     loads_early: bool = False  # whether what is read along rows is loaded before rows are first reduced
+    loads_next: bool = False  # whether the next rows of a loop are on their way to registers while rows are computed
+    reads_again: bool = False  # whether rows are read again once they are reduced, instead of held in registers
+    parts: int = 1  # tiles along a row, beside one another
     lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
     lanes_first: bool = False  # whether that is the tile's first dimension, not its last
     running: int = 0  # along the row, the states of a loop: a tile is combined to these first; 0 for one per element
 
     def __str__(self) -> str:
         axes = " ".join(f"{tile}={','.join(map(str, order))}/{self.block[tile]}" for tile, order in self.order.items())
-        return f"{self.schedule_class} {axes} w{self.warps} s{self.stages} p{self.splits}"
+        axes += f"x{self.parts}" if self.parts > 1 else ""
+        ahead = "n" * self.loads_next + "a" * self.reads_again
+        return f"{self.schedule_class} {axes} w{self.warps} s{self.stages}{ahead} p{self.splits}"
 
     @property
     def fills_registers(self) -> bool:
