@@ -22,7 +22,7 @@ from dynafuse.lowering.triton.scopes import Line, Scope
 COMBINED = {"tl.sum": "{0} + {1}", "lm.amax": "lm.maximum({0}, {1})", "lm.amin": "lm.minimum({0}, {1})"}
 """Reductions of a tile, and what combines the elements of two tiles before."""
 
-REDUCTION = re.compile(r"(?P<name>\w+) = (?P<function>[\w.]+)\((?P<element>\w+), 1\)(?P<rest>.*)$")
+REDUCTION = re.compile(r"(?P<name>\w+) = (?P<function>[\w.]+)\((?P<element>\w+)(?P<rest>, [01]\).*)$")
 
 
 def in_parts(scope: Scope, count: int) -> None:
@@ -79,7 +79,8 @@ class _Parts:
 
     def add(self, line: Line) -> None:
         """Take the next line."""
-        definition, names = DEFINITION.match(line.text), set(NAMES.findall(line.text))
+        definition = DEFINITION.match(line.text)
+        names = set(NAMES.findall(line.text)).union(str(symbol) for expr in line.exprs for symbol in expr.free_symbols)
         defined = set(definition[1].split(", ")) if definition else set[str]()
         if defined & self.along or (not defined and (names & self.along or "r" in line.tiles)):
             if names & self.made:
@@ -110,4 +111,4 @@ class _Parts:
         combined = part_name(match["element"], 0)
         for part in range(1, self.count):
             combined = combine.format(combined, part_name(match["element"], part))
-        return replace(line, text=f"{match['name']} = {match['function']}({combined}, 1){match['rest']}")
+        return replace(line, text=f"{match['name']} = {match['function']}({combined}{match['rest']}")
