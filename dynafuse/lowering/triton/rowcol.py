@@ -22,6 +22,7 @@ from dynafuse.lowering.triton.builder import (
     start_states,
     states_of_element,
     tile_dimension,
+    with_guests,
 )
 from dynafuse.lowering.triton.combine import Left, add_combine_kernel, write_partial
 from dynafuse.lowering.triton.emitter import Emitter
@@ -40,7 +41,7 @@ def rowcol(builder: KernelBuilder) -> None:
     emitter = make_emitter(builder, loop="x")
     if builder.schedule.loads_next:  # of which the last program has none
         emitter.exact_tiles -= frozenset("x")
-    columns = builder.deferred_reductions()
+    columns = with_guests(spec, builder.deferred_reductions())
     column_states = {op: start_states(builder, emitter, recurrence_of(spec, op)) for op in columns}
     first, step = f"{program_id(builder, 0)} * XBLOCK", "tl.num_programs(0) * XBLOCK"
     emitter.open_loop(builder.loop_header("x_base", first, size_text(builder.numel("x")), step))

@@ -174,3 +174,17 @@ def test_results_are_the_same_bits_whoever_is_last() -> None:
     for _ in range(100):
         assert all(torch.equal(result, before) for result, before in zip(call(*given), first, strict=True))
 
+
+
+def test_means_and_sums_of_columns_share_states_beside_sums_of_rows() -> None:
+    """Each program leaves one state for both, and the second kernel knows."""
+    def sums(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return ((x * y).sum(1), x.sum(0), x.mean(0), y.sum(0), y.amax(0))
+
+    shapes = ((4096, 256), (4096, 256))
+    kernels = lowered(sums, *shapes)
+    assert kernels.schedule_class == "rowcol" and len(kernels.workspaces) == 3
+    given = inputs(shapes)
+    exact = sums(*(x.double() for x in given))
+    torch.testing.assert_close(compiled(sums, executors="triton", device="h200")(*given), exact, rtol=1e-4, atol=1e-4,
+                               check_dtype=False)
