@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from dynafuse.ir import Layout
-from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope
+from dynafuse.lowering.triton.scopes import PER_STEP, Scope
 from dynafuse.partition.kernel_class import estimate
 
 ROW = PER_STEP | {"r"}
@@ -91,18 +91,10 @@ def keep_what_is_loaded_again(scope: Scope, loads: Iterable[tuple[str, Layout, s
     for tensor, layout, place in loads:
         if _fits(layout):
             places[tensor].add(place)
-    for line in _lines(scope):
+    for line in scope.all_lines():
         match = PLAIN_LOAD.match(line.text)
         if match and len(places.get(match["tensor"], ())) > 1:
             line.text = f"{match['load']}{_argument('evict_last')}{match['end']}"
-
-
-def _lines(scope: Scope) -> Iterator[Line]:
-    for item in scope.lines:
-        if isinstance(item, Scope):
-            yield from _lines(item)
-        else:
-            yield item
 
 
 def innermost(axes: Sequence[sympy.Symbol], orders: Iterable[Sequence[int]]) -> frozenset[sympy.Symbol]:

@@ -12,7 +12,6 @@ and ``v3 = tl.sum(v2_p0 + v2_p1 + v2_p2, 1)``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from dynafuse.errors import LoweringError
@@ -35,21 +34,13 @@ def in_parts(scope: Scope, count: int) -> None:
     Raises:
         LoweringError: Something is computed of whole rows but the reductions that ``COMBINED`` has.
     """
-    along = {name for line in _lines(scope) if "r" in line.tiles for name in defined_names(Scope([line]))}
+    along = {name for line in scope.all_lines() if "r" in line.tiles for name in defined_names(Scope([line]))}
     _write(scope, frozenset(along), count)
 
 
 def part_name(name: str, part: int) -> str:
     """Return what a variable is called in a part of a row."""
     return f"{name}_p{part}"
-
-
-def _lines(scope: Scope) -> Iterator[Line]:
-    for item in scope.lines:
-        if isinstance(item, Scope):
-            yield from _lines(item)
-        else:
-            yield item
 
 
 def _write(scope: Scope, along: frozenset[str], count: int) -> None:

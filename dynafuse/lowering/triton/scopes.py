@@ -49,6 +49,15 @@ class Scope:
     part: int | None = None  # which part of a row its lines are about, if it is one of several
     along: frozenset[str] = frozenset()  # the names that each part has for itself
 
+    def all_lines(self) -> Iterator[Line]:
+        """Yield the lines of the scope, and of its loops and branches with their headers."""
+        for item in self.lines:
+            if isinstance(item, Scope):
+                yield item.header
+                yield from item.all_lines()
+            else:
+                yield item
+
 
 class Scopes:
     """The scopes of one kernel while it is written.

@@ -96,7 +96,7 @@ def merge_axes(emitter: Emitter, tiles: Sequence[TileDimension]) -> Variables:
     Returns:
         What replaces the axes that are merged, in index expressions.
     """
-    exprs = {expr for line in _lines(emitter.top) for expr in line.exprs}
+    exprs = {expr for line in emitter.top.all_lines() for expr in line.exprs}
     replacements: Variables = {}
     for tile in tiles:
         position = 0
@@ -112,16 +112,6 @@ def merge_axes(emitter: Emitter, tiles: Sequence[TileDimension]) -> Variables:
             both: Variables = {outer: sympy.S.Zero, inner: axis}
             replacements = {old: expr.xreplace(both) for old, expr in replacements.items()} | both
     return replacements
-
-
-def _lines(scope: Scope) -> Iterator[Line]:
-    """Yield all lines of a scope, of its loops and of its branches."""
-    for item in scope.lines:
-        if isinstance(item, Scope):
-            yield item.header
-            yield from _lines(item)
-        else:
-            yield item
 
 
 def _rewrite_over_one_axis(
