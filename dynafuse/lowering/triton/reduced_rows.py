@@ -31,7 +31,7 @@ from dynafuse.lowering.triton.tiles import (
 )
 from dynafuse.ops import lookup
 from dynafuse.ops.overloads import overload
-from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate, is_mixed
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, estimate, is_mixed
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
@@ -41,7 +41,6 @@ FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 MOST_REPEATED = 8  # times an element is read up to which that counts as reading memory
-REGISTER = 4  # bytes of a register
 FUNCTIONS = 8  # arithmetic per element above which a scan calls functions: its code then takes as much as so many tensors
 
 

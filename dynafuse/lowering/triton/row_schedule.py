@@ -15,7 +15,6 @@ from dynafuse.lowering.triton.reduced_rows import (
     FEW_WARPS,
     LONGEST_IN_LANE,
     MOST_SPLITS,
-    REGISTER,
     RESIDENT,
     RESIDENT_WARPS,
     Rows,
@@ -25,7 +24,7 @@ from dynafuse.lowering.triton.reduced_rows import (
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before
 from dynafuse.lowering.triton.tile_cost import BYTES, STARTED
 from dynafuse.lowering.triton.tiles import Schedule, clamp, power_of_two
-from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR
 
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice

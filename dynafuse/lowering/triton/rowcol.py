@@ -72,7 +72,7 @@ def rowcol(builder: KernelBuilder) -> None:
 
 
 def _reduce_rows(builder: KernelBuilder, emitter: Emitter) -> int | None:
-    """Reduce the rows of a step, and let the rest of it read them again; return how many of its lines that takes."""
+    """Reduce the rows of a step before the rest of it; return how many lines that takes if the rest reads them again."""
     again = builder.schedule.reads_again
     emitter.eviction.of_row = "evict_last" if again else ""
     for op, _ in builder.spec.reductions:

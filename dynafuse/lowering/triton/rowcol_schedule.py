@@ -63,14 +63,12 @@ def rowcol(
     rows, length = point_count(spec, column), point_count(spec, row)
     r = power_of_two(length)
     deferred = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)
-    bytes_read = sum(access.layout.dtype.itemsize for access in full_reads(spec, probed))
+    read = [access.layout.dtype.itemsize for access in full_reads(spec, probed)]
+    states = REGISTER * (len(deferred) + len(spec.scans))
     bytes_ahead = bytes_read_along(probed, column, row)
     most = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
-    held = 4 * (len(deferred) + len(spec.scans)) + bytes_read  # bytes per element of a tile
-
-    wide = sum(max(REGISTER, access.layout.dtype.itemsize) for access in full_reads(spec, probed))
-    beside = rows_beside_columns(length, read=bytes_read, held=wide, states=REGISTER * (len(deferred) + len(spec.scans)),
-                                 in_parts=_may_be_in_parts(spec, deferred))
+    held, wide = states + sum(read), sum(max(REGISTER, size) for size in read)  # bytes per element of a tile
+    beside = rows_beside_columns(length, read=sum(read), held=wide, states=states, in_parts=_may_be_in_parts(spec, deferred))
 
     def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
         most_ahead = 2 * SHARED_BYTES if r > LONGEST_AHEAD else SHARED_BYTES
@@ -89,7 +87,7 @@ def rowcol(
         x = min(clamp(half, LEAST_ACROSS, MOST_ACROSS), most)
         ahead = schedule(x, warps_for(x), 2, 3)
         yield ahead if ahead.stages == 3 else schedule(x, 4, 4, 1)
-    elif r <= SHORT and rows >= (FEWEST if bytes_read <= FEW_BYTES else FEWEST_OF_MUCH):
+    elif r <= SHORT and rows >= (FEWEST if sum(read) <= FEW_BYTES else FEWEST_OF_MUCH):
         # Warps that are alone wait for no others at the end of a row.
         yield schedule(max(ALONE // r, 2), max(r // ALONE, 1), 6, 3)
     if beside is RowsBeside.NEXT and 2 * length * (held + wide) <= MOST_HELD:
