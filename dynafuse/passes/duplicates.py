@@ -7,10 +7,12 @@ Two calls are equal if they call one op with the same operands and the same lite
   which nothing is known;
 * ops that write, and ops that read on different sides of one that writes;
 * ops whose result has a size or a value that depends on data: each has symbols of its own, which later sizes contain;
-* values that share memory with what the graph returns: two results of the user's code are two tensors.
+* values that share memory with what the graph returns: two results of the user's code are two tensors. Of those that take
+  longer to compute than to copy (products, reductions, whatever is no loop over elements) the second becomes a copy.
 
 Worked example: ``sigmoid`` of one value in the forward and again in the backward becomes one ``sigmoid``; of ``x[x > 1]``
-twice one comparison is left, and both ``nonzero``.
+twice one comparison is left, and both ``nonzero``; of the gradients of two biases that are added to one tensor, which are
+sums of the same rows, one sum and its copy.
 """
 
 from __future__ import annotations
@@ -26,25 +28,47 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from dynafuse.fx import looked_at, shares_memory
-from dynafuse.ops import is_unfilled
+from dynafuse.fx import fake_mode_of, looked_at, makes_memory, shares_memory
+from dynafuse.ops import Kind, is_unfilled, lookup
+from dynafuse.passes.strides import same_layout
+
+clone = torch.ops.aten.clone.default
 
 TORCH_NAMESPACES = ("aten", "prims")
 PURE_MODULES = ("_operator", "math", "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.functions", "torch")
 
 
 def merge_duplicates(graph: Graph) -> None:
-    """Replace each call by an equal one before it, in place."""
+    """Replace each call by an equal one before it, or by a copy of its result, in place."""
     returned = set(memories(graph.output_node().all_input_nodes))
-    first: dict[Hashable, Node] = {}
+    first, first_returned = dict[Hashable, Node](), dict[Hashable, Node]()
     for node in list(graph.nodes):
         if writes(node):
             first.clear()
-        elif is_determined(node) and returned.isdisjoint(memories([node])):
+            first_returned.clear()
+        elif not is_determined(node):
+            continue
+        elif returned.isdisjoint(memories([node])):
             other = first.setdefault(_call(node), node)
             if other is not node:
                 node.replace_all_uses_with(other)
                 graph.erase_node(node)
+        elif _is_copied_faster(node):
+            other = first_returned.setdefault(_call(node), node)
+            if other is not node:
+                node.target, node.args, node.kwargs = clone, (other,), {}
+
+
+def _is_copied_faster(node: Node) -> bool:
+    """Return whether a copy takes less time than the call, and has its result's strides."""
+    value, row = node.meta.get("val"), lookup(node.target)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not makes_memory(node):
+        return False
+    reduces = row is not None and row.fusible and row.kind in (Kind.REDUCTION, Kind.SCAN)
+    if row is not None and row.fusible and not reduces:
+        return False
+    with fake_mode_of((node,)):
+        return same_layout(value, value.clone())
 
 
 def is_determined(node: Node) -> bool:

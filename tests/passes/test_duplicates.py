@@ -85,6 +85,41 @@ def test_two_results_are_two_tensors() -> None:
     assert left(write) == 4
 
 
+def results(name: str, *args: Any) -> Write:
+    """Makes one call twice and returns both results."""
+    def write(build: graphs.Builder, x: Node) -> tuple[Node, ...]:
+        return tuple(build.op(name, *(x if a is X else a for a in args)) for _ in range(2))
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "args", "is_copied"), [
+    ("aten.sum.dim_IntList", (X, [0]), True), ("aten.mm.default", (X, X), True), ("aten.cumsum.default", (X, 0), True),
+    ("aten.sin.default", (X,), False), ("aten.full_like.default", (X, 2.0), False), ("aten.view.default", (X, [9]), False),
+    ("aten.exponential.default", (X,), False), ("aten.argmax.default", (X, 0), True),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_a_second_result_is_copied_where_it_takes_longer_to_compute(name: str, args: tuple[Any, ...], is_copied: bool) -> None:
+    module = graphs.built(results(name, *args), torch.ones(3, 3))
+    merge_duplicates(module.graph)
+    assert len(module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)) == is_copied
+
+
+def test_gradients_of_two_biases_are_one_sum_and_two_tensors() -> None:
+    def step(x: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm((x + biases[0] + biases[1]).sin(), (16,))
+
+    def inputs() -> list[torch.Tensor]:
+        return [torch.randn(size, generator=torch.Generator().manual_seed(3), requires_grad=True) for size in ((8, 16), (16,), (16,))]
+
+    eager, compiled = inputs(), inputs()
+    for f, leaves in ((step, eager), (torch.compile(step, backend="dynafuse"), compiled)):
+        (f(*leaves) * torch.arange(16)).sum().backward()
+    first, second = compiled[1].grad, compiled[2].grad
+    assert first is not None and second is not None and first.data_ptr() != second.data_ptr()
+    for leaf, other in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(other.grad, leaf.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_results_made_by_other_calls_than_traced_are_two_tensors() -> None:
     """A product of one matrix is an ``mm`` instead of the ``bmm`` that was traced, whose memory the values of views have."""
     x = torch.randn(1, 3, 4)
