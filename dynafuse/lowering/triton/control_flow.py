@@ -10,6 +10,7 @@ Worked example: in blocks of 1024 elements of ``cat([x, y])`` over ``[2048, 128]
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import sympy
@@ -44,6 +45,7 @@ class ControlFlow(Scopes):
         self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
         self.comparisons: dict[str, Comparison] = {}  # comparisons of index expressions by name
         self._opposites: dict[str, str] = {}  # conditions by name, each with the name of its opposite
+        self._joined: dict[str, tuple[Value, ...]] = {}  # comparisons that hold together, by the name of their conjunction
         self._branch_comparisons: tuple[Comparison, ...] = ()  # what holds in the open branches
         self._uniform_conditions: dict[str, Line] = {}  # bool values with one outcome all over a tile, by name
 
@@ -237,6 +239,41 @@ class ControlFlow(Scopes):
                 return tuple(other for other in masks if other.name != mask.name)  # which may be there twice
         return None
 
+    def either(self, masks: Sequence[Value], others: Sequence[Value]) -> tuple[Value, tuple[Value, ...]] | None:
+        """Return what tells which of two things is needed, of which never both are, and the masks under which one is.
+
+        None if no comparison of indices tells that alone.
+
+        Args:
+            masks: The conditions under which the first is needed; the one that tells is among these.
+            others: Those of the second.
+        """
+        masks, others = self._parts(masks), self._parts(others)
+        for mask, opposite in itertools.product(masks, others):
+            if not self._are_opposites(mask, opposite):
+                continue
+            rest = tuple(m for m in masks if m is not mask)
+            other_rest = tuple(m for m in others if m is not opposite)
+            if self._alike(rest, other_rest, opposite):
+                return mask, rest
+            if self._alike(rest, other_rest, mask):
+                return mask, other_rest
+        return None
+
+    def _parts(self, masks: Sequence[Value]) -> list[Value]:
+        """Return masks with comparisons in place of what these make together."""
+        return [part for mask in masks for part in self._joined.get(mask.name, (mask,))]
+
+    def _are_opposites(self, condition: Value, other: Value) -> bool:
+        """Return whether two conditions are comparisons of which always one holds."""
+        left, op, right = self.comparisons.get(condition.name, (None, "", None))
+        return (left, OPPOSITES.get(op), right) == self.comparisons.get(other.name)
+
+    def _alike(self, masks: tuple[Value, ...], others: tuple[Value, ...], condition: Value) -> bool:
+        """Return whether masks let the same through as others do, where a condition holds."""
+        names, other_names = ({mask.name for mask in group} for group in (masks, others))
+        return all(mask.name in names & other_names or self._implies(condition, mask) for mask in (*masks, *others))
+
     def _branch_on(
         self, condition: Value, if_true: Callable[[], Value], if_false: Callable[[torch.dtype], Value]
     ) -> Value | None:
@@ -295,6 +332,8 @@ class ControlFlow(Scopes):
         result = self.define(escape(text.format(*(wrap(v.name) for v in operands))), dtype, tiles)
         if dtype is torch.bool and operands and all(v.name in self._uniform_conditions for v in operands):
             self._uniform_conditions[result.name] = _combine(text, [self._uniform_conditions[v.name] for v in operands])
+        if text == "{0} & {1}" and all(v.name in self.comparisons or v.name in self._joined for v in operands):
+            self._joined[result.name] = tuple(part for v in operands for part in self._joined.get(v.name, (v,)))
         return result
 
 

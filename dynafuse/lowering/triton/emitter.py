@@ -19,14 +19,14 @@ from dynafuse.errors import LoweringError
 from dynafuse.ir import COUNT, INT32_LIMIT, Accuracy, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton import sums_in_tiles as sums
-from dynafuse.lowering.triton.accesses import Access, Masks, SharedLoads, names_of
+from dynafuse.lowering.triton.accesses import Access, Load, Masks, SharedLoads, names_of
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.eviction import Eviction
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
 from dynafuse.lowering.triton.ranges import Range, Ranges
-from dynafuse.lowering.triton.scopes import PER_STEP
+from dynafuse.lowering.triton.scopes import PER_STEP, Line
 from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
@@ -393,21 +393,52 @@ class Emitter(ControlFlow):
         masks, place = self.masks, (tensor, offset)
         shared = self.loads.again(place, self, lambda others: self.common(others, masks),
                                   lambda common: self._load_text(tensor, layout, offset, common))
+        shared = shared or self._loaded_at_either(tensor, layout, offset)
         if shared is not None:
             self.accesses = [access.under(shared.masks) if access.place == place else access for access in self.accesses]
             return shared.value
-        if not any(access.place == place for access in self.accesses):
-            self.accesses.append(Access(tensor, layout, offset, False, names_of(masks)))
+        self._note(tensor, layout, offset)
         names_before, (text, tiles) = self._name_count, self._load_text(tensor, layout, offset, masks)
         value = self.define(text, layout.dtype, tiles, offset)
         if self._name_count > names_before:
             self.loads.note(place, value, masks, self.scope(tiles))
         return value
 
-    def _load_text(self, tensor: str, layout: Layout, offset: sympy.Expr, masks: Masks) -> tuple[str, frozenset[str]]:
-        """Return the text of a load under some masks, and the tile dimensions that it varies along."""
+    def _loaded_at_either(self, tensor: str, layout: Layout, offset: sympy.Expr) -> Load | None:
+        """Return a load under the opposite of a mask that from now on loads here as well, where that holds; None without."""
+        start, along = self._split(offset)
+        for load in self.loads.visible(tensor, self):
+            other_start, other_along = self._split(load.offset)
+            either = None if load.is_shared or other_along != along else self.either(load.masks, self.masks)
+            if either is None:
+                continue
+            tells, masks = either
+            at = f"tl.where({tells}, {{0}}, {{1}}) + {{2}}"
+            text, tiles = self._load_text(tensor, layout, offset, masks, at, tells.tiles)
+            if tiles == load.value.tiles and self.scope(tiles) is load.scope and load.is_after(masks):
+                line = Line(f"{load.value.name} = {text}", (other_start, start, along))
+                self._note(tensor, layout, offset)
+                return self.loads.share(load, line, (tensor, offset), self.masks)
+        return None
+
+    def _split(self, offset: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+        """Return the part of an offset that is the same all over a kernel, and the rest."""
+        start, rest = offset.as_independent(*(self.tile_of.keys() & offset.free_symbols), as_Add=True)
+        return start, rest
+
+    def _note(self, tensor: str, layout: Layout, offset: sympy.Expr) -> None:
+        """Note that a place is loaded from under the masks."""
+        if not any(access.place == (tensor, offset) for access in self.accesses):
+            self.accesses.append(Access(tensor, layout, offset, False, names_of(self.masks)))
+
+    def _load_text(self, tensor: str, layout: Layout, offset: sympy.Expr, masks: Masks, at: str = "{0}",
+                   along: frozenset[str] = frozenset()) -> tuple[str, frozenset[str]]:
+        """Return the text of a load under some masks, and the tile dimensions that it varies along.
+
+        ``at`` is the text of the offset, which varies along the tile dimensions ``along`` as well.
+        """
         outer, self.masks = self.masks, masks
-        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset))
+        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), along, at)
         self.masks = outer
         text = f"tl.load({pointer}{mask}{self.eviction.hint(layout, offset, tiles)})"
         if layout.dtype is torch.bool:
@@ -417,9 +448,9 @@ class Emitter(ControlFlow):
         return text, tiles
 
     def _pointer_and_mask(
-        self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset()
+        self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset(), at: str = "{0}"
     ) -> tuple[str, str, frozenset[str]]:
-        """Return the pointer's text with ``{0}`` for the offset, the text of the mask argument, and the access's tiles.
+        """Return the pointer's text with ``at`` for the offset, the text of the mask argument, and the access's tiles.
 
         A mask must not vary along more tile dimensions than the pointer, so the pointer is widened to those of its masks,
         and to ``along``.
@@ -429,7 +460,7 @@ class Emitter(ControlFlow):
         widening = "".join(f" + {tile}_zero" for tile in sorted(all_tiles - tiles - PER_STEP))
         masks += [f"{tile}_mask" for tile in sorted(all_tiles - self.exact_tiles)]
         mask_argument = f", {' & '.join(masks)}" if masks else ""
-        return f"{tensor} + ({{0}}{widening})", mask_argument, all_tiles
+        return f"{tensor} + ({at}{widening})", mask_argument, all_tiles
 
     def stored(self, store: Store) -> Value | Write:
         """Return what an output of the spec stores at a point: a value, or what a scatter writes there, and where."""

@@ -21,13 +21,13 @@ from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.scopes import Scope
 from dynafuse.partition.kernel_class import LANES
 
-ACCESS = re.compile(r"tl\.(?:load|store|atomic_\w+)\((\w+) \+ \(\{0\}")
-"""A line that touches a tensor of the spec, at the first of its index expressions."""
+ACCESS = re.compile(r"tl\.(?:load|store|atomic_\w+)\((\w+) \+ \((\{0\})?")
+"""A line that touches a tensor of the spec: at the first of its index expressions, or at one of two places."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """A line that loads or stores: the tensor, and the offset in elements."""
+    """A line that loads or stores: the tensor, and the offset in elements; NaN if it depends on a condition."""
 
     tensor: str
     offset: sympy.Expr
@@ -58,7 +58,7 @@ def _accesses(scope: Scope) -> Iterator[Access]:
             if not line.part:  # each part of a row touches elements of its own, as the first does
                 yield from _accesses(line)
         elif access := ACCESS.search(line.text):
-            yield Access(access[1], line.exprs[0])
+            yield Access(access[1], line.exprs[0] if access[2] else sympy.nan)
 
 
 def _visits_all(spec: Spec, store: Store) -> bool:
