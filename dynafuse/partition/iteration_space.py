@@ -27,6 +27,7 @@ UNROLL = 8  # a reduction over no more elements than this is written out, and so
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
 LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, where results are fewer than lanes
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
+FEW_LANES = 0.4  # how long a load takes at least that some lanes of a warp need, of one that all of them need
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 
 
@@ -72,8 +73,8 @@ class Read:
 class Operand:
     """What a node reads of an operand for one element of its own.
 
-    ``reach`` is how many elements: several for a window, 0 if only sizes matter. ``share`` is how many have to be computed,
-    which is less than one where the operand is a part of the result. ``is_picked`` says that loaded indices tell which ones,
+    ``reach`` is how many elements: several for a window, 0 if only sizes matter. ``share`` is how many are needed, which is
+    less than one where the operand is a part of the result. ``is_picked`` says that loaded indices tell which ones,
     so that no other node is known to read the same. ``is_mixed`` says that it is a part of the result in runs shorter than a
     warp: then all lanes compute it, under a condition of its own, and whatever it is made of anew.
     """
@@ -82,6 +83,16 @@ class Operand:
     share: float = 1.0
     is_picked: bool = False
     is_mixed: bool = False
+
+    @property
+    def computed(self) -> float:
+        """Return how many elements have to be computed."""
+        return 1.0 if self.is_mixed else self.share
+
+    @property
+    def loaded(self) -> float:
+        """Return how many loads it takes, of those that all lanes need: lanes that need nothing load nothing."""
+        return max(self.share, FEW_LANES) if self.is_mixed else self.share
 
 
 ELEMENTWISE = Operand()
@@ -431,7 +442,7 @@ class Spaces:
             return Operand(reach, reach, is_picked)
         share = self._share(node, argument)
         is_mixed = share < 1.0 and reading is not None and self._run(node, argument, reading) < LANES
-        return Operand(share=1.0 if is_mixed else share, is_mixed=is_mixed)
+        return Operand(share=share, is_mixed=is_mixed)
 
     def _share(self, node: Node, part: Node) -> float:
         """Return how much of a node one of its parts makes up."""

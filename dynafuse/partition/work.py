@@ -72,9 +72,11 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     points = _points(spaces, asked)
     rows = _rows(spaces, asked, points)
     evaluations = _evaluations(spaces, asked, points, rows)
-    moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, points)
+    loading = _evaluations(spaces, asked, points, rows, loading=True) if _has_mixed_parts(spaces, asked) else evaluations
+    moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, loading, points)
     if shape.reduced and rows < LEAST_BALANCED and _has_parts(spaces, asked):
-        flops = _flops(spaces, asked, _evaluations(spaces, asked, points, rows, in_parts=False), points)
+        evaluations = _evaluations(spaces, asked, points, rows, in_parts=False)
+        flops = _flops(spaces, asked, evaluations, evaluations, points)
     tensors = (spaces.tensor(n) for n in (*asked.sources, *asked.outputs))
     largest = max(tensors, key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
     width, length = largest.dtype.itemsize if largest else 2, max(points // rows, 1)
@@ -252,8 +254,9 @@ def _written(spaces: Spaces, node: Node) -> int:
     return min(tensor.bytes, spaces.point_count(node) * tensor.dtype.itemsize)
 
 
-def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], points: int) -> float:
-    """Count arithmetic, of all wherever it is computed, and loads again from a cache.
+def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], loading: Mapping[Node, float], points: int
+           ) -> float:
+    """Count arithmetic, of all wherever it is computed, and loads again from a cache, of all wherever it is needed.
 
     Those are loads beyond one per point, and what is spread beyond one per element of it.
     """
@@ -266,7 +269,7 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], poin
             if argument not in evaluations:
                 reader = None if operand.is_picked else node
                 each = operand.reach * (in_window if operand.reach > 1 else 1.0)
-                loads[reader, argument] = loads.get((reader, argument), 0.0) + times * each
+                loads[reader, argument] = loads.get((reader, argument), 0.0) + loading[node] * each
     again = (count - _first_loads(spaces, argument, spread.get(reader, points), points)
              for (reader, argument), count in loads.items())
     return computed + LOAD_FLOPS * sum(max(count, 0.0) for count in again)
@@ -295,11 +298,13 @@ def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
     return spaces.flops[node] * times + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
 
 
-def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts: bool = True) -> Mapping[Node, float]:
+def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts: bool = True, loading: bool = False
+                 ) -> Mapping[Node, float]:
     """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read.
 
     What is only computed for a part of something counts for that part, or (``in_parts`` is false) as often as if it were
-    all: so often it is for the programs that have that part, for which a kernel of few programs waits.
+    all: so often it is for the programs that have that part, for which a kernel of few programs waits. What all lanes
+    compute though some need it counts for all, or (``loading``) for those alone: lanes that need nothing load nothing.
 
     What is known per row is computed once for each, what only becomes a part of something, there. What is picked from counts
     for each reader that picks; what is read at several offsets in other ways, for each offset.
@@ -313,7 +318,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts:
         evaluations[node] = max(evaluations[node], once[node] * asked.times.get(node, 1))
         for argument, operand in spaces.operands[node].items():
             if argument in evaluations:
-                share = operand.share if in_parts else max(operand.share, 1.0)
+                share = operand.loaded if loading else operand.computed if in_parts else max(operand.computed, 1.0)
                 once[argument] = max(once[argument], once[node] * share)
                 reads = evaluations[node] * share
                 if operand.is_picked:  # elsewhere than any other reader
@@ -324,12 +329,17 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts:
 
 def _has_parts(spaces: Spaces, asked: Asked) -> bool:
     """Return whether something is computed for a part of what reads it."""
-    return any(operand.share < 1 for node in asked.closure for operand in spaces.operands[node].values())
+    return any(operand.computed < 1 for node in asked.closure for operand in spaces.operands[node].values())
+
+
+def _has_mixed_parts(spaces: Spaces, asked: Asked) -> bool:
+    """Return whether something is computed by all lanes that some of them need."""
+    return any(operand.is_mixed for node in asked.closure for operand in spaces.operands[node].values())
 
 
 def _is_part(spaces: Spaces, member: Member, closure: Collection[Node]) -> bool:
     """Return whether a member is computed for nothing but parts of what reads it, such as the pieces of a ``cat``."""
-    shares = [operand.share for reader in member.node.users if reader in closure
+    shares = [operand.computed for reader in member.node.users if reader in closure
               if (operand := spaces.operands[reader].get(member.node)) is not None]
     return bool(shares) and max(shares) < 1 and not (member.stored or member.reduced)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch.fx import GraphModule, Node
 
 from dynafuse.partition.axes import leaves
-from dynafuse.partition.iteration_space import LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Operand, Read, Spaces
+from dynafuse.partition.iteration_space import FEW_LANES, LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Operand, Read, Spaces
 from dynafuse.partition.kernel_class import LANES
 from tests.support import graphs
 
@@ -78,7 +78,7 @@ PARTS: dict[str, tuple[Any, torch.Tensor, Operand]] = {
     "the first rows": (
         lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 0, 0, 8], 0.0), torch.randn(8, 16), Operand(share=0.5)),
     "a few of each row": (
-        lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 16], 0.0), torch.randn(8, 16), Operand(is_mixed=True)),
+        lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 16], 0.0), torch.randn(8, 16), Operand(share=0.5, is_mixed=True)),
     "a few rows of images": (
         lambda g, x: g.op("aten.constant_pad_nd.default", x, [0, 0, 0, 8], 0.0), IMAGE, Operand(share=0.5)),
     "a few rows of images, channels last": (
@@ -95,6 +95,14 @@ def test_parts_of_a_result_are_computed_alone_if_they_are_long_enough(name: str)
     spaces = spaces_of(graphs.built(write, x))
     (unit,) = spaces.dims
     assert list(spaces.operands[unit].values()) == [expected]
+
+
+@pytest.mark.parametrize(("operand", "computed", "loaded"), [
+    (Operand(), 1.0, 1.0), (Operand(share=0.25), 0.25, 0.25), (Operand(share=0.5, is_mixed=True), 1.0, 0.5),
+    (Operand(share=0.05, is_mixed=True), 1.0, FEW_LANES),
+])
+def test_lanes_that_need_nothing_compute_but_load_nothing(operand: Operand, computed: float, loaded: float) -> None:
+    assert (operand.computed, operand.loaded) == (computed, loaded)
 
 
 def test_views_in_a_row_are_looked_through_together() -> None:
