@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from tests.fuzz import computing, inputs, models, numbers, rows, views, writes  # noqa: F401  the makers register themselves
-from tests.fuzz.grammar import step
+from tests.fuzz import computing, inputs, long_rows, models, numbers, rows, views, writes  # noqa: F401  the makers register themselves
+from tests.fuzz.grammar import TRIES, step
 from tests.fuzz.program import Argument, Program, Statement, load
 from tests.fuzz.state import ODD_SIZES, SIZES, TALL_SIZES, State, any_dtype, float_dtype
 from tests.fuzz.subject import run
 
-TRIES = 6
-"""How many statements are tried for each that is wanted."""
+LONG_ROWS = 0.03
+"""How many of the programs reduce long rows, and columns of these, in one kernel."""
 
 TOGGLES: tuple[dict[str, Any], ...] = (
     {"reuse_layers": "always"}, {"max_region_ops": 2}, {"max_region_ops": 5}, {"rematerialize": "cost"}, {"recompute": False},
@@ -23,6 +23,8 @@ TOGGLES: tuple[dict[str, Any], ...] = (
 
 def generate(seed: int, index: int, executors: tuple[str, ...] = ("triton",)) -> Program:
     """The program of a seed and an index, for one of the executors."""
+    if is_of_long_rows(seed, index):
+        return of_long_rows(seed, index, executors)
     rng = random.Random(f"{seed}:{index}")
     dynamic = rng.random() < 0.3
     with inputs.place("cpu"):
@@ -46,6 +48,20 @@ def generate(seed: int, index: int, executors: tuple[str, ...] = ("triton",)) ->
         check, options["cache"] = "disk", True
     program = state.program(returned(state), dynamic=_dynamic(rng, dynamic), retain=rng.random() < 0.15, options=options, check=check)
     return differentiable(program)
+
+
+def is_of_long_rows(seed: int, index: int) -> bool:
+    """Whether the program of a seed and an index reduces long rows and columns."""
+    return random.Random(f"{seed}:{index}:kind").random() < LONG_ROWS
+
+
+def of_long_rows(seed: int, index: int, executors: tuple[str, ...] = ("triton",)) -> Program:
+    """The program of a seed and an index that reduces long rows and columns, for one of the executors."""
+    rng = random.Random(f"{seed}:{index}:long rows")
+    with inputs.place("cpu"):
+        state = long_rows.grown(rng)
+    options = {**long_rows.options(rng), "executors": rng.choice(executors)}
+    return differentiable(state.program(returned(state), options=options))
 
 
 def differentiable(program: Program) -> Program:

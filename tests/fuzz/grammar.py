@@ -10,12 +10,15 @@ A maker looks at the state, proposes statements and returns whether one was take
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.fuzz.state import State
 
 Maker = Callable[[State], bool]
 MAKERS: list[tuple[Maker, float]] = []
+
+TRIES = 6
+"""How many statements are tried for each that is wanted."""
 
 
 def maker(weight: float) -> Callable[[Maker], Maker]:
@@ -27,9 +30,9 @@ def maker(weight: float) -> Callable[[Maker], Maker]:
     return register
 
 
-def step(state: State) -> bool:
+def step(state: State, makers: Sequence[tuple[Maker, float]] = MAKERS) -> bool:
     """Try one maker, picked by weight."""
-    (found,) = state.rng.choices([m for m, _ in MAKERS], [w for _, w in MAKERS])
+    (found,) = state.rng.choices([m for m, _ in makers], [w for _, w in makers])
     return found(state)
 
 

@@ -19,7 +19,7 @@ from tests.fuzz.noise import Noise
 from tests.fuzz.program import Argument, Program, Statement, namespace
 
 LARGEST = 6000
-"""Most elements of a value."""
+"""Most elements of a value, where the kind of a program does not say otherwise."""
 
 HEALTHY = 0.6
 """Least part of a float tensor's elements that is finite."""
@@ -42,6 +42,7 @@ class State:
     calls: list[list[int]]
     integers: list[str]
     special: bool = False
+    largest: int = LARGEST
     arguments: list[Argument] = field(default_factory=list)
     parameters: list[tuple[str, str]] = field(default_factory=list)
     statements: list[Statement] = field(default_factory=list)
@@ -95,7 +96,7 @@ class State:
         first = self.values(name)
 
         def fits(other: str) -> bool:
-            return all(_broadcasts(a, b) for a, b in zip(first, self.values(other), strict=True))
+            return all(_broadcasts(a, b, self.largest) for a, b in zip(first, self.values(other), strict=True))
 
         found = [t for t in (self.tensors if condition is None else self.where(condition)) if fits(t)]
         alike = [t for t in found if self.dtype(t) == first[0].dtype]
@@ -169,7 +170,7 @@ class State:
         return all(self._healthy(value, shadow[name]) for value, shadow in zip(found, self.shadows, strict=True))
 
     def _healthy(self, value: torch.Tensor, shadow: torch.Tensor) -> bool:
-        if value.numel() > LARGEST or value.is_complex() or value.layout is not torch.strided:
+        if value.numel() > self.largest or value.is_complex() or value.layout is not torch.strided:
             return False
         value, shadow = value.detach(), shadow.detach()
         if value.shape != shadow.shape:
@@ -199,12 +200,12 @@ class State:
                        tuple(returns), tuple(map(tuple, self.calls)), **how)
 
 
-def _broadcasts(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _broadcasts(a: torch.Tensor, b: torch.Tensor, largest: int) -> bool:
     try:
         shape = torch.broadcast_shapes(a.shape, b.shape)
     except RuntimeError:
         return False
-    return shape.numel() <= LARGEST
+    return shape.numel() <= largest
 
 
 def float_dtype(rng: random.Random) -> str:

@@ -27,11 +27,12 @@ from tests.fuzz.noise import Noise, WithoutMasks
 from tests.fuzz.oracle import Different, References, differences, same_bits
 from tests.fuzz.parameters import Parameters
 from tests.fuzz.program import Loaded, load
+from tests.fuzz.state import LARGEST
 from tests.support.differential import Outcome
 from tests.support.fake_recorder import recording_on_cpu
 
-NOISES, MANY = 4, 40
-"""How often eager runs with noise: of every program, and before a value is called wrong."""
+NOISES, MANY, MANY_OF_LARGE = 4, 40, 12
+"""How often eager runs with noise: of every program, and before a value is called wrong, of large values so that time suffices."""
 
 ROUNDS = WARM_UPS + 3
 """How often every call of a captured program is made: until it is recorded, and twice after its first replay."""
@@ -101,7 +102,7 @@ def examine(text: str, device: str = "cpu", captured: bool = False) -> Verdict:
         options = {**loaded.options, **({"capture": "always"} if captured else {})}
         found = verdicts(loaded, references, device, backend.dynafuse, options)
         if any(verdict.status == "wrong" and verdict.kind == "value" for verdict in found):
-            references = [references_of(loaded, call, device, MANY) for call in loaded.calls]
+            references = [references_of(loaded, call, device, _many(references)) for call in loaded.calls]
             found = verdicts(loaded, references, device, backend.dynafuse, options)
         if any(verdict.kind == "strides" for verdict in found):
             references = [replace(r, promised=promised(loaded, c, device)) for r, c in zip(references, loaded.calls, strict=True)]
@@ -110,6 +111,12 @@ def examine(text: str, device: str = "cpu", captured: bool = False) -> Verdict:
         draws = torch._inductor.config.patch(fallback_random=bool(loaded.options.get("fallback_random")))
         with torch._functorch.config.patch(donated_buffer=False), draws:
             return decided(found, lambda own: verdicts(loaded, references, device, own, None))
+
+
+def _many(references: Sequence[References]) -> int:
+    """How often eager is to run with noise before a value is called wrong."""
+    tensors = [a for reference in references for a in reference.eager.arguments if isinstance(a, torch.Tensor)]
+    return MANY_OF_LARGE if any(a.numel() > LARGEST for a in tensors) else MANY
 
 
 def decided(found: Sequence[Verdict], by_backend: Callable[[str], Sequence[Verdict]]) -> Verdict:

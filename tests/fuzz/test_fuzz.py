@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dynafuse import ops
+from dynafuse import backend, ops
+from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.tiles import Schedule
 from dynafuse.ops import table
 from tests.fuzz import models
-from tests.fuzz.generate import differentiable, generate, returned
+from tests.fuzz.generate import LONG_ROWS, differentiable, generate, is_of_long_rows, of_long_rows, returned
 from tests.fuzz.grammar import MAKERS, Maker, step
 from tests.fuzz.noise import FLOAT32, Noise
 from tests.fuzz.parameters import Parameters
@@ -57,6 +59,35 @@ def test_what_models_are_made_of(maker: Maker, seed: int) -> None:
     text = str(differentiable(state.program(returned(state), options={"executors": "triton", "fallback_random": True})))
     verdict = examine(text)
     assert not verdict.failed, f"{text}\n{verdict.status} {verdict.where}\n{verdict.detail}"
+
+
+def test_some_programs_are_of_long_rows() -> None:
+    found = [index for index in range(1000) if is_of_long_rows(SEED, index)]
+    assert 0.5 * LONG_ROWS < len(found) / 1000 < 2 * LONG_ROWS
+    program = generate(SEED, found[0])
+    assert "cost" in program.options and str(program) == str(of_long_rows(SEED, found[0]))
+    assert any(size.isdigit() and int(size) > 4096 for argument in program.arguments for size in argument.shape)
+
+
+def test_programs_of_long_rows_reduce_rows_and_columns_in_one_kernel() -> None:
+    """In each of the ways in which a kernel may take rows: most programs do, so that few are needed to see them all."""
+    missing = {"rowcol", "rowcol loads_next", "rowcol reads_again", "rowcol parts"}
+    for index in range(80):
+        for chosen in _planned(of_long_rows(SEED, index)):
+            ways = {"loads_next": chosen.loads_next, "reads_again": chosen.reads_again, "parts": chosen.parts > 1}
+            missing -= {chosen.schedule_class, *(f"{chosen.schedule_class} {way}" for way, applies in ways.items() if applies)}
+        if not missing:
+            break
+    assert not missing
+
+
+def _planned(program: Program) -> list[Schedule]:
+    """The schedules of a program's kernels, none of which is written."""
+    loaded, graphs = load(str(program)), list[backend.Compiled]()
+    torch._dynamo.reset()
+    with backend.listening(graphs.append, plan_only=True):
+        torch.compile(loaded.program, backend=backend.dynafuse, dynamic=loaded.dynamic, options=loaded.options)(*loaded.arguments())
+    return [choose_schedule(bound.code) for graph in graphs for bound in graph.bounds.values()]
 
 
 def test_parameters_stay_where_they_are() -> None:
