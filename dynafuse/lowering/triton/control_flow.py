@@ -10,7 +10,6 @@ Worked example: in blocks of 1024 elements of ``cat([x, y])`` over ``[2048, 128]
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import sympy
@@ -44,6 +43,7 @@ class ControlFlow(Scopes):
         self.has_asserts = False  # whether the kernel checks something on the device
         self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
         self.comparisons: dict[str, Comparison] = {}  # comparisons of index expressions by name
+        self._names: dict[Comparison, str] = {}  # the same the other way round
         self._opposites: dict[str, str] = {}  # conditions by name, each with the name of its opposite
         self._joined: dict[str, tuple[Value, ...]] = {}  # comparisons that hold together, by the name of their conjunction
         self._branch_comparisons: tuple[Comparison, ...] = ()  # what holds in the open branches
@@ -81,6 +81,10 @@ class ControlFlow(Scopes):
         text = f"{{0}} {op} {{1}}"
         condition = self.define(text, torch.bool, self.tiles(left) | self.tiles(right), left, right)
         self.comparisons[condition.name] = left, op, right
+        self._names[left, op, right] = condition.name
+        opposite = self._names.get((left, OPPOSITES.get(op, ""), right))
+        if opposite:
+            self._note_opposites(condition.name, opposite)
         if self._is_uniform(left - right, op):
             self._uniform_conditions[condition.name] = Line(text, (left, right))
         return condition
@@ -220,8 +224,12 @@ class ControlFlow(Scopes):
             opposite = self.compare(left, OPPOSITES[op], right)
         else:
             opposite = self.expression("{0} == 0", torch.bool, condition)
-        self._opposites |= {condition.name: opposite.name, opposite.name: condition.name}
+            self._note_opposites(condition.name, opposite.name)
         return opposite
+
+    def _note_opposites(self, condition: str, other: str) -> None:
+        """Note that always one of two conditions holds, given by their names."""
+        self._opposites |= {condition: other, other: condition}
 
     def common(self, masks: tuple[Value, ...], others: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """Return those of ``masks`` under which something is needed that either all of them ask for or all ``others``.
@@ -249,8 +257,10 @@ class ControlFlow(Scopes):
             others: Those of the second.
         """
         masks, others = self._parts(masks), self._parts(others)
-        for mask, opposite in itertools.product(masks, others):
-            if not self._are_opposites(mask, opposite):
+        by_opposite = {self._opposites.get(other.name): other for other in others}
+        for mask in masks:
+            opposite = by_opposite.get(mask.name)
+            if opposite is None or mask.name not in self.comparisons:
                 continue
             rest = tuple(m for m in masks if m is not mask)
             other_rest = tuple(m for m in others if m is not opposite)
@@ -260,14 +270,13 @@ class ControlFlow(Scopes):
                 return mask, other_rest
         return None
 
+    def has_opposite(self, masks: Sequence[Value]) -> bool:
+        """Return whether something may be needed exactly where one of some masks does not hold."""
+        return any(mask.name in self._opposites for mask in self._parts(masks))
+
     def _parts(self, masks: Sequence[Value]) -> list[Value]:
         """Return masks with comparisons in place of what these make together."""
         return [part for mask in masks for part in self._joined.get(mask.name, (mask,))]
-
-    def _are_opposites(self, condition: Value, other: Value) -> bool:
-        """Return whether two conditions are comparisons of which always one holds."""
-        left, op, right = self.comparisons.get(condition.name, (None, "", None))
-        return (left, OPPOSITES.get(op), right) == self.comparisons.get(other.name)
 
     def _alike(self, masks: tuple[Value, ...], others: tuple[Value, ...], condition: Value) -> bool:
         """Return whether masks let the same through as others do, where a condition holds."""

@@ -406,11 +406,13 @@ class Emitter(ControlFlow):
 
     def _loaded_at_either(self, tensor: str, layout: Layout, offset: sympy.Expr) -> Load | None:
         """Return a load under the opposite of a mask that from now on loads here as well, where that holds; None without."""
+        if not self.has_opposite(self.masks):
+            return None
         start, along = self._split(offset)
         for load in self.loads.visible(tensor, self):
+            either = None if load.is_shared else self.either(load.masks, self.masks)
             other_start, other_along = self._split(load.offset)
-            either = None if load.is_shared or other_along != along else self.either(load.masks, self.masks)
-            if either is None:
+            if either is None or other_along != along:
                 continue
             tells, masks = either
             at = f"tl.where({tells}, {{0}}, {{1}}) + {{2}}"
