@@ -3,8 +3,9 @@
 Every unit starts as a region of its own. Pairs that could share memory traffic (a producer and its reader, two readers
 of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
 arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``. Last come units side by side that run
-over equally many points, where they take hardly longer than their launches. :func:`partition` runs it all; which pairs there
-are says ``_Growth._candidates``, and what keeps one apart ``_Growth._merged``.
+over equally many points, where they take hardly longer than their launches. Where long rows took the room of columns, all
+grows once more with rows in kernels of their own, and the quicker plan is taken. :func:`partition` runs it all; which pairs
+there are says ``_Growth._candidates``, and what keeps one apart ``_Growth._merged``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
@@ -76,13 +77,29 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
         max_ops: The most nodes of a region.
     """
     executors = executors or Executors(annotated.facts, (PREFERRED,))
-    return _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops).run(annotated)
+
+    def grown(one_pass: bool) -> tuple[Plan, float]:
+        growth = _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, one_pass)
+        return growth.run(annotated), growth.pricing.us
+
+    plan, us = grown(one_pass=True)
+    if _is_cramped(plan):
+        apart, us_apart = grown(one_pass=False)
+        return apart if apart.steps and us_apart < us else plan
+    return plan
+
+
+def _is_cramped(plan: Plan) -> bool:
+    """Return whether rows in the kernels of some columns kept others from these: all columns may do better without rows."""
+    beside = any(region.decision.kernel_class == "rowcol" for region in plan.regions)
+    return beside and any(refusal.kind is RefusalKind.ROWS_TOO_LONG for refusal in plan.refusals)
 
 
 class _Growth:
     """The working state of :func:`partition`."""
 
-    def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int) -> None:
+    def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int,
+                 one_pass: bool) -> None:
         self.spaces = spaces
         self.device = device
         self.max_ops = max_ops
@@ -92,7 +109,7 @@ class _Growth:
         self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
         self.dependencies = Dependencies(spaces, self.group)
         self.readers = self._readers()
-        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs)
+        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs, one_pass)
         for group in self.group.values():
             self._price(group)
 

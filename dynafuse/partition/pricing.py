@@ -11,7 +11,7 @@ over ``[8, 64]``, with nothing beside it, 6 µs and 11 µs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch._ops import OpOverload
@@ -25,7 +25,8 @@ from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition.code_size import MOST_EXPRESSIONS, ONCE, CodeSize
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.legality import Shape, classify, members_of
+from dynafuse.partition.kernel_class import LONG_BESIDE_COLUMNS
+from dynafuse.partition.legality import Member, Shape, classify, members_of
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.work import Asked, rows_held, torch_work, work_of
 
@@ -67,13 +68,14 @@ class Pricing:
     """
 
     def __init__(self, spaces: Spaces, dependencies: Dependencies, device: Device, executors: Executors, captured: bool,
-                 outputs: Callable[[Sequence[Node]], frozenset[Node]]) -> None:
+                 outputs: Callable[[Sequence[Node]], frozenset[Node]], one_pass: bool = True) -> None:
         self.spaces = spaces
         self.dependencies = dependencies
         self.device = device
         self.executors = executors
         self.captured = captured
         self.outputs = outputs
+        self.one_pass = one_pass  # whether long rows may be reduced in the kernel that reduces columns
         self.code = CodeSize(spaces)
         self.total = calls_prediction(spaces.facts, device)
         self._calls: dict[Node, Prediction] = {}
@@ -88,6 +90,11 @@ class Pricing:
             after: What counts from now on.
         """
         self.total = self.total.less(before) + after
+
+    @property
+    def us(self) -> float:
+        """Return the microseconds that the user waits for all that there is now."""
+        return objective(self.total, self.device, self.captured)
 
     def adds(self, prediction: Prediction, rest: Prediction) -> float:
         """Return the microseconds that the user waits longer if ``prediction`` comes to ``rest``."""
@@ -116,7 +123,7 @@ class Pricing:
         shape = classify(self.spaces, members)
         if isinstance(shape, Refusal):
             return shape
-        if shape.kind == "rowcol" and rows_held(self.spaces, shape, members, sources) is None:
+        if shape.kind == "rowcol" and not self._has_room(shape, members, sources):
             return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name,
                            f"{shape.length} elements beside states of columns")
         closure = self.dependencies.closure(nodes)
@@ -136,6 +143,11 @@ class Pricing:
         is_eager = (self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < choice.us
                     and self._may_be_eager(closure))
         return Priced(shape, work, predictions, choice, choice.us, eager, is_eager)
+
+    def _has_room(self, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> bool:
+        """Return whether a kernel may reduce rows of a length beside columns."""
+        return (self.one_pass or shape.length <= LONG_BESIDE_COLUMNS) and (
+            rows_held(self.spaces, shape, members, sources) is not None)
 
     def _predict(self, name: str, work: Work) -> Prediction:
         if (name, work) not in self._predictions:

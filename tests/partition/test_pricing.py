@@ -455,6 +455,20 @@ def test_long_rows_that_are_not_stored_take_as_long_as_those_that_are() -> None:
     assert (round(short.bytes / 4096**2), round(long.bytes / 4096**2, 1)) == (2, 6.4)
 
 
+def norm_gradient(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+    """Rows that depend on a sum of theirs, and three sums of columns, one of these rows."""
+    product = g.op("aten.mul.Tensor", *(g.op("aten._to_copy.default", value, dtype=torch.float32) for value in (x, y)))
+    changed = g.op("aten.sub.Tensor", product, g.op("aten.mul.Tensor", y, g.op("aten.sum.dim_IntList", product, [1], True)))
+    return [changed, *(g.op("aten.sum.dim_IntList", value, [0]) for value in (changed, product, y))]
+
+
+@pytest.mark.parametrize(("length", "classes"), [(4608, ["rowcol"]), (16384, ["row", "split"])])
+def test_columns_without_room_for_rows_are_reduced_without_them(length: int, classes: list[str]) -> None:
+    """Two of three beside the rows would leave the third one a kernel of its own, which reads all once more."""
+    x = torch.empty(4096, length, dtype=BF16)
+    assert sorted(region.decision.kernel_class for region in plan_of(norm_gradient, x, x).regions) == classes
+
+
 def test_units_that_do_not_fit_together_have_no_price() -> None:
     """Asked without lining up their axes first: as far as prices know, nothing is common to them."""
     pricing = pricing_of(lambda g, x, w: [g.op("aten.sin.default", x), g.op("aten.sin.default", w)], X, ROW)
