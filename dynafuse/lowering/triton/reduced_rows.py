@@ -31,7 +31,7 @@ from dynafuse.lowering.triton.tiles import (
 )
 from dynafuse.ops import lookup
 from dynafuse.ops.overloads import overload
-from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, estimate, is_mixed
+from dynafuse.partition.kernel_class import LANES, OF_PARTS, PROCESSORS, REGISTER, SECTOR, estimate, is_mixed
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
@@ -119,6 +119,19 @@ def splittable(spec: Spec, reduced: frozenset[int]) -> bool:
     dependent = _ops_that_need(spec, reductions)
     stored_along_row = [store.op for store in spec.stores if runs_along(store, reduced)]
     return dependent.isdisjoint(stored_along_row) and dependent.isdisjoint(reductions)
+
+
+def may_be_in_parts(spec: Spec, deferred: Collection[int] = ()) -> bool:
+    """Return whether rows may be computed part by part: what is made of whole ones combines parts.
+
+    What a kernel overwrites it reads at the same places and nowhere else, so that no part is overwritten before it is read.
+
+    Args:
+        spec: The region.
+        deferred: Its reductions of columns.
+    """
+    reduced = (lookup(overload(spec.ops[op].target)) for op, _ in spec.reductions if op not in deferred)
+    return not spec.scans and all(row is not None and row.reduction in OF_PARTS for row in reduced)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dynafuse.lowering.triton.reduced_rows import (
     RESIDENT,
     RESIDENT_WARPS,
     Rows,
+    may_be_in_parts,
     split_over,
     stages_within,
 )
@@ -30,7 +31,9 @@ LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's register
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 LONGEST_HELD_APART = 26624  # the same where it has left the cache by then and is not aligned
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
-LONGEST_SUMMED_TWICE = 8192  # elements of a row up to which a variance is summed up twice faster than in a loop
+LONGEST_SUMMED_TWICE = 8192  # elements of a row up to which a variance is summed up twice faster than in a loop, or in parts
+PARTS = (4096, 2048)  # elements of a tile of a row that is held in parts
+LONGEST_OF_FEW_WARPS = 20480  # elements of a row up to which eight warps hold it in parts
 FEW_READ = 3  # tensors that a row reads which a loop reads again fast enough
 FULL = 0.75  # share of the lanes' registers that a row fills from which on it counts as filling all
 FEW_ROWS = 4 * PROCESSORS  # of which hardly two are on a processor at a time, so that either may fill half of its registers
@@ -62,6 +65,8 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
     is_dear = facts.reads_apart and facts.rows <= FEW_ROWS and facts.length * facts.bytes_read <= MOST_HELD
     if passes == 1 and tensors > 1 and not (facts.stores_along or online_sums) and power_of_two(facts.length) >= LONG_ROW:
         yield from _loops(facts, (4096, 8, 1))  # nothing of a row is needed again
+    if can_be_held and _is_summed_twice_in_parts(facts) and not is_dear:
+        yield from _in_parts(facts)
     if can_be_held and ((is_dear and not online_sums) or facts.length <= min(longest_held, longest_in_registers)):
         if facts.counts and facts.length > LONGEST_SUMMED_TWICE and facts.reads_along <= FEW_READ and not is_dear:
             yield from _loops(facts, (4096, 8, 1))
@@ -91,6 +96,24 @@ def _is_far_when_read_again(facts: Rows, passes: int, is_online: bool) -> bool:
     beyond = -facts.length % LONG_ROW if facts.length > LONGEST_PERSISTENT else 0
     against = (is_online, facts.itemsize < REGISTER, beyond > MOST_IDLE * facts.length)
     return facts.stores_along > 0 or sum(against) < 2
+
+
+def _is_summed_twice_in_parts(facts: Rows) -> bool:
+    """Return whether a long row is held in parts for its variance and for what is stored of it."""
+    is_long = facts.length > LONGEST_SUMMED_TWICE and facts.stores_late > 0
+    return is_long and facts.counts and facts.tensors == 1 and facts.reads_along <= FEW_READ and may_be_in_parts(facts.spec)
+
+
+def _in_parts(facts: Rows) -> Iterator[Schedule]:
+    """Yield a schedule that holds a row in tiles beside one another, which reach less far beyond its end than one would.
+
+    Layer and group norms over 8,200 to 31,360 elements take 0.66 to 0.99 of the time that they take in a loop, which reads
+    rows twice and counts what its lanes have taken in.
+    """
+    ends = {part: -(-facts.length // part) * part for part in PARTS}
+    part = PARTS[-1] if facts.length <= LONGEST_HELD and ends[PARTS[-1]] < ends[PARTS[0]] else PARTS[0]
+    warps = 16 if facts.length > LONGEST_OF_FEW_WARPS or facts.rows <= 2 * PROCESSORS else 8
+    yield Schedule("persistent", facts.order, {"x": 1, "r": part}, warps, parts=ends[part] // part)
 
 
 def _persistent(facts: Rows) -> Iterator[Schedule]:

@@ -7,7 +7,7 @@ eight warps, which computes a row in three parts and loads the next one meanwhil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dynafuse.ir import Spec
@@ -18,15 +18,13 @@ from dynafuse.lowering.triton.reduced_rows import (
     bytes_read_along,
     contiguous_bytes,
     full_reads,
+    may_be_in_parts,
 )
 from dynafuse.lowering.triton.tiles import Schedule, along_row, by_stride, clamp, point_count, power_of_two, reduced_axes
-from dynafuse.ops import lookup
-from dynafuse.ops.overloads import overload
 from dynafuse.partition.kernel_class import (
     LONG_BESIDE_COLUMNS,
     LONGEST_AHEAD,
     MOST_HELD,
-    OF_PARTS,
     PROCESSORS,
     REGISTER,
     RowsBeside,
@@ -68,7 +66,7 @@ def rowcol(
     bytes_ahead = bytes_read_along(probed, column, row)
     most = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
     held, wide = states + sum(read), sum(max(REGISTER, size) for size in read)  # bytes per element of a tile
-    beside = rows_beside_columns(length, read=sum(read), held=wide, states=states, in_parts=_may_be_in_parts(spec, deferred))
+    beside = rows_beside_columns(length, read=sum(read), held=wide, states=states, in_parts=may_be_in_parts(spec, deferred))
 
     def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
         most_ahead = 2 * SHARED_BYTES if r > LONGEST_AHEAD else SHARED_BYTES
@@ -107,12 +105,3 @@ def rowcol(
     yield schedule(quarter, max(warps_for(quarter) // 2, 1), 4, 2)
     yield schedule(quarter, warps_for(quarter), 4, 1)
     yield schedule(most, warps_for(most), 1, 2)
-
-
-def _may_be_in_parts(spec: Spec, deferred: Collection[int]) -> bool:
-    """Return whether rows may be computed part by part: what is made of whole ones combines parts.
-
-    What a kernel overwrites it reads at the same places and nowhere else, so that no part is overwritten before it is read.
-    """
-    reduced = (lookup(overload(spec.ops[op].target)) for op, _ in spec.reductions if op not in deferred)
-    return not spec.scans and all(row is not None and row.reduction in OF_PARTS for row in reduced)

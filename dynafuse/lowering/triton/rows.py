@@ -38,6 +38,7 @@ from dynafuse.lowering.triton.online import OnlineSum, find_online_sums
 from dynafuse.lowering.triton.online_states import finish_online, start_online, update_online
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
+from dynafuse.lowering.triton.row_parts import in_parts
 from dynafuse.lowering.triton.scans import scan_rows
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.ops import Value
@@ -50,7 +51,9 @@ def persistent(builder: KernelBuilder) -> None:
     emitter.on_reduction = lambda op: reduce_held_row(builder, emitter, op)
     emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
-    add_row_launch(builder, emitter, "0")
+    if builder.schedule.parts > 1:
+        in_parts(emitter.top, builder.schedule.parts)
+    add_row_launch(builder, emitter, "0" if builder.schedule.parts == 1 else "r_base")
 
 
 def reduce_held_row(builder: KernelBuilder, emitter: Emitter, op: int) -> Value:

@@ -381,14 +381,18 @@ def test_columns_of_heavy_arithmetic_with_a_vector_are_narrow(function: str, wid
     assert (found.schedule_class, found.block["x"]) == ("split", width)
 
 
-@pytest.mark.parametrize(("length", "kind"), [(8192, "persistent"), (12288, "looped")])
-def test_long_rows_with_a_variance_are_walked_twice(length: int, kind: str) -> None:
-    """The states of a variance hold each element until its mean is known; of long rows, reading them again is faster."""
-    def write(g: graphs.Builder, x: Node) -> Node:
+@pytest.mark.parametrize(("length", "tensors", "kind"), [(8192, 1, "persistent"), (12288, 2, "looped")])
+def test_long_rows_with_a_variance_are_walked_twice(length: int, tensors: int, kind: str) -> None:
+    """The states of a variance hold each element until its mean is known; of long rows, reading them again is faster.
+
+    Rows of a single tensor are held in parts (``test_row_parts.py``).
+    """
+    def write(g: graphs.Builder, *tensors: Node) -> Node:
+        x = functools.reduce(lambda total, tensor: g.op("aten.add.Tensor", total, tensor), tensors)
         variance = g.op("aten.var.correction", x, [1], correction=0, keepdim=True)
         return g.op("aten.mul.Tensor", g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True)), variance)
 
-    assert scheduled(write, torch.empty(4096, length, dtype=BF16)).schedule_class == kind
+    assert scheduled(write, *[torch.empty(4096, length, dtype=BF16)] * tensors).schedule_class == kind
 
 
 def squared(g: graphs.Builder, x: Node) -> Node:
