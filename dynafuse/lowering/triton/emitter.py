@@ -411,10 +411,11 @@ class Emitter(ControlFlow):
         start, along = self._split(offset)
         for load in self.loads.visible(tensor, self):
             either = None if load.is_shared else self.either(load.masks, self.masks)
-            other_start, other_along = self._split(load.offset)
-            if either is None or other_along != along:
+            if either is None:
                 continue
-            tells, masks = either
+            (tells, masks), (other_start, other_along) = either, self._split(load.offset)
+            if other_along != along:
+                continue
             at = f"tl.where({tells}, {{0}}, {{1}}) + {{2}}"
             text, tiles = self._load_text(tensor, layout, offset, masks, at, tells.tiles)
             if tiles == load.value.tiles and self.scope(tiles) is load.scope and load.is_after(masks):
