@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dynafuse.ops.overloads import written_to
-from dynafuse.passes.duplicates import memories, writes
+from dynafuse.passes.duplicates import clone, memories, writes
 from dynafuse.passes.strides import place_views, same_layout
-
-clone = torch.ops.aten.clone.default
 
 
 def remove_clones(module: GraphModule) -> None:

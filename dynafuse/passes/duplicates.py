@@ -62,10 +62,8 @@ def merge_duplicates(graph: Graph) -> None:
 def _is_copied_faster(node: Node) -> bool:
     """Return whether a copy takes less time than the call, and has its result's strides."""
     value, row = node.meta.get("val"), lookup(node.target)
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not makes_memory(node):
-        return False
-    reduces = row is not None and row.fusible and row.kind in (Kind.REDUCTION, Kind.SCAN)
-    if row is not None and row.fusible and not reduces:
+    is_elementwise = row is not None and row.fusible and row.kind not in (Kind.REDUCTION, Kind.SCAN)
+    if is_elementwise or not makes_memory(node) or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     with fake_mode_of((node,)):
         return same_layout(value, value.clone())
