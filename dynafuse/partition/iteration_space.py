@@ -90,6 +90,11 @@ class Operand:
         return 1.0 if self.is_mixed else self.share
 
     @property
+    def computed_by_longest(self) -> float:
+        """Return the same of the programs that have most of it: of a part they have nothing else."""
+        return max(self.computed, 1.0)
+
+    @property
     def loaded(self) -> float:
         """Return how many loads it takes, of those that all lanes need: lanes that need nothing load nothing."""
         return max(self.share, FEW_LANES) if self.is_mixed else self.share

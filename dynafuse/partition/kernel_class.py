@@ -9,10 +9,12 @@ first dimension is ``split`` as well, that of ``x[512, 1024]`` a ``column``: in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Size
+from dynafuse.ops import Row
 from dynafuse.ops.symbols import with_symbols_at
 
 PROCESSORS = 132  # programs that fill a device of today; only a granularity, not a limit
@@ -36,7 +38,7 @@ MANY_STATES = 2 * REGISTER  # bytes of a column's states from which on rows from
 MOST_HELD = 208 << 10  # bytes of a processor's 256 KiB of registers that rows and states of columns may take, for the rest
 MOST_WITH_NEXT = 240 << 10  # the same where rows are computed part by part, so that little else is held
 MOST_LOADED = 200 << 10  # the same where rows are read again, which is too slow beside more states than those
-OF_PARTS = frozenset({"sum", "mean", "max", "min", "var", "std"})  # reductions of rows that may be computed part by part
+OF_PARTS = frozenset({"sum", "mean", "max", "min", "var", "std"})  # reductions of rows that combine parts of these
 LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough of them to fill sectors across them
 
 
@@ -86,6 +88,11 @@ def reduction_class(rows: int, length: int, *, along: float, across: float, spli
     are_few = rows < 32 * PROCESSORS and (length <= LONGEST_AHEAD or (rows <= FEW_ROWS and along >= across))
     are_held = is_mixed(along, across) and is_static and (are_few or length <= LONGEST_BESIDE)
     return "row" if by_rows or are_held else "column"
+
+
+def combine_parts(reductions: Iterable[Row | None]) -> bool:
+    """Return whether rows may be computed part by part, given the rows of the op table of what reduces them."""
+    return all(row is not None and row.reduction in OF_PARTS for row in reductions)
 
 
 class RowsBeside(StrEnum):

@@ -7,29 +7,34 @@ kernel of 2,048 programs of 4,096 points, and one that combines what they leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TypeAlias
 
 from torch.fx import Node
 
 from dynafuse.cost.model import Work
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
-from dynafuse.partition.iteration_space import Read, Spaces
+from dynafuse.partition.iteration_space import Operand, Read, Spaces
 from dynafuse.partition.kernel_class import (
     LONG_BESIDE_COLUMNS,
-    OF_PARTS,
     PROCESSORS,
     REGISTER,
     SECTOR,
     RowsBeside,
     columns_of_program,
+    combine_parts,
     combines_in_last_program,
     goes_by_rows,
     reduction_class,
     rows_beside_columns,
 )
 from dynafuse.partition.legality import Member, Shape, product
+
+Share: TypeAlias = Callable[[Operand], float]
+"""How often an operand counts for each element of what reads it."""
 
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
 LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
@@ -40,6 +45,9 @@ STATES_TIMES = 0.05  # how many times longer memory takes beside long rows for e
 AGAIN_TIMES = 1.3  # how many times as long where rows are read again: both measured for norms over 5,120 to 20,480 elements
 READ_TIMES = 1.6  # how many times as long reading takes at least, whether rows are stored or not: few loads are under way
 LEAST_BALANCED = 8 * PROCESSORS  # rows from which on programs that have more to compute than others hold nobody up
+COMPUTED: Share = attrgetter("computed")
+BY_LONGEST: Share = attrgetter("computed_by_longest")
+LOADED: Share = attrgetter("loaded")
 MANY = 1 << 30  # programs of a kernel that fills any device
 
 
@@ -72,10 +80,10 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     points = _points(spaces, asked)
     rows = _rows(spaces, asked, points)
     evaluations = _evaluations(spaces, asked, points, rows)
-    loading = _evaluations(spaces, asked, points, rows, loading=True) if _has_mixed_parts(spaces, asked) else evaluations
+    loading = _evaluations(spaces, asked, points, rows, LOADED) if _has_mixed_parts(spaces, asked) else evaluations
     moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, loading, points)
     if shape.reduced and rows < LEAST_BALANCED and _has_parts(spaces, asked):
-        evaluations = _evaluations(spaces, asked, points, rows, in_parts=False)
+        evaluations = _evaluations(spaces, asked, points, rows, BY_LONGEST)
         flops = _flops(spaces, asked, evaluations, evaluations, points)
     tensors = (spaces.tensor(n) for n in (*asked.sources, *asked.outputs))
     largest = max(tensors, key=lambda t: (t.bytes, t.dtype.itemsize), default=None)
@@ -132,7 +140,7 @@ def rows_held(spaces: Spaces, shape: Shape, members: Sequence[Member], sources: 
     of_rows = [m.node for m in members if m.reduced and m.reduced != shape.columns]
     return rows_beside_columns(
         shape.length, read=sum(read), held=sum(max(REGISTER, size) for size in read), states=_states(spaces, shape, members),
-        in_parts=not any(m.scanned for m in members) and all(_combines_parts(spaces, node) for node in of_rows))
+        in_parts=not any(m.scanned for m in members) and combine_parts(spaces.facts[node].row for node in of_rows))
 
 
 def _read_along(spaces: Spaces, shape: Shape, sources: Collection[Node]) -> list[int]:
@@ -147,19 +155,16 @@ def _states(spaces: Spaces, shape: Shape, members: Sequence[Member]) -> int:
     return sum(max(REGISTER, spaces.tensor(node).dtype.itemsize) for node in with_states)
 
 
-def _combines_parts(spaces: Spaces, node: Node) -> bool:
-    row = spaces.facts[node].row
-    return row is not None and row.reduction in OF_PARTS
-
-
 def _moved_beside_columns(spaces: Spaces, asked: Asked, moved: int, points: int) -> int:
     """Count the bytes that memory moves in the time that rows take beside states of columns.
 
     Of long rows a processor has one or two at a time, and the states leave few registers for loads under way.
     """
     shape = asked.shape
+    if shape.length <= LONG_BESIDE_COLUMNS:
+        return moved
     held = rows_held(spaces, shape, asked.members, asked.sources)
-    if shape.length <= LONG_BESIDE_COLUMNS or held is None:
+    if held is None:
         return moved
     times = 1 + STATES_TIMES * max(_states(spaces, shape, asked.members) - REGISTER, 0)
     times *= AGAIN_TIMES if held is RowsBeside.AGAIN else 1.0
@@ -298,13 +303,12 @@ def _flops_of(spaces: Spaces, node: Node, times: float, points: int) -> float:
     return spaces.flops[node] * times + LOAD_FLOPS * sum(max(count - points, 0.0) for count in loads)
 
 
-def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts: bool = True, loading: bool = False
-                 ) -> Mapping[Node, float]:
+def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, share_of: Share = COMPUTED) -> Mapping[Node, float]:
     """Return how often each node is computed: what runs along the axes at all points, any other node wherever it is read.
 
-    What is only computed for a part of something counts for that part, or (``in_parts`` is false) as often as if it were
-    all: so often it is for the programs that have that part, for which a kernel of few programs waits. What all lanes
-    compute though some need it counts for all, or (``loading``) for those alone: lanes that need nothing load nothing.
+    What is only computed for a part of something counts for that part (``COMPUTED``), or as often as if it were all
+    (``BY_LONGEST``): so often it is for the programs that have that part, for which a kernel of few programs waits. What all
+    lanes compute though some need it counts for all, or for those alone (``LOADED``): lanes that need nothing load nothing.
 
     What is known per row is computed once for each, what only becomes a part of something, there. What is picked from counts
     for each reader that picks; what is read at several offsets in other ways, for each offset.
@@ -318,7 +322,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, in_parts:
         evaluations[node] = max(evaluations[node], once[node] * asked.times.get(node, 1))
         for argument, operand in spaces.operands[node].items():
             if argument in evaluations:
-                share = operand.loaded if loading else operand.computed if in_parts else max(operand.computed, 1.0)
+                share = share_of(operand)
                 once[argument] = max(once[argument], once[node] * share)
                 reads = evaluations[node] * share
                 if operand.is_picked:  # elsewhere than any other reader

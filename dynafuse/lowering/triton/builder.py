@@ -165,12 +165,14 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     Args:
         builder: The kernels of the spec.
         name: ``x``, ``y`` or ``r``.
-        start: The text of its first point.
+        start: The text of its first point; of a row in parts each begins at its own.
         total: How many points it walks.
         axes: The axes that it walks, outermost first.
         emitter: The kernel's emitter.
         in_loop: Whether it begins anew in every step of the loop.
     """
+    parts = builder.schedule.parts if name == "r" else 1
+    start = start if parts == 1 else f"{name}_base"
     cast = ".to(tl.int64)" if builder.spec.wide else ""
     zero = f" + tl.full([], 0, tl.int{64 if builder.spec.wide else 32})" if in_loop else ""  # a tensor for the interpreter
     points = f"tl.arange(0, {name.upper()}BLOCK){cast}{builder.spread(name)}"
@@ -179,8 +181,7 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     block = builder.schedule.block[name] if is_even else 0
     define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
     is_joined = builder.schedule.stages > 1 and not builder.is_of_lanes(name)
-    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_joined,
-                         builder.schedule.parts if name == "r" else 1)
+    return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_joined, parts)
 
 
 def program_id(builder: KernelBuilder, dimension: int) -> str:

@@ -31,7 +31,7 @@ from dynafuse.lowering.triton.tiles import (
 )
 from dynafuse.ops import lookup
 from dynafuse.ops.overloads import overload
-from dynafuse.partition.kernel_class import LANES, OF_PARTS, PROCESSORS, REGISTER, SECTOR, estimate, is_mixed
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, combine_parts, estimate, is_mixed
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
@@ -39,6 +39,7 @@ RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough f
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
+PARTS = (4096, 2048)  # elements of a part of a long row, of which eight warps load as many at a time as they can
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
 MOST_REPEATED = 8  # times an element is read up to which that counts as reading memory
 FUNCTIONS = 8  # arithmetic per element above which a scan calls functions: its code then takes as much as so many tensors
@@ -130,8 +131,8 @@ def may_be_in_parts(spec: Spec, deferred: Collection[int] = ()) -> bool:
         spec: The region.
         deferred: Its reductions of columns.
     """
-    reduced = (lookup(overload(spec.ops[op].target)) for op, _ in spec.reductions if op not in deferred)
-    return not spec.scans and all(row is not None and row.reduction in OF_PARTS for row in reduced)
+    reductions = (lookup(overload(spec.ops[op].target)) for op, _ in spec.reductions if op not in deferred)
+    return not spec.scans and combine_parts(reductions)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ REDUCTION = re.compile(r"(?P<name>\w+) = (?P<function>[\w.]+)\((?P<element>\w+)(
 
 
 def in_parts(scope: Scope, count: int) -> None:
-    """Write what a kernel computes along rows once for each part of a row.
+    """Write what a kernel computes along rows once for each part of a row; of a single one all stays as it is.
 
     Args:
         scope: The kernel's top level, complete. Nothing that it stores may be loaded by it.
@@ -34,6 +34,8 @@ def in_parts(scope: Scope, count: int) -> None:
     Raises:
         LoweringError: Something is computed of whole rows but the reductions that ``COMBINED`` has.
     """
+    if count == 1:
+        return
     along = {name for line in scope.all_lines() if "r" in line.tiles for name in defined_names(Scope([line]))}
     _write(scope, frozenset(along), count)
 

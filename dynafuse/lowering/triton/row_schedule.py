@@ -15,6 +15,7 @@ from dynafuse.lowering.triton.reduced_rows import (
     FEW_WARPS,
     LONGEST_IN_LANE,
     MOST_SPLITS,
+    PARTS,
     RESIDENT,
     RESIDENT_WARPS,
     Rows,
@@ -32,7 +33,6 @@ LONGEST_HELD = 16384  # elements of a row up to which holding it is better than 
 LONGEST_HELD_APART = 26624  # the same where it has left the cache by then and is not aligned
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 LONGEST_SUMMED_TWICE = 8192  # elements of a row up to which a variance is summed up twice faster than in a loop, or in parts
-PARTS = (4096, 2048)  # elements of a tile of a row that is held in parts
 LONGEST_OF_FEW_WARPS = 20480  # elements of a row up to which eight warps hold it in parts
 FEW_READ = 3  # tensors that a row reads which a loop reads again fast enough
 FULL = 0.75  # share of the lanes' registers that a row fills from which on it counts as filling all
@@ -65,10 +65,11 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
     is_dear = facts.reads_apart and facts.rows <= FEW_ROWS and facts.length * facts.bytes_read <= MOST_HELD
     if passes == 1 and tensors > 1 and not (facts.stores_along or online_sums) and power_of_two(facts.length) >= LONG_ROW:
         yield from _loops(facts, (4096, 8, 1))  # nothing of a row is needed again
-    if can_be_held and _is_summed_twice_in_parts(facts) and not is_dear:
+    is_counted = facts.counts and facts.length > LONGEST_SUMMED_TWICE and facts.reads_along <= FEW_READ and not is_dear
+    if can_be_held and is_counted and facts.stores_late and tensors == 1 and may_be_in_parts(facts.spec):
         yield from _in_parts(facts)
     if can_be_held and ((is_dear and not online_sums) or facts.length <= min(longest_held, longest_in_registers)):
-        if facts.counts and facts.length > LONGEST_SUMMED_TWICE and facts.reads_along <= FEW_READ and not is_dear:
+        if is_counted:
             yield from _loops(facts, (4096, 8, 1))
         yield from _persistent(facts)
         yield from itertools.islice(loops, 2 if facts.length >= 2048 else 0)
@@ -96,12 +97,6 @@ def _is_far_when_read_again(facts: Rows, passes: int, is_online: bool) -> bool:
     beyond = -facts.length % LONG_ROW if facts.length > LONGEST_PERSISTENT else 0
     against = (is_online, facts.itemsize < REGISTER, beyond > MOST_IDLE * facts.length)
     return facts.stores_along > 0 or sum(against) < 2
-
-
-def _is_summed_twice_in_parts(facts: Rows) -> bool:
-    """Return whether a long row is held in parts for its variance and for what is stored of it."""
-    is_long = facts.length > LONGEST_SUMMED_TWICE and facts.stores_late > 0
-    return is_long and facts.counts and facts.tensors == 1 and facts.reads_along <= FEW_READ and may_be_in_parts(facts.spec)
 
 
 def _in_parts(facts: Rows) -> Iterator[Schedule]:

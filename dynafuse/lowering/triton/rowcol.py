@@ -60,12 +60,10 @@ def rowcol(builder: KernelBuilder) -> None:
     emitter.close_loop()
     for op in columns:
         _leave_column(builder, emitter, op, column_states[op])
-    if builder.schedule.parts > 1:
-        in_parts(emitter.top, builder.schedule.parts)
-    row_start = "0" if builder.schedule.parts == 1 else "r_base"
+    in_parts(emitter.top, builder.schedule.parts)
     tiles = [
         tile_dimension(builder, "x", "x_base", builder.numel("x"), order["x"], emitter, in_loop=True),
-        tile_dimension(builder, "r", row_start, builder.numel("r"), order["r"], emitter),
+        tile_dimension(builder, "r", "0", builder.numel("r"), order["r"], emitter),
     ]
     add_launch(builder, emitter, tiles, (builder.schedule.splits, 1, 1))
     add_combine_kernel(builder, Left(order["r"], {number for number, _ in along_rows}))

@@ -14,6 +14,7 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import (
+    PARTS,
     SHARED_BYTES,
     bytes_read_along,
     contiguous_bytes,
@@ -39,7 +40,6 @@ FEW_BYTES = 8  # read per element, above which that takes more rows: until the f
 FEWEST_OF_MUCH = 48 * PROCESSORS
 ALONE = 256  # elements of a row up to which a warp holds it alone
 LIGHT = 48 << 10  # bytes below which four warps hold a longer row as well, if they hold nothing that all rows share
-PARTS = (4096, 2048)  # elements of a part of a long row, of which eight warps load as many at a time as they can
 MOST_IDLE = 0.25  # of the elements of parts, beyond the row's end
 WIDE_AGAIN = 16384  # elements of a row that is read again from which on sixteen warps are faster
 

@@ -51,9 +51,8 @@ def persistent(builder: KernelBuilder) -> None:
     emitter.on_reduction = lambda op: reduce_held_row(builder, emitter, op)
     emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
-    if builder.schedule.parts > 1:
-        in_parts(emitter.top, builder.schedule.parts)
-    add_row_launch(builder, emitter, "0" if builder.schedule.parts == 1 else "r_base")
+    in_parts(emitter.top, builder.schedule.parts)
+    add_row_launch(builder, emitter, "0")
 
 
 def reduce_held_row(builder: KernelBuilder, emitter: Emitter, op: int) -> Value:
