@@ -11,22 +11,22 @@ first, with the same weights. `ms_per_token` is what each token after the first 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import systems
+from bench.apart import measured_apart
 from bench.measure import Metrics, timed_once
 from bench.report import Report, describe_machine, describe_versions
 from bench.run import default_device, split
+
+PASSED = ("scale", "dtype", "device", "tokens", "rounds")
+"""Options that a process for one case and system is given."""
 
 SUITE = "generate"
 PROMPT = 16
@@ -101,24 +101,6 @@ def seconds(step: Callable[[], Any], options: argparse.Namespace) -> float:
     return statistics.median(timed_once(step, options.device) for _ in range(options.rounds))
 
 
-def apart(case: str, name: str, options: argparse.Namespace) -> Metrics:
-    """Measure a case under a system in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "row.json"
-        command = [sys.executable, "-m", "bench.generate", "--inside", "--cases", case, "--systems", name, "--out", str(out)]
-        for option in ("scale", "dtype", "device", "tokens", "rounds"):
-            command += [f"--{option}", str(getattr(options, option))]
-        env = {**os.environ, **systems.fresh_cache_env(), **systems.find(name).env}
-        try:
-            process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=options.limit, check=False)
-        except subprocess.TimeoutExpired:
-            return {"error": f"took longer than {options.limit:g} s"}
-        with contextlib.suppress(FileNotFoundError):
-            row: Metrics = json.loads(out.read_text())
-            return row
-        return {"error": process.stderr.strip()[-2000:]}
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m bench.generate", description="Time per token of generate.")
@@ -153,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for case in [case for case in CASES if case in wanted or case.split("/")[0] in wanted]:
         for name in names:
-            rows.append(apart(case, name, options))
+            rows.append(measured_apart("bench.generate", case, name, options, PASSED))
             report.put(SUITE, case, name, rows[-1])
             print(case, name, *(f"{key} {value:.4g}" for key, value in rows[-1].items() if key != "error"),
                   rows[-1].get("error", ""), flush=True)

@@ -21,6 +21,7 @@ from dynafuse.ops.literals import opmath
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.ops.table import Call
 from dynafuse.ops.upsampling import BACKWARD, by_dimension
+from dynafuse.passes.foreach import foreach_decompositions
 
 aten = torch.ops.aten
 
@@ -72,12 +73,13 @@ EARLY = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 
 
 @cache
-def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict[OpOverload, Callable[..., Any]]:
+def decompositions(fallback_random: bool = False, kernels: bool = False) -> dict[OpOverload, Callable[..., Any]]:
     """Return the decomposition table.
 
     Args:
         fallback_random: Whether ops that draw random numbers stay eager's own.
-        offsets: Whether max pooling keeps the places of its maxima in their windows, in int8, instead of indices in int64.
+        kernels: Whether there are kernels of windows and of many tensors: max pooling then keeps the places of its maxima in
+            their windows, in int8, instead of indices in int64, and ops over lists become ops on each tensor.
     """
     from torch._inductor.decomposition import decompositions as plain  # slow to import, and private to torch
     from torch._inductor.decomposition import fast_random_decomps
@@ -86,7 +88,8 @@ def decompositions(fallback_random: bool = False, offsets: bool = False) -> dict
     for packet in WHOLE:
         for name in packet.overloads():
             table.pop(getattr(packet, name), None)
-    if offsets:
+    if kernels:
+        table.update(foreach_decompositions())
         table[aten.max_pool2d_with_indices.default] = _max_pool(2)
         table[aten.max_pool3d_with_indices.default] = _max_pool(3)
     if fallback_random:
