@@ -152,7 +152,8 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
 
     def grown(captured: bool) -> Plan:
         options: dict[str, Any] = {
-            "captured": captured, "recompute": config.recompute, "max_ops": config.max_region_ops}
+            "captured": captured, "recompute": config.recompute, "max_ops": config.max_region_ops,
+            "joins": not config.size_classes}  # of several nests none is for a class of sizes
         depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()), uses_tf32())
 
         def grow() -> Plan:

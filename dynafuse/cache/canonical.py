@@ -263,7 +263,7 @@ class _Canonical:
         scans = tuple((op, dims) for op, dims, node in along if self._kind(node) is Kind.SCAN)
         symbols = self.integers.symbols
         spec = Spec(inputs, tuple(self.specs), axes, reductions, stores, tuple(map(str, symbols.values())), options,
-                    scans)
+                    scans, nests=self.region.nests)
         if symbols and executor(self.region.executor).takes_arguments:
             spec = self._with_examples(spec)
         code = _code(spec, self.region.executor, self.classes)

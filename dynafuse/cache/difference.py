@@ -68,6 +68,9 @@ class _Pair:
         for i, (a, b) in enumerate(zip(self.first.axes, self.second.axes, strict=False)):
             yield from _compared(f"axis {i}: size", a.size, b.size)
             yield from _only_one(f"axis {i} is reduced", a.reduced, b.reduced)
+        yield from _count_compared("loop nests", self.first.nests, self.second.nests)
+        yield from _compared("axes and outputs of loop nests:", *(
+            [(nest.axes, nest.stores) for nest in spec.nests] for spec in (self.first, self.second)))
 
     def outputs(self) -> Iterator[str]:
         yield from _count_compared("outputs", self.first.stores, self.second.stores)

@@ -75,7 +75,7 @@ def member(code: Spec, hoisted: Sequence[float], least: int) -> Member | None:
         hoisted: The values of the hoisted scalars.
         least: The least number of terms of a fold. Of several folds the longest counts.
     """
-    fold = _Folds(code).longest()
+    fold = None if code.nests else _Folds(code).longest()
     if fold is None or not least <= len(fold.links) + 1 <= WIDTHS[-1]:
         return None
     if any(store.into in fold.inputs() for store in code.stores):  # an input that is read twice could be overwritten between

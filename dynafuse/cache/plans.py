@@ -30,7 +30,7 @@ from dynafuse.cache.once import read
 from dynafuse.config import Config
 from dynafuse.fallback import Guard
 from dynafuse.fx import user_line
-from dynafuse.ir import Annotated, Axis, Decision, Dims, Facts, Option, Override, Plan, Refusal, RefusalKind, Region
+from dynafuse.ir import Annotated, Axis, Decision, Dims, Facts, Nest, Option, Override, Plan, Refusal, RefusalKind, Region
 from dynafuse.ops import shipped
 
 log = logging.getLogger(__name__)
@@ -195,6 +195,7 @@ def _region_to_json(region: Region, place: Mapping[Node, int], line: Line, symbo
         "options": [_option_to_json(option) for option in decision.options], "margin": decision.margin,
         "unsure": decision.unsure, "kernel_class": decision.kernel_class, "error": decision.error,
         "eager": _option_to_json(decision.eager) if decision.eager else None,
+        "nests": [[nest.axes, nest.stores] for nest in region.nests],
     }
 
 
@@ -236,7 +237,8 @@ def _region_from_json(plain: Mapping[str, Any], nodes: Sequence[Node], line: Lin
         tuple(Axis(size_from_json(size, symbols), reduced) for size, reduced in plain["axes"]),
         by_node("dims"), by_node("out_dims"), frozenset(at("reductions")),
         {nodes[place]: nodes[into] for place, into in plain["copies"]}, plain["bytes"], plain["predicted_us"],
-        tuple(plain["reasons"]), decision, tuple(map(line, at("origins"))), tuple(map(tuple, plain["merges"])))
+        tuple(plain["reasons"]), decision, tuple(map(line, at("origins"))), tuple(map(tuple, plain["merges"])),
+        tuple(Nest(tuple(axes), tuple(stores)) for axes, stores in plain["nests"]))
 
 
 def _option_from_json(fields: Sequence[Any]) -> Option:

@@ -31,7 +31,7 @@ Reads: TypeAlias = Iterator[tuple[Ref, "bool | None"]]
 
 def classed(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
     """Return the spec of a region's size class, and its size symbol's value; the spec itself and () without a class."""
-    if spec.symbols or any(axis.size < 2 for axis in spec.axes):
+    if spec.symbols or spec.nests or any(axis.size < 2 for axis in spec.axes):
         return spec, ()
     axis = _outermost(spec)
     result = None if axis is None else _Class(spec, axis).classed()

@@ -19,6 +19,9 @@ What the user waits for, of a whole plan (sums of the above)::
 
 so that a plan that the device bounds is chosen by device time, and one that the host bounds by host time.
 
+Kernels that share a launch, each in programs of its own, are at work for the longest of their times, or for the sum of
+times × shares where that is longer.
+
 A kernel that serves folds of n lengths in the places of kernels of their own loses and saves, a call of the graph::
 
     loss  = further arguments × argument_us + 8 × absent terms × points / flops_tflops
@@ -41,8 +44,8 @@ that run eager.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dynafuse.cost.device import EXECUTORS, LENGTHS, REFERENCE_WIDTH, Device
 from dynafuse.lowering.registry import PREFERRED
@@ -202,7 +205,28 @@ def predict(work: Work, device: Device, executor: str = PREFERRED, compiled: boo
         executor: Whose kernel it is.
         compiled: Whether the kernel is there already, so that nobody waits for the compiler.
     """
-    launches, busy = _launches(work, executor), work_us(work, device, executor)
+    return _prediction(work, work_us(work, device, executor), device, executor, compiled)
+
+
+def predict_together(works: Sequence[Work], device: Device, executor: str = PREFERRED) -> Prediction:
+    """Predict kernels that become one launch, in which each has programs of its own.
+
+    Together they take as long as the longest, or as the device takes for all if it is busy with each to its share.
+
+    Args:
+        works: What the kernels do, each in one launch.
+        device: The device that is priced.
+        executor: Whose kernel it is.
+    """
+    times = [(work_us(work, device, executor), in_use(work, device)) for work in works]
+    busy = max(*(us for us, _ in times), sum(us * share for us, share in times))
+    whole = replace(max(works, key=lambda work: work.bytes), outputs=sum(work.outputs for work in works))
+    return _prediction(whole, busy, device, executor)
+
+
+def _prediction(work: Work, busy: float, device: Device, executor: str, compiled: bool = False) -> Prediction:
+    """Return all that work costs which takes ``busy`` microseconds besides its launches."""
+    launches = _launches(work, executor)
     host = launches * device.constants[f"host_us_{_priced_as(executor)}"]
     if not executor_of(executor).allocates:
         host += (work.outputs + launches - 1) * device.allocation_us  # a second launch reads what the first left

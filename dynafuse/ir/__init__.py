@@ -31,6 +31,7 @@ from dynafuse.ir.kernel import (
     Lowered,
     Workspace,
 )
+from dynafuse.ir.nests import Apart, nests_apart
 from dynafuse.ir.plan import (
     MAX_TENSORS,
     Decision,
@@ -48,6 +49,7 @@ from dynafuse.ir.spec import (
     INT32_LIMIT,
     Classed,
     Layout,
+    Nest,
     OpSpec,
     Ref,
     Spec,
@@ -57,8 +59,8 @@ from dynafuse.ir.spec import (
 )
 
 __all__ = [
-    "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Accuracy", "Annotated", "Axis", "Classed", "Decision",
-    "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "OpSpec", "Option", "Override", "Plan",
-    "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
-    "is_piece", "iter_instances", "references", "returns_new",
+    "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Accuracy", "Annotated", "Apart", "Axis", "Classed",
+    "Decision", "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "Nest", "OpSpec", "Option",
+    "Override", "Plan", "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
+    "is_piece", "iter_instances", "nests_apart", "references", "returns_new",
 ]

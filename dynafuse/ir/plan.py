@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from dynafuse.config import COST_PREFIX
 from dynafuse.ir.graph import Annotated, Axis, Dims, Tensor
+from dynafuse.ir.spec import Nest
 
 MAX_TENSORS = 100
 """The most tensors that one kernel reads and writes."""
@@ -151,6 +152,7 @@ class Region:
     decision: Decision = field(default_factory=Decision)
     origins: tuple[str, ...] = ()  # the user's lines that it comes from
     merges: tuple[tuple[str, str], ...] = ()  # the pairs of nodes along which it grew
+    nests: tuple[Nest, ...] = ()  # where loop nests that have nothing in common share its launch
 
     def __str__(self) -> str:
         ops = ", ".join(n.name for n in self.nodes)

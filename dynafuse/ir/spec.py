@@ -107,6 +107,14 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Nest:
+    """A loop nest that shares a launch with others, and nothing else: its axes and its stores, by position."""
+
+    axes: tuple[int, ...]
+    stores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Spec:
     """A region in canonical form. Two regions with equal specs are computed by the same kernel."""
 
@@ -120,6 +128,7 @@ class Spec:
     scans: tuple[tuple[int, Dims], ...] = ()  # op, its operand's dims, which are its own
     examples: tuple[int, ...] = ()  # what the symbols are in the example inputs; nothing where only data tell
     narrow: bool = False  # whether offsets fit in 32 bits wherever it is called, though their sizes are symbols
+    nests: tuple[Nest, ...] = ()  # where several share a launch; each axis and each store is of one of them
 
     @property
     def of_rows(self) -> tuple[tuple[int, Dims], ...]:
@@ -133,7 +142,8 @@ class Spec:
     @property
     def hoisted(self) -> tuple[str, ...]:
         """Return the names of the hoisted scalars: float32 arguments of the kernel, whose values are not in the spec."""
-        return tuple(value.name for op in self.ops for _, value in op.args if isinstance(value, HoistedScalar))
+        names = (value.name for op in self.ops for _, value in op.args if isinstance(value, HoistedScalar))
+        return tuple(dict.fromkeys(names))
 
     @property
     def counts(self) -> tuple[str, ...]:
@@ -165,7 +175,9 @@ class Spec:
         """Yield what offsets and indices reach: the last element of each tensor, the number of points of axes and of ops."""
         for layout in (*self.inputs, *(s.layout for s in self.stores)):
             yield extent(layout.shape, layout.stride)
-        shapes = (tuple(axis.size for axis in self.axes), *(op.shape for op in self.ops))  # indices count their elements
+        loops = [nest.axes for nest in self.nests] or [tuple(range(len(self.axes)))]
+        nests = (tuple(self.axes[axis].size for axis in axes) for axes in loops)
+        shapes = (*nests, *(op.shape for op in self.ops))  # indices count their elements
         for shape in shapes:
             yield functools.reduce(operator.mul, shape, 1)
 
@@ -184,7 +196,8 @@ class Spec:
     def __str__(self) -> str:
         lines = [f"in{i}: {layout}" for i, layout in enumerate(self.inputs)]
         lines += [f"%{i} = {op}" for i, op in enumerate(self.ops)]
-        return "\n".join([*lines, *map(str, self.stores)])
+        nests = (", ".join(f"%{self.stores[k].op}" for k in nest.stores) for nest in self.nests)
+        return "\n".join([*lines, *map(str, self.stores), *(f"nest of {stored}" for stored in nests)])
 
 
 @dataclass(frozen=True)

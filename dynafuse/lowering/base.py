@@ -139,6 +139,9 @@ class Executor(ABC):
     splits = False
     """Whether it takes several launches where a reduction is split over programs."""
 
+    joins = False
+    """Whether a kernel of its may run several loop nests side by side, each in programs of its own."""
+
     compiles_aside = False
     """Whether :meth:`compile` returns while other processes or threads still compile."""
 

@@ -29,6 +29,7 @@ from dynafuse.partition import legality
 from dynafuse.partition.axes import Axes, AxisDims, leaves
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Place, Read, Spaces
+from dynafuse.partition.joins import Joins, Launch, may_join, side_by_side
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import Priced, Pricing
 
@@ -65,7 +66,7 @@ class Candidate:
 
 
 def partition(annotated: Annotated, device: Device, executors: Executors | None = None, *, captured: bool = False,
-              recompute: bool = True, max_ops: int = 200) -> Plan:
+              recompute: bool = True, max_ops: int = 200, joins: bool = True) -> Plan:
     """Return the plan for a graph on a device: regions, eager calls and views in an order that respects every dependency.
 
     Args:
@@ -75,11 +76,12 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
         captured: Whether the graph will be replayed as a CUDA graph, where no host time counts.
         recompute: Whether cheap ops may be computed again by every region that reads them.
         max_ops: The most nodes of a region.
+        joins: Whether regions that have nothing in common may share a launch.
     """
     executors = executors or Executors(annotated.facts, (PREFERRED,))
 
     def grown(one_pass: bool) -> tuple[Plan, float]:
-        growth = _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, one_pass)
+        growth = _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, joins, one_pass)
         return growth.run(annotated), growth.pricing.us
 
     plan, us = grown(one_pass=True)
@@ -98,11 +100,12 @@ def _is_cramped(plan: Plan) -> bool:
 class _Growth:
     """The working state of :func:`partition`."""
 
-    def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int,
+    def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int, joins: bool,
                  one_pass: bool) -> None:
         self.spaces = spaces
         self.device = device
         self.max_ops = max_ops
+        self.joins = joins
         self.refusals: dict[Candidate, Refusal] = {}
         self._refused: dict[Candidate, tuple[Group, Group]] = {}  # the groups that a refusal is of
         self.reads = {unit: spaces.reads(unit) for unit in spaces.dims}
@@ -125,9 +128,10 @@ class _Growth:
         cheaper = {node: said for group in groups if (said := _cheaper_eager(group)) for node in group.nodes}
         if cheaper:
             return Plan(annotated, (), (), cheaper)
-        regions = [self._region(f"r{i}", group) for i, group in enumerate(groups)]
-        steps = schedule(self.spaces, regions)
-        return Plan(annotated, steps, self._standing())
+        standing = self._standing()
+        joins = Joins(self.spaces, self.dependencies, self.pricing, self.group, self.max_ops if self.joins else 0)
+        regions = [self._launch(f"r{i}", launch) for i, launch in enumerate(joins.of(groups))]
+        return Plan(annotated, schedule(self.spaces, regions), standing)
 
     def _merge(self, candidates: Sequence[Candidate]) -> bool:
         """Merge what pays, and return whether anything did."""
@@ -171,8 +175,13 @@ class _Growth:
             size = self.spaces.tensor(view).bytes
             yield from (Candidate(size, *pair, view) for pair in itertools.pairwise(self._one_of_each(units)))
         for first, second in itertools.chain(*map(itertools.pairwise, map(self._one_of_each, self._equal_loops()))):
-            if self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY:
+            is_near = self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY
+            if is_near and not (self._may_join(first) and self._may_join(second)):
                 yield Candidate(0, first, second, None)
+
+    def _may_join(self, unit: Node) -> bool:
+        """Return whether a unit's region may share a launch with programs of its own, which is better than the same loop."""
+        return self.joins and may_join(self.spaces, self.group[unit])
 
     def _one_of_each(self, units: Iterable[Node]) -> list[Node]:
         """Return the first unit of each group, in order."""
@@ -441,6 +450,13 @@ class _Growth:
                          or self.spaces.is_scatter(n))
 
     # ------------------------------------------------------------------ the result
+
+    def _launch(self, name: str, launch: Launch[Group]) -> Region:
+        """Return the region of one launch."""
+        regions = [self._region(name, group) for group in launch.members]
+        if len(regions) == 1:
+            return regions[0]
+        return side_by_side(name, regions, launch.prediction, self.dependencies.position)
 
     def _region(self, name: str, group: Group) -> Region:
         """Return the frozen form of a group, with the views and cheap nodes that it computes for itself."""

@@ -98,6 +98,16 @@ class Dependencies:
         """
         return self._between(first, second) is None
 
+    def are_independent(self, first: HasNodes, second: HasNodes) -> bool:
+        """Return whether neither of two groups needs anything of the other, directly or not.
+
+        Args:
+            first: A unit of the order.
+            second: Another one.
+        """
+        source, target = sorted((first, second), key=self._rank.__getitem__)
+        return target not in self._successors(source) and self._between(first, second) is not None
+
     def merged(self, first: HasNodes, second: HasNodes, both: HasNodes) -> None:
         """Put a merged group in the place of two that would not cycle, before its nodes are said to belong to it.
 

@@ -14,7 +14,7 @@ from torch.fx import Node
 from dynafuse.cache import canonical as key
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.config import resolve
-from dynafuse.ir import Axis, Layout, OpSpec, Ref, Spec, Store
+from dynafuse.ir import Axis, Layout, Nest, OpSpec, Ref, Spec, Store
 from tests.support import graphs
 
 X, Y = torch.randn(6, 8), torch.randn(6, 8)
@@ -139,6 +139,7 @@ CHANGES: dict[str, list[Spec]] = {
     "symbols": [replace(SPEC, symbols=("s1",)), replace(SPEC, symbols=())],
     "examples": [replace(SPEC, examples=(512,)), replace(SPEC, examples=(513,))],
     "narrow": [replace(SPEC, narrow=True)],
+    "nests": [replace(SPEC, nests=(Nest((0, 1), (0,)),)), replace(SPEC, nests=(Nest((0,), (0,)), Nest((1,), ())))],
     "options": [replace(SPEC, options=changed) for changed in ((), (("a", 2),), (("a", True),), (("b", 1),))],
 }
 

@@ -40,6 +40,9 @@ POINTER_TYPES = {
 MOST_PROGRAMS = 65535
 """Programs along the second or third dimension of CUDA's grids; along the first there may be 2**31 - 1."""
 
+PROGRAM, X_SIZE = "program", "x_size"
+"""What functions are told: the number of the program along each dimension of a grid, how many points ``x`` walks."""
+
 ROW_TILES = frozenset("xr")
 """The tile dimensions of kernels with reductions: ``x`` walks the rows, ``r`` the elements of a row."""
 
@@ -52,6 +55,7 @@ class KernelBuilder:
     schedule: Schedule
     name: str
     round_like_eager: bool
+    inside: bool = False  # whether its kernel is a function that is told its place in a grid, and the end of ``x``
     launches: list[Launch] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     workspaces: list[Workspace] = field(default_factory=list)
@@ -179,14 +183,16 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     define = [f"{name} = {start} + {points}", f"{name}_first = {start}{zero}"]
     is_even = in_loop or any(emitter.tile_of[emitter.axes[k]] == PER_PROGRAM for k in axes)
     block = builder.schedule.block[name] if is_even else 0
-    define += [f"{name}_mask = {name} < {size_text(total)}", f"{name}_zero = {name} * 0"]
+    end = X_SIZE if builder.inside and name == "x" else size_text(total)
+    define += [f"{name}_mask = {name} < {end}", f"{name}_zero = {name} * 0"]
     is_joined = builder.schedule.stages > 1 and not builder.is_of_lanes(name)
     return TileDimension(name, tuple(define), [emitter.axes[k] for k in axes], in_loop, block, is_joined, parts)
 
 
 def program_id(builder: KernelBuilder, dimension: int) -> str:
     """Return the text of the program's number along a grid dimension, wide enough for offsets."""
-    return f"tl.program_id({dimension})" + (".to(tl.int64)" if builder.spec.wide else "")
+    number = f"{PROGRAM}{dimension}" if builder.inside else f"tl.program_id({dimension})"
+    return number + (".to(tl.int64)" if builder.spec.wide else "")
 
 
 def block_count(total: Size, block: int) -> Size:
@@ -246,10 +252,14 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     signature = _signature(builder, parts) + (() if function is None else ((ARRIVED, "*i32"),))
     name, parameters, constants = builder.name + suffix, [name for name, _ in signature], _constants(block)
     _place_loads(builder, emitter, suffix)
-    first = list(prologue(*_programs_and_points(builder, tiles, block, grid)))
+    programs, points = _programs_and_points(builder, tiles, block, grid)
+    first = [] if builder.inside else list(prologue(programs, points))
     docstring = _docstring(builder, suffix)
-    waits = f"{WAITS}: tl.constexpr = False"
-    builder.sources.append(render(emitter, tiles, name, [*parameters, *_typed(constants), waits], docstring, first))
+    if builder.inside:
+        parameters += [f"{PROGRAM}0", f"{PROGRAM}1", X_SIZE, *_typed(constants)]
+    else:
+        parameters += [*_typed(constants), f"{WAITS}: tl.constexpr = False"]
+    builder.sources.append(render(emitter, tiles, name, parameters, docstring, first))
     elsewhere = set() if function is None else {access.tensor for access in function.accesses}
     over = (pair for pair in overwrites(builder.spec, emitter, block, warps) if elsewhere.isdisjoint(pair))
     builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps,

@@ -34,6 +34,7 @@ class Triton(Executor):
     pools = True
     allocates = False
     splits = True
+    joins = True
     compiles_aside = True
     kept = True
 
@@ -64,7 +65,7 @@ class Triton(Executor):
     def variants(self, region: CanonicalRegion) -> tuple[str, ...]:
         """Return the schedules of a pointwise kernel of known sizes: other kernels' decide the order of their sums."""
         code = region.code
-        if code.of_rows or code.symbols or any(store.scatters for store in code.stores):
+        if code.of_rows or code.symbols or code.nests or any(store.scatters for store in code.stores):
             return ()
         return tuple(map(str, candidates(code)))
 

@@ -4,6 +4,7 @@
 - ``persistent`` and ``looped``: rows (``rows.py``, ``online.py``, ``scans.py``).
 - ``split``: several programs per row (``split.py``).
 - ``rowcol``: rows and columns in one pass (``rowcol.py``).
+- several loop nests in one launch, each of a class of its own (``side_by_side.py``).
 
 Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` is ``flat``: one program of 32 points.
 """
@@ -25,6 +26,7 @@ from dynafuse.lowering.triton.builder import (
 )
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
+from dynafuse.lowering.triton.side_by_side import SIDE_BY_SIDE, side_by_side
 from dynafuse.lowering.triton.source import HEADER, QUICK, SCANS
 from dynafuse.lowering.triton.split import split
 from dynafuse.lowering.triton.text import size_text
@@ -70,16 +72,39 @@ def write_kernels(spec: Spec, schedule: Schedule, round_like_eager: bool) -> Low
         schedule: Its tiles, loops and warps.
         round_like_eager: Whether every op's result is rounded to its dtype, as in eager.
     """
-    builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule), round_like_eager)
+    builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule.schedule_class), round_like_eager)
     CLASSES[schedule.schedule_class](builder)
-    kernels = "".join(f"\n\n{text}" for text in builder.sources)
-    source = HEADER + (QUICK if "lq." in kernels else "") + (SCANS if spec.scans else "") + kernels
-    return Lowered(source, tuple(builder.launches), tuple(builder.workspaces), schedule.schedule_class,
-                   schedule.fills_registers)
+    return Lowered(_module(spec, builder.sources), tuple(builder.launches), tuple(builder.workspaces),
+                   schedule.schedule_class, schedule.fills_registers)
 
 
-def _kernel_name(spec: Spec, schedule: Schedule) -> str:
-    """Return a kernel's name, of its class and its ops."""
+def write_nests(spec: Spec, round_like_eager: bool) -> Lowered:
+    """Return the kernel of a spec of several loop nests, each of which has a schedule of its own.
+
+    Args:
+        spec: The region.
+        round_like_eager: Whether every op's result is rounded to its dtype, as in eager.
+
+    Raises:
+        LoweringError: A nest takes more than one launch.
+    """
+    def write(own: Spec, schedule: Schedule) -> KernelBuilder:
+        builder = KernelBuilder(own, schedule, _kernel_name(own, "nest"), round_like_eager, inside=True)
+        CLASSES[schedule.schedule_class](builder)
+        return builder
+
+    texts, launch = side_by_side(spec, _kernel_name(spec, SIDE_BY_SIDE), write)
+    return Lowered(_module(spec, texts), (launch,), schedule_class=SIDE_BY_SIDE, fills_registers=True)
+
+
+def _module(spec: Spec, texts: Sequence[str]) -> str:
+    """Return the text of a module with some functions."""
+    kernels = "".join(f"\n\n{text}" for text in texts)
+    return HEADER + (QUICK if "lq." in kernels else "") + (SCANS if spec.scans else "") + kernels
+
+
+def _kernel_name(spec: Spec, what: str) -> str:
+    """Return a kernel's name, of what it is and of its ops."""
     ops = [op.target.split(".")[1] for op in spec.ops]
     named_ops = list(dict.fromkeys(op for op in ops if op not in UNNAMED_OPS)) or ops
-    return f"dynafuse_{schedule.schedule_class}_{'_'.join(named_ops)}"[:60].rstrip("_")
+    return f"dynafuse_{what}_{'_'.join(named_ops)}"[:60].rstrip("_")

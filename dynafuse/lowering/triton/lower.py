@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from dynafuse.ir import Lowered, Spec
 from dynafuse.lowering.base import VARIANT
-from dynafuse.lowering.triton.kernels import write_kernels
+from dynafuse.lowering.triton.kernels import write_kernels, write_nests
 from dynafuse.lowering.triton.room import roomier
 from dynafuse.lowering.triton.schedule import choose_schedule
 from dynafuse.lowering.triton.tiles import Schedule
@@ -35,8 +35,11 @@ def lower(spec: Spec, schedule: Schedule | None = None) -> Lowered:
     Raises:
         LoweringError: if an op's row promises too much.
     """
+    round_like_eager = bool(dict(spec.options).get("round_like_eager"))
     with _recursion_room(FRAMES_PER_OP * len(spec.ops)):
-        return write_kernels(spec, schedule or choose_schedule(spec), bool(dict(spec.options).get("round_like_eager")))
+        if spec.nests:
+            return write_nests(spec, round_like_eager)
+        return write_kernels(spec, schedule or choose_schedule(spec), round_like_eager)
 
 
 def lowerings(spec: Spec) -> tuple[Lowered, ...]:
@@ -45,6 +48,8 @@ def lowerings(spec: Spec) -> tuple[Lowered, ...]:
     Raises:
         LoweringError: if an op's row promises too much.
     """
+    if spec.nests:
+        return (lower(spec),)
     schedule = choose_schedule(spec)
     others = () if VARIANT in dict(spec.options) else roomier(schedule)
     return tuple(lower(spec, choice) for choice in (schedule, *others))

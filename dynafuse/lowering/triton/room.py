@@ -72,10 +72,10 @@ def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
         return smaller
     more = (times for times in (2, 4) if per_lane // times >= LEAST_PER_LANE
             and schedule.warps * times <= MOST_WARPS_PER_PROGRAM)
-    return (*(_with_warps(schedule, schedule.warps * times) for times in more), *smaller)
+    return (*(with_warps(schedule, schedule.warps * times) for times in more), *smaller)
 
 
-def _with_warps(schedule: Schedule, warps: int) -> Schedule:
+def with_warps(schedule: Schedule, warps: int) -> Schedule:
     """Return a schedule with more warps, whose lanes hold as many running states each as before."""
     running = schedule.running * warps // schedule.warps
     return replace(schedule, warps=warps, running=running if running <= schedule.block.get("r", 0) else 0)

@@ -22,8 +22,8 @@ FEWEST = {"goldens": 20, "classes": 10, "llama": 10, "numbers": 40, "folds": 5, 
 PROCESSES = ["goldens classes llama numbers folds doubles indices", "integers positions signs", "windows scans"]
 """Groups that one process compiles: to start one takes longer than to compile some of them."""
 
-NEEDS_LIBDEVICE = re.compile("_sin|_cos|_log")
-"""Kernels of a Llama that have to wait until libdevice is read: with a sine or a logarithm."""
+NEEDS_LIBDEVICE = re.compile("_sin|_cos|_log|_iota_c ")
+"""Kernels of a Llama that have to wait until libdevice is read: with a sine or a logarithm. Names end where they are long."""
 
 
 def natively(*groups: str) -> dict[str, dict[str, dict[str, int]]]:
