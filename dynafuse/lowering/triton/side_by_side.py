@@ -69,7 +69,8 @@ class Nested:
     @property
     def kind(self) -> tuple[object, ...]:
         """Return what is the same for all nests that one call serves."""
-        return self.source, self.launch.constants, self.launch.grid[1] == 1, math.gcd(self.points, ALIGNED)
+        launch = self.launch
+        return self.source, launch.signature, launch.constants, launch.grid[1] == 1, math.gcd(self.points, ALIGNED)
 
 
 def side_by_side(spec: Spec, name: str, write: Write) -> tuple[list[str], Launch]:
