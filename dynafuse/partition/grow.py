@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import NOTHING, Prediction, efficiency_to_match, launched_us
+from dynafuse.cost.model import NOTHING, Prediction, efficiency_to_match, in_use, launched_us
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
 from dynafuse.lowering.registry import EAGER, PREFERRED
@@ -176,12 +176,17 @@ class _Growth:
             yield from (Candidate(size, *pair, view) for pair in itertools.pairwise(self._one_of_each(units)))
         for first, second in itertools.chain(*map(itertools.pairwise, map(self._one_of_each, self._equal_loops()))):
             is_near = self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY
-            if is_near and not (self._may_join(first) and self._may_join(second)):
+            if is_near and not (self._is_better_apart(first) and self._is_better_apart(second)):
                 yield Candidate(0, first, second, None)
 
-    def _may_join(self, unit: Node) -> bool:
-        """Return whether a unit's region may share a launch with programs of its own, which is better than the same loop."""
-        return self.joins and may_join(self.spaces, self.group[unit])
+    def _is_better_apart(self, unit: Node) -> bool:
+        """Return whether a unit's region may share a launch with programs of its own, and the device has room for those.
+
+        Where one loop fills the device, others in it share its index arithmetic, and what it computes of no tensor.
+        """
+        group = self.group[unit]
+        return (self.joins and may_join(self.spaces, group) and group.priced is not None
+                and in_use(group.priced.work, self.device) < 1)
 
     def _one_of_each(self, units: Iterable[Node]) -> list[Node]:
         """Return the first unit of each group, in order."""

@@ -74,7 +74,7 @@ class Joins:
         self.most_nodes = 2 * max_ops
 
     def of(self, groups: Sequence[Member]) -> list[Launch[Member]]:
-        """Return launches for regions that have a price, each of one or several of these, in the order of their first ones."""
+        """Return launches for regions that have a price, of one or several of these each, in the order of the first ones."""
         place = {id(group): number for number, group in enumerate(groups)}
         opened: deque[Launch[Member]] = deque(maxlen=MOST_OPEN)
         launches: list[Launch[Member]] = []

@@ -144,7 +144,7 @@ def _kernel(launch: Launch, calls: Sequence[Sequence[Nested]]) -> str:
     for number, same in enumerate(calls):
         end = begin + sum(nest.programs for nest in same)
         condition = "else" if end == programs else f"{'elif' if begin else 'if'} {PROGRAM} < {end}"
-        call = _call(number, same, begin)
+        call = _Call(number, same, begin).text()
         lines += call if len(calls) == 1 else [f"{condition}:", *(f"    {line}" for line in call)]
         begin = end
     parameters = ", ".join([*(name for name, _ in launch.signature), f"{WAITS}: tl.constexpr = False"])
@@ -152,28 +152,49 @@ def _kernel(launch: Launch, calls: Sequence[Sequence[Nested]]) -> str:
     return f'@triton.jit\ndef {launch.entry}({parameters}):\n    """side by side: {len(nests)} loop nests"""\n{text}\n'
 
 
-def _call(number: int, same: Sequence[Nested], begin: int) -> list[str]:
-    """Return the call of a function by the programs of the nests that it serves, of which ``begin`` is the first."""
-    begins = list(itertools.accumulate((nest.programs for nest in same[:-1]), initial=begin))
-    lines = [f"nest{number} = tl.where({PROGRAM} < {start}, {f'nest{number}' if k > 1 else 0}, {k})"
-             for k, start in enumerate(begins) if k]
+class _Call:
+    """The call of a function by the programs of the nests that it serves, of which ``begin`` is the first."""
 
-    def chosen(name: str, values: Sequence[object]) -> str:
-        """Return the text of what is one of several values, depending on the nest, and define it if need be."""
-        variable, text = f"{name}{number}", str(values[0])
-        for k, value in enumerate(values):
-            if value != values[0]:
-                lines.append(f"{variable} = tl.where(nest{number} == {k}, {value}, {text})")
+    def __init__(self, number: int, same: Sequence[Nested], begin: int) -> None:
+        self.number = number
+        self.same = same
+        self.begin = begin
+        self.lines: list[str] = []
+
+    def text(self) -> list[str]:
+        """Return its lines."""
+        launch, place = self.same[0].launch, self._place()
+        arguments = [self._chosen(f"{own}_", [nest.names[own] for nest in self.same]) for own, _ in launch.signature]
+        grid = [place, f"{place} * 0"]
+        if launch.grid[1] != 1:
+            width = self._chosen("width", [nest.launch.grid[0] for nest in self.same])
+            grid = [f"{place} % {width}", f"{place} // {width}"]
+        size = self._chosen(X_SIZE, [nest.points for nest in self.same])
+        constants = (str(constant) for _, constant in launch.constants)
+        called = ", ".join([*arguments, *grid, size, *constants])
+        return [*self.lines, f"{_function(self.same[0], self.number)}({called})"]
+
+    def _place(self) -> str:
+        """Return the text of a program's number among those of its nest; define that, and which nest it is."""
+        nest, place = f"nest{self.number}", f"place{self.number}"
+        programs = [each.programs for each in self.same]
+        begins = list(itertools.accumulate(programs[:-1], initial=self.begin))
+        if len(programs) == 1:
+            self.lines.append(f"{place} = {PROGRAM} - {self.begin}")
+        elif len(set(programs)) == 1:
+            self.lines += [f"{nest} = ({PROGRAM} - {self.begin}) // {programs[0]}",
+                           f"{place} = ({PROGRAM} - {self.begin}) % {programs[0]}"]
+        else:
+            self.lines += (f"{nest} = tl.where({PROGRAM} < {start}, {nest if number > 1 else 0}, {number})"
+                           for number, start in enumerate(begins) if number)
+            self.lines.append(f"{place} = {PROGRAM} - {self._chosen('begin', begins)}")
+        return place
+
+    def _chosen(self, name: str, values: Sequence[object]) -> str:
+        """Return the text of what is one of several values, depending on the nest; define it where they differ."""
+        variable, text = f"{name}{self.number}", str(values[0])
+        for number, other in enumerate(values):
+            if other != values[0]:
+                self.lines.append(f"{variable} = tl.where(nest{self.number} == {number}, {other}, {text})")
                 text = variable
         return text
-
-    arguments = [chosen(f"{own}_", [nest.names[own] for nest in same]) for own, _ in same[0].launch.signature]
-    lines.append(f"place{number} = {PROGRAM} - {chosen('begin', begins)}")
-    place, sizes = f"place{number}", (str(size) for _, size in same[0].launch.constants)
-    if same[0].launch.grid[1] == 1:
-        programs = [place, f"{place} * 0"]
-    else:
-        width = chosen("width", [nest.launch.grid[0] for nest in same])
-        programs = [f"{place} % {width}", f"{place} // {width}"]
-    size = chosen(X_SIZE, [nest.points for nest in same])
-    return [*lines, f"{_function(same[0], number)}({', '.join([*arguments, *programs, size, *sizes])})"]
