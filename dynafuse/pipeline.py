@@ -143,7 +143,7 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
 
     Args:
         setting: The graph with all that its plan depends on.
-        demoted: The nodes that are kept from some executors, or from all.
+        demoted: The nodes that are kept from some executors, or from all, and whether regions may share launches.
     """
     config, device, trace = setting.config, setting.device, setting.trace
     facts = annotate(setting.module, setting.fused_device, demoted.to_eager, setting.forcing)
@@ -153,7 +153,7 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
     def grown(captured: bool) -> Plan:
         options: dict[str, Any] = {
             "captured": captured, "recompute": config.recompute, "max_ops": config.max_region_ops,
-            "joins": not config.size_classes}  # of several nests none is for a class of sizes
+            "joins": not config.size_classes and not demoted.apart}  # of several nests none is for a class of sizes
         depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()), uses_tf32())
 
         def grow() -> Plan:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import NOTHING, Prediction, efficiency_to_match, in_use, launched_us
+from dynafuse.cost.model import efficiency_to_match, in_use, launched_us
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
 from dynafuse.lowering.registry import EAGER, PREFERRED
@@ -28,30 +28,15 @@ from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axes, AxisDims, leaves
 from dynafuse.partition.executors import Executors
+from dynafuse.partition.group import Group
 from dynafuse.partition.iteration_space import Place, Read, Spaces
-from dynafuse.partition.joins import Joins, Launch, may_join, side_by_side
+from dynafuse.partition.joins import Joins, SharedLaunch, may_join, side_by_side
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import Priced, Pricing
 
 BRIEF = 2  # launches as long as which a region of one takes if it may be joined with another for a launch less
 NEARBY = 100  # nodes of the graph between two units that are joined for a launch less: none waits long for the other
 ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
-
-
-@dataclass(eq=False)
-class Group:
-    """A region while it grows."""
-
-    nodes: list[Node]
-    reads: list[Read]
-    inlined: frozenset[Node] = frozenset()
-    merges: list[tuple[str, str]] = field(default_factory=list)
-    priced: Priced | None = None
-
-    @property
-    def prediction(self) -> Prediction:
-        """Return what the region costs; nothing yet if it has no kernel."""
-        return self.priced.prediction if self.priced else NOTHING
 
 
 @dataclass(frozen=True)
@@ -456,7 +441,7 @@ class _Growth:
 
     # ------------------------------------------------------------------ the result
 
-    def _launch(self, name: str, launch: Launch[Group]) -> Region:
+    def _launch(self, name: str, launch: SharedLaunch) -> Region:
         """Return the region of one launch."""
         regions = [self._region(name, group) for group in launch.members]
         if len(regions) == 1:

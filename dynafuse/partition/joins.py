@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
 
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynafuse.cost.model import Prediction, Work, predict_together
 from dynafuse.ir import MAX_TENSORS, Axis, Decision, Dims, Nest, Option, Region
 from dynafuse.lowering.registry import EAGER, executor
-from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.order import Dependencies, HasNodes
-from dynafuse.partition.pricing import Priced, Pricing
+from dynafuse.partition.group import Group
+from dynafuse.partition.iteration_space import Spaces
+from dynafuse.partition.order import Dependencies
+from dynafuse.partition.pricing import Pricing
 
 MOST_NESTS = 32  # of a launch
 MOST_OPEN = 8  # launches at a time to which a region may still come
@@ -31,31 +32,16 @@ CLASSES = frozenset({"pointwise", "row", "column"})
 
 KERNEL_CLASS = "side by side"
 
-
-class Grown(Protocol):
-    """A region that has grown."""
-
-    nodes: list[Node]
-    reads: list[Read]
-    priced: Priced | None
-
-
-Member = TypeVar("Member", bound=Grown)
+COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "c10d"})
+"""Namespaces of ops that other processes take part in."""
 
 
 @dataclass(eq=False)
-class Bundle:
-    """The nodes of several regions, as one unit of the order."""
-
-    nodes: list[Node]
-
-
-@dataclass(eq=False)
-class Launch(Generic[Member]):
+class SharedLaunch:
     """What shares a launch so far: some regions, and what they cost together."""
 
-    members: list[Member]
-    unit: HasNodes
+    members: list[Group]
+    unit: Group  # of all their nodes, as the order knows it
     works: list[Work]
     tensors: int
     executor: str
@@ -66,18 +52,18 @@ class Joins:
     """Finds what shares a launch. ``group`` has what each node belongs to, as ``dependencies`` knows it."""
 
     def __init__(self, spaces: Spaces, dependencies: Dependencies, pricing: Pricing,
-                 group: MutableMapping[Node, Any], max_ops: int) -> None:
+                 group: MutableMapping[Node, Group], max_ops: int) -> None:
         self.spaces = spaces
         self.dependencies = dependencies
         self.pricing = pricing
         self.group = group
         self.most_nodes = 2 * max_ops
 
-    def of(self, groups: Sequence[Member]) -> list[Launch[Member]]:
+    def of(self, groups: Sequence[Group]) -> list[SharedLaunch]:
         """Return launches for regions that have a price, of one or several of these each, in the order of the first ones."""
         place = {id(group): number for number, group in enumerate(groups)}
-        opened: deque[Launch[Member]] = deque(maxlen=MOST_OPEN)
-        launches: list[Launch[Member]] = []
+        opened: deque[SharedLaunch] = deque(maxlen=MOST_OPEN)
+        launches: list[SharedLaunch] = []
         for group in sorted(groups, key=lambda group: max(map(self.dependencies.position, group.nodes))):
             launch, is_open = self._alone(group), may_join(self.spaces, group)
             if is_open and any(self._joined(other, launch) for other in reversed(opened)):
@@ -87,13 +73,13 @@ class Joins:
                 opened.append(launch)
         return sorted(launches, key=lambda launch: place[id(launch.members[0])])
 
-    def _alone(self, group: Member) -> Launch[Member]:
+    def _alone(self, group: Group) -> SharedLaunch:
         assert group.priced is not None
         inputs = {read.source for read in group.reads}.difference(group.nodes)
         work, chosen = group.priced.work, group.priced.choice.executor
-        return Launch([group], group, [work], len(inputs) + work.outputs, chosen, group.priced.prediction)
+        return SharedLaunch([group], group, [work], len(inputs) + work.outputs, chosen, group.priced.prediction)
 
-    def _joined(self, launch: Launch[Member], other: Launch[Member]) -> bool:
+    def _joined(self, launch: SharedLaunch, other: SharedLaunch) -> bool:
         """Put the only region of another launch beside those of a launch, if it may come and that pays."""
         nodes = [*launch.unit.nodes, *other.unit.nodes]
         if launch.executor != other.executor or self._device(launch) != self._device(other):
@@ -109,7 +95,7 @@ class Joins:
         us = self.pricing.adds(apart, rest)
         if us - self.pricing.adds(together, rest) <= LEAST_GAIN * us:
             return False
-        both = Bundle(nodes)
+        both = Group(nodes, [*launch.unit.reads, *other.unit.reads])
         self.dependencies.merged(launch.unit, other.unit, both)
         self.group.update(dict.fromkeys(nodes, both))
         self.pricing.replace(apart, together)
@@ -118,12 +104,14 @@ class Joins:
         launch.tensors += other.tensors
         return True
 
-    def _device(self, launch: Launch[Member]) -> object:
+    def _device(self, launch: SharedLaunch) -> object:
         return self.spaces.tensor(launch.unit.nodes[0]).device
 
 
-def may_join(spaces: Spaces, group: Grown) -> bool:
+def may_join(spaces: Spaces, group: Group) -> bool:
     """Return whether a region may share its launch: it takes one, of known sizes, and writes at no loaded places.
+
+    What a collective takes is made as early as can be, so that other processes do not wait for what shares its launch.
 
     Args:
         spaces: The iteration spaces of the graph's nodes.
@@ -133,8 +121,12 @@ def may_join(spaces: Spaces, group: Grown) -> bool:
     if priced is None or priced.choice.unsure or not executor(priced.choice.executor).joins:
         return False
     return (priced.work.launches == 1 and priced.work.kernel_class in CLASSES
-            and not any(map(spaces.is_scatter, group.nodes))
+            and not any(spaces.is_scatter(node) or any(map(_is_collective, node.users)) for node in group.nodes)
             and all(isinstance(axis.size, int) for axis in priced.shape.axes))
+
+
+def _is_collective(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.namespace in COLLECTIVES
 
 
 def side_by_side(name: str, regions: Sequence[Region], prediction: Prediction, position: Callable[[Node], int]) -> Region:

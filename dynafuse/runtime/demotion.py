@@ -1,7 +1,8 @@
 """Demotion of a region that fails to lower or compile: to another executor, else to eager; a warning names a repro script.
 
-Triton takes a region that fails elsewhere, eager one that fails on Triton. A region that a library rejects has not failed
-if another executor can take it: see ``select.place.reject``.
+Triton takes a region that fails elsewhere, eager one that fails on Triton. Where loop nests share a launch that fails, each
+gets one of its own first. A region that a library rejects has not failed if another executor can take it: see
+``select.place.reject``.
 
 Worked example: with ``DYNAFUSE_STRICT=1`` the same failure raises ``CompileError`` naming the ops and that file.
 """
@@ -28,10 +29,11 @@ MOST_LINES = 4  # of the user's code that an error names
 
 @dataclass(frozen=True)
 class Demoted:
-    """The nodes that a graph's next plan keeps from some executors."""
+    """What a graph's next plan does without: executors for some nodes, or launches that regions share."""
 
     to_eager: Mapping[Node, str] = field(default_factory=dict)  # nodes that run eager, with the reason
     denied: frozenset[tuple[str, Node]] = frozenset()  # executors with the nodes that they have failed on
+    apart: bool = False  # whether each region has a launch of its own: one that several shared has failed
 
     def without_executor(self, nodes: Mapping[Node, str]) -> Demoted:
         """Return the same, with ``nodes`` run eager because no executor takes them, each with the reason."""
@@ -53,7 +55,7 @@ def demote(plan: CanonicalPlan, errors: Mapping[str, BaseException], config: Con
     Raises:
         CompileError: For the first region that failed, if ``strict``.
     """
-    to_eager, denied = dict(before.to_eager), set(before.denied)
+    to_eager, denied, apart = dict(before.to_eager), set(before.denied), before.apart
     for region in (whole.region for whole in plan.regions):
         error = errors.get(region.name)
         if error is None:
@@ -64,11 +66,13 @@ def demote(plan: CanonicalPlan, errors: Mapping[str, BaseException], config: Con
         if config.strict:
             raise failure from error
         warnings.warn(str(failure), DynafuseWarning, stacklevel=2)
-        if others:
+        if region.nests:
+            apart = True
+        elif others:
             denied.update((region.executor, n) for n in region.nodes)
         else:
             to_eager.update((n, "demoted") for n in region.nodes if plan.annotated.facts[n].role is Role.FUSED)
-    return Demoted(to_eager, frozenset(denied))
+    return Demoted(to_eager, frozenset(denied), apart)
 
 
 def _lines(region: Region) -> list[str]:

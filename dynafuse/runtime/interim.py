@@ -178,7 +178,7 @@ class _Search:
         facts = {**annotated.facts, **{node: _eager(annotated.facts[node]) for node in ops}}
         config = self.compilation.config
         return partition(replace(annotated, facts=facts), self.device, recompute=config.recompute,
-                         max_ops=config.max_region_ops)
+                         max_ops=config.max_region_ops, joins=False)
 
     def canonical(self, annotated: Annotated, region: Region) -> CanonicalRegion:
         """Return a region in canonical form."""

@@ -45,6 +45,14 @@ def test_what_needs_the_other_stays_apart() -> None:
     assert steps(apart) == [["sum_default"], ["sin_default", "copy__default"]]
 
 
+def test_what_a_collective_takes_waits_for_nothing() -> None:
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        sent = g.op("_c10d_functional.all_reduce.default", g.op("aten.sin.default", x), "sum", "0")
+        return [sent, g.op("aten.cos.default", y)]
+
+    assert steps(plan_of(write, SMALL, OTHER))[:2] == [["sin_default"], "all_reduce_default"]
+
+
 def test_columns_that_are_split_stay_apart() -> None:
     def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
         return [g.op("aten.sum.dim_IntList", x, [0]), g.op("aten.cos.default", y)]

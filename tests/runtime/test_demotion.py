@@ -136,6 +136,20 @@ def test_source_that_does_not_parse_is_demoted_too(tmp_path: Path) -> None:
     torch.testing.assert_close(run.call([X, W])[0], (X.relu() @ W).sin() + 1)
 
 
+def test_what_shares_a_launch_with_what_fails_is_fused_all_the_same(tmp_path: Path) -> None:
+    def beside(build: graphs.Builder, x: Node, w: Node) -> list[Node]:
+        return [build.op("aten.sin.default", x), build.op("aten.exp.default", w)]
+
+    inputs = [X, torch.randn(3, 7)]
+    with pytest.warns(DynafuseWarning, match="sin is broken today"):
+        run = graphs.compiled(graphs.built(beside, *inputs), inputs, config(tmp_path, strict=False))
+    assert [str(node.target) for node in run.computed] == ["aten.sin.default"]
+    (region,) = run.plan.regions
+    assert not region.nests and [str(node.target) for node in region.nodes] == ["aten.exp.default"]
+    for got, expected in zip(run.call(list(inputs)), (inputs[0].sin(), inputs[1].exp()), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_a_copy_that_runs_eager_overwrites_the_input_itself(tmp_path: Path) -> None:
     """A kernel reads a copy of a misaligned input."""
     def overwrite(build: graphs.Builder, x: Node, w: Node) -> Node:
