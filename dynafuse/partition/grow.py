@@ -160,18 +160,8 @@ class _Growth:
             size = self.spaces.tensor(view).bytes
             yield from (Candidate(size, *pair, view) for pair in itertools.pairwise(self._one_of_each(units)))
         for first, second in itertools.chain(*map(itertools.pairwise, map(self._one_of_each, self._equal_loops()))):
-            is_near = self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY
-            if is_near and not (self._is_better_apart(first) and self._is_better_apart(second)):
+            if self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY:
                 yield Candidate(0, first, second, None)
-
-    def _is_better_apart(self, unit: Node) -> bool:
-        """Return whether a unit's region may share a launch with programs of its own, and the device has room for those.
-
-        Where one loop fills the device, others in it share its index arithmetic, and what it computes of no tensor.
-        """
-        group = self.group[unit]
-        return (self.joins and may_join(self.spaces, group) and group.priced is not None
-                and in_use(group.priced.work, self.device) < 1)
 
     def _one_of_each(self, units: Iterable[Node]) -> list[Node]:
         """Return the first unit of each group, in order."""
@@ -297,8 +287,18 @@ class _Growth:
         if any(group.priced is None or group.prediction.device_us > brief_us + launched_us(group.priced.work, self.device)
                for group in (first, second)):
             return Refusal(RefusalKind.DOES_NOT_PAY, a.name, b.name, "only a launch is saved")
+        if self.dependencies.are_independent(first, second) and all(map(self._is_better_apart, (first, second))):
+            return Refusal(RefusalKind.DOES_NOT_PAY, a.name, b.name, "they may share a launch with programs of their own")
         left, right = ([axis for dim in self.spaces.dims[unit] for axis in dim] for unit in (a, b))
         return None if self.spaces.unifier.unify(left, right) else Refusal(RefusalKind.DIMENSIONS_DIFFER, a.name, b.name)
+
+    def _is_better_apart(self, group: Group) -> bool:
+        """Return whether a region may share a launch with programs of its own, and the device has room for those.
+
+        Where one loop fills the device, others in it share its index arithmetic, and what it computes of no tensor.
+        """
+        return (self.joins and may_join(self.spaces, group) and group.priced is not None
+                and in_use(group.priced.work, self.device) < 1)
 
     def _reads_along(self, unit: Node, tensor: Node) -> list[AxisDims | None]:
         """Return the axes along which a unit reads a tensor, or a view of one, per read."""

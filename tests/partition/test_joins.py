@@ -38,11 +38,12 @@ def test_what_needs_the_other_stays_apart() -> None:
         return g.op("aten.sin.default", g.op("aten.mm.default", g.op("aten.cos.default", x), x))
 
     def overwritten(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
-        return [g.op("aten.sum.default", x), g.op("aten.copy_.default", x, g.op("aten.sin.default", y))]
+        begin = g.op("aten.slice.Tensor", x, 0, 0, 100)
+        return [g.op("aten.cos.default", begin), g.op("aten.copy_.default", x, g.op("aten.sin.default", y))]
 
     assert len(plan_of(through_a_product, torch.empty(64, 64)).regions) == 2
     apart = plan_of(overwritten, torch.empty(4096), torch.empty(4096))
-    assert steps(apart) == [["sum_default"], ["sin_default", "copy__default"]]
+    assert steps(apart) == [["slice_tensor", "cos_default"], ["sin_default", "copy__default"]]
 
 
 def test_what_a_collective_takes_waits_for_nothing() -> None:
