@@ -2,10 +2,11 @@
 
 Every unit starts as a region of its own. Pairs that could share memory traffic (a producer and its reader, two readers
 of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
-arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``. Last come units side by side that run
-over equally many points, where they take hardly longer than their launches. Where long rows took the room of columns, all
-grows once more with rows in kernels of their own, and the quicker plan is taken. :func:`partition` runs it all; which pairs
-there are says ``_Growth._candidates``, and what keeps one apart ``_Growth._merged``.
+arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``, and tried again once one of the two
+has grown. Then come units side by side that run over equally many points, where they take hardly longer than their launches,
+and last what has nothing in common but may share a launch (``joins.py``). Where long rows took the room of columns, all grows
+once more with rows in kernels of their own, and the quicker plan is taken. :func:`partition` runs it all; which pairs there are
+say ``_Growth._sharing`` and ``_Growth._equal_loops``, and what keeps one apart ``_Growth._merged``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
@@ -105,8 +106,11 @@ class _Growth:
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
         if unplaced:
             return Plan(annotated, (), (), unplaced)
-        while self._merge(sorted(self._untried(), key=lambda c: -c.saving)):
-            pass  # groups have new neighbours among the readers of a tensor
+        grows = True
+        while grows:
+            while self._merge(sorted(self._untried(self._sharing()), key=lambda c: -c.saving)):
+                pass  # groups have new neighbours among the readers of a tensor
+            grows = self._merge(list(self._untried(self._equal_loops())))
         groups = list({id(g): g for g in self.group.values()}.values())
         for group in groups:
             self._price(group)
@@ -143,11 +147,15 @@ class _Growth:
                 readers.setdefault(node, set()).add(node.graph.output_node())
         return readers
 
-    def _untried(self) -> Iterable[Candidate]:
-        """Return the candidates that are apart and have not been refused."""
-        return (c for c in self._candidates() if c not in self.refusals and self.group[c.first] is not self.group[c.second])
+    def _untried(self, candidates: Iterable[Candidate]) -> Iterable[Candidate]:
+        """Yield the candidates that are apart, and have not been refused as they are now."""
+        for candidate in candidates:
+            pair = self.group[candidate.first], self.group[candidate.second]
+            if pair[0] is not pair[1] and self._refused.get(candidate) != pair:
+                yield candidate
 
-    def _candidates(self) -> Iterable[Candidate]:
+    def _sharing(self) -> Iterable[Candidate]:
+        """Yield a producer with its reader, and two readers of a tensor or of a view."""
         for tensor, readers in self.readers.items():
             if self.spaces.facts[tensor].tensor is None:
                 continue
@@ -159,7 +167,14 @@ class _Growth:
         for view, units in self._readers_of_views().items():
             size = self.spaces.tensor(view).bytes
             yield from (Candidate(size, *pair, view) for pair in itertools.pairwise(self._one_of_each(units)))
-        for first, second in itertools.chain(*map(itertools.pairwise, map(self._one_of_each, self._equal_loops()))):
+
+    def _equal_loops(self) -> Iterable[Candidate]:
+        """Yield two units that run over equally many points in equal dimensions: one launch does for both."""
+        units: dict[tuple[Size, ...], list[Node]] = {}
+        for unit in self.reads:
+            shape = self.spaces.iterated_shape(unit)
+            units.setdefault(tuple(size for size in shape if size != 1), []).append(unit)
+        for first, second in itertools.chain(*map(itertools.pairwise, map(self._one_of_each, units.values()))):
             if self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY:
                 yield Candidate(0, first, second, None)
 
@@ -169,14 +184,6 @@ class _Growth:
         for unit in units:
             firsts.setdefault(id(self.group[unit]), unit)
         return list(firsts.values())
-
-    def _equal_loops(self) -> Iterable[list[Node]]:
-        """Return the units that run over equally many points in equal dimensions, in order: one launch does for several."""
-        units: dict[tuple[Size, ...], list[Node]] = {}
-        for unit in self.reads:
-            shape = self.spaces.iterated_shape(unit)
-            units.setdefault(tuple(size for size in shape if size != 1), []).append(unit)
-        return units.values()
 
     def _readers_of_views(self) -> dict[Node, list[Node]]:
         """Return per view that shows a part of a tensor the units that read it along whole axes of it, in order."""
