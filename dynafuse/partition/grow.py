@@ -3,10 +3,10 @@
 Every unit starts as a region of its own. Pairs that could share memory traffic (a producer and its reader, two readers
 of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
 arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``, and tried again once one of the two
-has grown. Then come units side by side that run over equally many points, where they take hardly longer than their launches,
-and last what has nothing in common but may share a launch (``joins.py``). Where long rows took the room of columns, all grows
-once more with rows in kernels of their own, and the quicker plan is taken. :func:`partition` runs it all; which pairs there are
-say ``_Growth._sharing`` and ``_Growth._equal_loops``, and what keeps one apart ``_Growth._merged``.
+has grown. Then come units side by side that run over equally many points, where they take hardly longer than their
+launches, and last what has nothing in common but may share a launch (``joins.py``). Where long rows took the room of
+columns, all grows once more with rows in kernels of their own, and the quicker plan is taken. :func:`partition` runs it
+all; which pairs there are say ``_Growth._sharing`` and ``_Growth._equal_loops``, what keeps one apart ``_Growth._merged``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
