@@ -73,6 +73,27 @@ def test_what_another_nest_overwrites_is_read_before(make: Make) -> None:
     check(in_place, make(33), make(33), make(70))
 
 
+def test_an_operand_that_two_nests_read_is_not_written_over(make: Make) -> None:
+    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        product = a @ b
+        return product.relu(), product.flip(0)[:, :5].exp()
+
+    with recorded() as graphs:
+        check(function, make(64, 32), make(32, 48))
+    assert [len(region.nests) for region in graphs[0].plan.regions] == [2]
+
+
+def test_an_operand_of_one_nest_is_written_over(make: Make) -> None:
+    def function(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return (a @ b).relu(), c.exp()
+
+    with recorded() as graphs:
+        check(function, make(64, 32), make(32, 48), make(70))
+    (bound,) = graphs[0].bounds.values()
+    assert len(bound.region.nests) == 2
+    assert any("over" in reason for reason in bound.region.reasons), bound.region.reasons
+
+
 def test_indices_are_checked_in_each_nest(make: Make) -> None:
     index = torch.tensor([2, 0, 5, 1], device=make(1).device)
     check(picked, make(6, 5), make(8, 3), index)
