@@ -74,6 +74,11 @@ def residual_sum(x: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x)
 
 
+def rows_and_steps(q: torch.Tensor, k: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same of the rows of two tensors, and one step of an optimizer for three, in one launch."""
+    return q.softmax(-1), k.softmax(-1), *(parameter * 0.9 - 0.3 for parameter in parameters)
+
+
 CASES: dict[str, Case] = {
     "pointwise_flat": Case(
         lambda x, y, b: F.gelu(x + b) * y, (((4096, 512), BF16), ((4096, 512), BF16), ((512,), BF16))),
@@ -106,6 +111,8 @@ CASES: dict[str, Case] = {
     "pointwise_dynamic": Case(lambda x, y: x.relu() * y, (((48, 130), F32), ((130,), F32)), dynamic=True),
     "reduction_unrolled": Case(lambda x: x.view(-1, 4, 64).mean(1) + 1, (((4096, 64), BF16),)),
     "overwritten_input": Case(running_mean, (((16, 64, 14, 14), F32), ((64,), F32))),
+    "side_by_side": Case(rows_and_steps, (
+        ((4, 16, 512, 64), BF16), ((4, 8, 512, 64), BF16), ((1000,), F32), ((64, 72), F32), ((3000,), F32))),
     "fold_family": Case(residual_sum, (((4096, 512), BF16),) * 6, family=True),
 }
 

@@ -24,6 +24,7 @@ CLASSES = {  # what each case is there to show
     "pointwise_dynamic": "flat", "reduction_unrolled": "flat", "embedding_gather": "flat", "dropout_with_seed": "flat",
     "cumulative_softmax": "persistent", "cumulative_columns": "looped",
     "variance_of_channels": "split", "fold_family": "flat",
+    "side_by_side": "side_by_side",
 }
 
 
