@@ -17,6 +17,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from dynafuse.cache.canonical import CanonicalRegion, canonical, family
 from dynafuse.config import resolve
+from dynafuse.ir import Spec
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.passes.decompositions import decompositions
 from tests.support import graphs
@@ -135,6 +136,14 @@ def bounds_of(case: Case, classes: bool = False) -> list[CanonicalRegion]:
     plan = graphs.planned(traced(case))
     found = [canonical(plan.annotated, region, resolve(environ={}).key(), "sm90", classes) for region in plan.regions]
     return [shared for one in found if (shared := family(one, 3))] if case.family else found
+
+
+def spec_of(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> Spec:
+    """The spec of the only region of a function."""
+    module = make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic" if dynamic else "fake")(*inputs)
+    plan = graphs.planned(module)
+    (region,) = plan.regions
+    return canonical(plan.annotated, region, (), "sm90").spec
 
 
 def text(name: str) -> str:

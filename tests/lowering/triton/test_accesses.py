@@ -11,17 +11,14 @@ import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.cache.canonical import canonical
-from dynafuse.ir import Layout, Spec
+from dynafuse.ir import Layout
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.ops import Value
-from dynafuse.passes.decompositions import decompositions
-from tests.support import graphs
 from tests.support.differential import check
+from tests.support.representative import spec_of
 
 FLOATS = Layout(torch.float32, (64,), (1,))
 
@@ -96,13 +93,6 @@ def halves_swapped_below_another(x: Tensor) -> Tensor:
 def picked_or_shifted(x: Tensor) -> Tensor:
     """A condition that is loaded tells: its opposite is no comparison of indices."""
     return torch.where(x.roll(3, -1) > 0, x, rolled(x))
-
-
-def spec_of(function: Callable[..., Any], *inputs: Tensor) -> Spec:
-    """The one kernel of a function."""
-    plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
-    (region,) = plan.regions
-    return canonical(plan.annotated, region, (), "sm90").spec
 
 
 def loads_of(function: Callable[..., Any], *inputs: Tensor) -> list[tuple[str, str]]:

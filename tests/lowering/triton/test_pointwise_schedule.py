@@ -13,7 +13,6 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.cache.canonical import CanonicalRegion, canonical
-from dynafuse.ir import Spec
 from dynafuse.lowering.interpret import eager
 from dynafuse.lowering.triton.compiler import load
 from dynafuse.lowering.triton.kernels import write_kernels
@@ -27,6 +26,7 @@ from dynafuse.passes.decompositions import decompositions
 from dynafuse.select.data import inputs_for
 from dynafuse.select.runners import runner
 from tests.support import graphs
+from tests.support.representative import spec_of
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -38,11 +38,6 @@ def bounds_of(function: Callable[..., Any], *inputs: torch.Tensor) -> list[Canon
     found = [canonical(plan.annotated, region, (), "sm90") for region in plan.regions]
     assert found and not any(bound.spec.reductions for bound in found)
     return found
-
-
-def spec_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Spec:
-    (bound,) = bounds_of(function, *inputs)
-    return bound.spec
 
 
 def batch_norm(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:

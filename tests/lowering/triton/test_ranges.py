@@ -7,15 +7,12 @@ from collections.abc import Callable
 import pytest
 import sympy
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.cache.canonical import canonical
-from dynafuse.ir import Ref, Spec
+from dynafuse.ir import Ref
 from dynafuse.lowering.calls import row_and_call
 from dynafuse.lowering.triton.ranges import Range, Ranges
 from dynafuse.ops import Kind
-from dynafuse.passes.decompositions import decompositions
-from tests.support import graphs
+from tests.support.representative import spec_of
 
 Function = Callable[..., torch.Tensor]
 GENERATOR = torch.Generator().manual_seed(3)
@@ -29,14 +26,6 @@ LONG = torch.cat([integers(torch.int64, -20, 20), torch.tensor([[-(2**63), 2**63
 BYTES = torch.arange(40).reshape(8, 5).mul(7).to(torch.uint8)
 SMALL = torch.tensor([[-128, 127, 100, -1, 44]], dtype=torch.int8)
 TRUTH = integers(torch.bool, 0, 2)
-
-
-def spec_of(function: Function, *inputs: torch.Tensor, dynamic: bool = False) -> Spec:
-    """The only region of a function, whose result no index hides."""
-    module = make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic" if dynamic else "fake")(*inputs)
-    plan = graphs.planned(module)
-    (region,) = plan.regions
-    return canonical(plan.annotated, region, (), "sm90").spec
 
 
 def range_of(function: Function, *inputs: torch.Tensor, dynamic: bool = False) -> Range:

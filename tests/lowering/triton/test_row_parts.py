@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dynafuse.lowering.triton.schedule import choose_schedule
-from tests.lowering.triton.test_accesses import spec_of
 from tests.support.differential import check
+from tests.support.representative import spec_of
 
 Function = Callable[..., Any]
 

@@ -9,8 +9,8 @@ import torch
 
 from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.tiles import Schedule
-from tests.lowering.triton.test_pointwise_schedule import spec_of
 from tests.support.differential import check
+from tests.support.representative import spec_of
 
 
 def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

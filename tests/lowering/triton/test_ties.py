@@ -17,8 +17,8 @@ from dynafuse.lowering.triton.schedule import candidates, choose_schedule
 from dynafuse.lowering.triton.tiles import Schedule, probe
 from tests.lowering.triton.test_candidates import CASES as ROWS
 from tests.lowering.triton.test_pointwise_schedule import CASES as POINTS
-from tests.lowering.triton.test_pointwise_schedule import spec_of
 from tests.support.differential import check
+from tests.support.representative import spec_of
 
 
 @pytest.fixture(params=[True, False], ids=["first", "last"])
