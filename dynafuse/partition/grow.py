@@ -37,6 +37,7 @@ from dynafuse.partition.pricing import Priced, Pricing
 
 BRIEF = 2  # launches as long as which a region of one takes if it may be joined with another for a launch less
 NEARBY = 100  # nodes of the graph between two units that are joined for a launch less: none waits long for the other
+REGIONS_OF_LAUNCH = 2  # as large as may be, whose nodes may share one: those that compute the same share their code
 ROUNDS = 4  # passes over the candidate pairs; a merge can make another one legal
 
 
@@ -118,7 +119,8 @@ class _Growth:
         if cheaper:
             return Plan(annotated, (), (), cheaper)
         standing = self._standing()
-        joins = Joins(self.spaces, self.dependencies, self.pricing, self.group, self.max_ops if self.joins else 0)
+        most_nodes = REGIONS_OF_LAUNCH * self.max_ops if self.joins else 0
+        joins = Joins(self.spaces, self.dependencies, self.pricing, self.group, most_nodes)
         regions = [self._launch(f"r{i}", launch) for i, launch in enumerate(joins.of(groups))]
         return Plan(annotated, schedule(self.spaces, regions), standing)
 

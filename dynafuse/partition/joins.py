@@ -49,15 +49,18 @@ class SharedLaunch:
 
 
 class Joins:
-    """Finds what shares a launch. ``group`` has what each node belongs to, as ``dependencies`` knows it."""
+    """Finds what shares a launch, of at most ``most_nodes``: 0 if each region has one of its own.
+
+    ``group`` has what each node belongs to, as ``dependencies`` knows it.
+    """
 
     def __init__(self, spaces: Spaces, dependencies: Dependencies, pricing: Pricing,
-                 group: MutableMapping[Node, Group], max_ops: int) -> None:
+                 group: MutableMapping[Node, Group], most_nodes: int) -> None:
         self.spaces = spaces
         self.dependencies = dependencies
         self.pricing = pricing
         self.group = group
-        self.most_nodes = 2 * max_ops
+        self.most_nodes = most_nodes
 
     def of(self, groups: Sequence[Group]) -> list[SharedLaunch]:
         """Return launches for regions that have a price, of one or several of these each, in the order of the first ones."""
