@@ -161,7 +161,8 @@ def side_by_side(name: str, regions: Sequence[Region], prediction: Prediction, p
         name, first.executor, _in_order((node for region in regions for node in region.nodes), position),
         _in_order((node for region in regions for node in region.inputs), position), outputs, tuple(axes), dims, out_dims,
         frozenset[Node]().union(*(region.reductions for region in regions)), copies, sum(region.bytes for region in regions),
-        prediction.device_us, (), decision, tuple(dict.fromkeys(origin for region in regions for origin in region.origins)),
+        prediction.device_us, (f"{len(regions)} loops that have nothing in common share the launch",), decision,
+        tuple(dict.fromkeys(origin for region in regions for origin in region.origins)),
         tuple(merge for region in regions for merge in region.merges), tuple(nests))
 
 

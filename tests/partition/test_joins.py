@@ -26,6 +26,7 @@ def test_what_has_nothing_in_common_is_one_region_of_two_nests() -> None:
     assert [axis.size for axis in region.axes] == [300, 20, 50]
     assert region.nests == (Nest((0,), (0,)), Nest((1, 2), (1,)))
     assert region.decision.kernel_class == "side by side"
+    assert region.reasons == ("2 loops that have nothing in common share the launch",)
     assert region.bytes == 8 * (300 + 1000)
 
 
