@@ -11,19 +11,16 @@ first, with the same weights. `ms_per_token` is what each token after the first 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench import systems
-from bench.apart import measured_apart
+from bench.apart import parsed, run
 from bench.measure import Metrics, timed_once
-from bench.report import Report, describe_machine, describe_versions
-from bench.run import default_device, split
+from bench.run import split, unknown_cases
 
 PASSED = ("scale", "dtype", "device", "tokens", "rounds")
 """Options that a process for one case and system is given."""
@@ -105,40 +102,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m bench.generate", description="Time per token of generate.")
     parser.add_argument("--cases", default=",".join(CASES), help="names of MODEL/BATCH, or of models, comma-separated")
-    parser.add_argument("--systems", default="eager,inductor,dynafuse",
-                        help="names, each with or without @VAR=VALUE;VAR=VALUE")
     parser.add_argument("--scale", choices=tuple(SIZES), default="full")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5, help="timed calls of generate")
-    parser.add_argument("--limit", type=float, default=600, help="seconds for a case under a system")
-    parser.add_argument("--inside", action="store_true", help="measure one case under one system in this process")
-    parser.add_argument("--out", type=Path, help="default: bench/results/generate-DATE.json")
-    options = parser.parse_args(arguments)
-    options.device = options.device or default_device()
-    options.out = options.out or Path("bench/results") / f"{SUITE}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    return options
+    return parsed(parser, arguments, SUITE, limit=600)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; 0 unless a system failed, or compiled again once it had generated."""
     options = parse(arguments)
-    names = split(options.systems)
     wanted = split(options.cases)
     if unknown := [name for name in wanted if name not in CASES and name not in MODELS]:
-        raise SystemExit(f"bench: no case is called {', '.join(unknown)}; known: {', '.join(CASES)}")
-    if options.inside:
-        options.out.write_text(json.dumps(measured(systems.find(names[0]), options)))
-        return 0
-    report = Report(options.out, describe_machine(), describe_versions())
-    rows = []
-    for case in [case for case in CASES if case in wanted or case.split("/")[0] in wanted]:
-        for name in names:
-            rows.append(measured_apart("bench.generate", case, name, options, PASSED))
-            report.put(SUITE, case, name, rows[-1])
-            print(case, name, *(f"{key} {value:.4g}" for key, value in rows[-1].items() if key != "error"),
-                  rows[-1].get("error", ""), flush=True)
+        raise unknown_cases(unknown, CASES)
+    cases = [case for case in CASES if case in wanted or case.split("/")[0] in wanted]
+    rows = run(SUITE, cases, options, PASSED, measured)
     return int(any("error" in row or row["graphs_later"] for row in rows))
 
 

@@ -12,23 +12,19 @@ makes of it in as many steps from the same values.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from bench import systems
-from bench.apart import measured_apart
+from bench.apart import parsed, run
 from bench.measure import Metrics, device_profile, step_samples, timed_once
 from bench.models import CASES as MODELS
 from bench.models import Build
-from bench.report import Report, describe_machine, describe_versions
-from bench.run import default_device, split
+from bench.run import split, unknown_cases
 
 PASSED = ("scale", "dtype", "device", "steps", "layers")
 """Options that a process for one case and system is given."""
@@ -107,41 +103,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m bench.optimizers", description="Steps of optimizers.")
     parser.add_argument("--cases", default=",".join(CASES), help="names of OPTIMIZER/MODEL, comma-separated")
-    parser.add_argument("--systems", default="eager,inductor,dynafuse",
-                        help="names, each with or without @VAR=VALUE;VAR=VALUE")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")
     parser.add_argument("--layers", type=int, default=8, help="of models of language")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     parser.add_argument("--steps", type=int, default=30, help="timed steps")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for a case under a system")
-    parser.add_argument("--inside", action="store_true", help="measure one case under one system in this process")
-    parser.add_argument("--out", type=Path, help="default: bench/results/optimizers-DATE.json")
-    options = parser.parse_args(arguments)
-    options.device = options.device or default_device()
-    options.out = options.out or Path("bench/results") / f"{SUITE}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    return options
+    return parsed(parser, arguments, SUITE, limit=300)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; 0 unless a system failed."""
     options = parse(arguments)
-    names, wanted = split(options.systems), split(options.cases)
-    known = [f"{optimizer}/{model}" for optimizer in OPTIMIZERS for model in MODELS]
+    wanted, known = split(options.cases), [f"{optimizer}/{model}" for optimizer in OPTIMIZERS for model in MODELS]
     if unknown := [name for name in wanted if name not in known]:
-        raise SystemExit(f"bench: no case is called {', '.join(unknown)}; known: {', '.join(known)}")
-    if options.inside:
-        options.out.write_text(json.dumps(measured(systems.find(names[0]), options)))
-        return 0
-    report = Report(options.out, describe_machine(), describe_versions())
-    rows = []
-    for case in wanted:
-        for name in names:
-            rows.append(measured_apart("bench.optimizers", case, name, options, PASSED))
-            report.put(SUITE, case, name, rows[-1])
-            print(case, name, *(f"{key} {value:.4g}" for key, value in rows[-1].items() if key != "error"),
-                  rows[-1].get("error", ""), flush=True)
-    return int(any("error" in row for row in rows))
+        raise unknown_cases(unknown, known)
+    return int(any("error" in row for row in run(SUITE, wanted, options, PASSED, measured)))
 
 
 if __name__ == "__main__":

@@ -235,6 +235,11 @@ SUITES: dict[str, Callable[[Runner], None]] = {"models": run_models, "layers": r
                                                "host": run_host, "residual": run_residual}
 
 
+def unknown_cases(names: Iterable[str], known: Iterable[str]) -> SystemExit:
+    """The end of a run that was asked for cases that there are not, with those that there are."""
+    return SystemExit(f"bench: no case is called {', '.join(names)}; known: {', '.join(known)}")
+
+
 def split(text: str) -> list[str]:
     """Comma-separated names."""
     return [item for item in text.split(",") if item]

@@ -31,7 +31,7 @@ from bench import systems
 from bench.measure import Metrics
 from bench.regions import gpus
 from bench.report import Report, describe_machine, describe_versions, settled
-from bench.run import Runner, alternate, default_device, each, split
+from bench.run import Runner, alternate, default_device, each, split, unknown_cases
 from bench.worker import Inside, Process, Worker
 from bench.zoo_models import CASES, MODES
 from bench.zoo_summary import CLOCKS, summary_of
@@ -169,7 +169,7 @@ def chosen(options: argparse.Namespace) -> list[Job]:
             for group in together]
     kept = [job for job in jobs if not wanted or any(matches(job, pattern) for pattern in wanted)]
     if not kept:
-        raise SystemExit(f"bench: no case is called {', '.join(wanted)}; known: {', '.join(CASES)}")
+        raise unknown_cases(wanted, CASES)
     return kept
 
 
