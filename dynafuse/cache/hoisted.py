@@ -34,10 +34,11 @@ class _Values:
 
     def place(self, value: float) -> int:
         """Return the argument that a value is, which may be a new one."""
-        if self.shares and repr(value) in self.places:
-            return self.places[repr(value)]
-        self.held.append(value)
-        return self.places.setdefault(repr(value), len(self.held) - 1) if self.shares else len(self.held) - 1
+        told = repr(value)
+        if not self.shares or told not in self.places:
+            self.places[told] = len(self.held)
+            self.held.append(value)
+        return self.places[told]
 
 
 def _hoist(spec: Spec, op: OpSpec, values: _Values) -> OpSpec:

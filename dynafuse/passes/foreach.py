@@ -58,11 +58,11 @@ def _on_one_tensor(op: OpOverload) -> OpOverloadPacket | None:
 def _each(op: OpOverload, single: OpOverloadPacket) -> Callable[..., list[torch.Tensor]]:
     """Return a function that calls ``single`` on every tensor of the lists that ``op`` is given."""
     arguments = op._schema.arguments
+    lists = {argument.name for argument in arguments if "List" in str(argument.type)}
     is_valued = single.__name__ in VALUED
 
     def each(*given: Any, **named: Any) -> list[torch.Tensor]:
         values = {argument.name: value for argument, value in zip(arguments, given, strict=False)} | named
-        lists = {argument.name for argument in arguments if "List" in str(argument.type)}
         count = max(len(values[name]) for name in lists)
         return [_call(single, {name: value[i] if name in lists else value for name, value in values.items()}, is_valued)
                 for i in range(count)]

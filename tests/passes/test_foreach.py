@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dynafuse
 from dynafuse.passes.foreach import foreach_decompositions
 
+OPS = foreach_decompositions()
 SHAPES = ((3, 4), (5,), (), (2, 1, 3))
 
 
@@ -39,7 +40,7 @@ def given(op: OpOverload, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]
     return positional, named
 
 
-@pytest.mark.parametrize("op", foreach_decompositions(), ids=str)
+@pytest.mark.parametrize("op", OPS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_each(op: OpOverload, dtype: torch.dtype) -> None:
     positional, named = given(op, dtype)
@@ -47,15 +48,14 @@ def test_each(op: OpOverload, dtype: torch.dtype) -> None:
         expected = op(*positional, **named)
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"eager: {error}")
-    got = foreach_decompositions()[op](*positional, **named)
+    got = OPS[op](*positional, **named)
     assert [tensor.dtype for tensor in got] == [tensor.dtype for tensor in expected]
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
 def test_scalars_that_are_a_tensor_stay_whole() -> None:
-    ops = foreach_decompositions()
-    assert torch.ops.aten._foreach_addcdiv.Tensor not in ops
-    assert torch.ops.aten._foreach_addcdiv.ScalarList in ops
+    assert torch.ops.aten._foreach_addcdiv.Tensor not in OPS
+    assert torch.ops.aten._foreach_addcdiv.ScalarList in OPS
 
 
 def test_nothing_is_left_of_a_list() -> None:
@@ -63,7 +63,7 @@ def test_nothing_is_left_of_a_list() -> None:
         return list(torch._foreach_addcdiv(torch._foreach_lerp(a, b, 0.1), a, b, value=0.5))
 
     a, b = tensors(torch.float32, 0), tensors(torch.float32, 1)
-    made = make_fx(step, decomposition_table=foreach_decompositions(), tracing_mode="fake")(a, b)
+    made = make_fx(step, decomposition_table=OPS, tracing_mode="fake")(a, b)
     assert "foreach" not in made.code
     torch.testing.assert_close(made(a, b), step(a, b))
 
