@@ -259,7 +259,7 @@ class _Growth:
         if candidate.second in inlined or candidate.first in inlined:
             return self._inline(candidate, first, inlined)
         if candidate.tensor is None:
-            return self._side_by_side(candidate, first, second) or inlined
+            return self._in_one_loop(candidate, first, second) or inlined
         places_of_second = self._reads_along(candidate.second, candidate.tensor)
         if candidate.vertical:
             places_of_first: Sequence[AxisDims | None] = [self.spaces.out_dims(candidate.first)]
@@ -289,7 +289,7 @@ class _Growth:
                 if not self.spaces.unifier.unify(own, other):
                     self.spaces.unifier.undo(mark)
 
-    def _side_by_side(self, candidate: Candidate, first: Group, second: Group) -> Refusal | None:
+    def _in_one_loop(self, candidate: Candidate, first: Group, second: Group) -> Refusal | None:
         """Unify the axes of two units that share nothing but how many points they run over."""
         a, b = candidate.first, candidate.second
         brief_us = (BRIEF - 1) * self.device.constants[f"launch_us_{PREFERRED}"]

@@ -78,9 +78,8 @@ class Joins:
 
     def _alone(self, group: Group) -> SharedLaunch:
         assert group.priced is not None
-        inputs = {read.source for read in group.reads}.difference(group.nodes)
-        work, chosen = group.priced.work, group.priced.choice.executor
-        return SharedLaunch([group], group, [work], len(inputs) + work.outputs, chosen, group.priced.prediction)
+        priced = group.priced
+        return SharedLaunch([group], group, [priced.work], priced.tensors, priced.choice.executor, priced.prediction)
 
     def _joined(self, launch: SharedLaunch, other: SharedLaunch) -> bool:
         """Put the only region of another launch beside those of a launch, if it may come and that pays."""

@@ -38,7 +38,8 @@ class Priced:
     """A region's iteration space, its work, what it costs on each executor that can take it, and the cheapest of them.
 
     ``us`` is what the cheapest adds to the time that the user waits for. ``eager`` is what the region's ops cost one by
-    one, ``is_eager`` whether that is less even if both predictions are off: then they run so.
+    one, ``is_eager`` whether that is less even if both predictions are off: then they run so. The kernel reads and writes
+    ``tensors``.
     """
 
     shape: Shape
@@ -47,6 +48,7 @@ class Priced:
     choice: Choice
     us: float
     eager: Prediction
+    tensors: int
     is_eager: bool = False
 
     @property
@@ -142,7 +144,7 @@ class Pricing:
         fused, eager = predictions[choice.executor], self._eager(closure)
         is_eager = (self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < choice.us
                     and self._may_be_eager(closure))
-        return Priced(shape, work, predictions, choice, choice.us, eager, is_eager)
+        return Priced(shape, work, predictions, choice, choice.us, eager, tensors, is_eager)
 
     def _has_room(self, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> bool:
         """Return whether a kernel may reduce rows of a length beside columns."""
