@@ -83,8 +83,8 @@ def space(spec: Spec) -> list[Schedule]:
 def _flat(spec: Spec, usual: Schedule) -> Iterator[Schedule]:
     """Yield tiles of one dimension."""
     points = power_of_two(point_count(spec, usual.order["x"]))
-    for block in (256, 512, 1024, 2048, 4096):
-        for warps in (2, 4, 8):
+    for block in (64, 128, 256, 512, 1024, 2048, 4096):
+        for warps in WARPS[:4]:
             if LANES * warps <= block <= points:
                 yield dataclasses.replace(usual, block={"x": block}, warps=warps)
 

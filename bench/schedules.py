@@ -6,22 +6,23 @@ Example:
     python -m bench.schedules --show schedules.json
 
 A row (suite `schedules`, case REGION/KERNEL) has every schedule that was tried with its microseconds, the chosen one first:
-the median of some replays of a CUDA graph, each after the L2 has been flushed, without the replay's own. `regret` is the
-chosen one's time over the least. Kernels are planned and compiled in processes of their own while others are timed. What is
-learned here goes into the formulas of `dynafuse/lowering/triton/row_schedule.py` and its neighbours.
+the median of three turns, each the median of some replays of a CUDA graph that begin with a flushed L2, without the replay's
+own. `regret` is the chosen one's time over the least. Kernels are planned and compiled in processes of their own while
+others are timed. What is learned here goes into the formulas of `dynafuse/lowering/triton/row_schedule.py` and its
+neighbours.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import multiprocessing
-import queue
+import random
+import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,14 @@ from bench.report import Report, describe_machine, describe_versions
 from bench.run import split
 from bench.schedule_space import some_schedules
 from bench.schedule_summary import summary
+from dynafuse.fallback import attempted
 from dynafuse.ir import Lowered, Spec
 from dynafuse.lowering.triton.executor import TRITON
 from dynafuse.lowering.triton.tiles import Schedule
 
 SUITE = "schedules"
 SAMPLES = 15
+ROUNDS = 3
 LONG_US, LONG_SAMPLES = 300.0, 7
 """A kernel of so many microseconds is timed by fewer replays."""
 
@@ -125,7 +128,6 @@ def _compile_into(sender: Connection, job: Job, capability: int) -> None:
 
 def compiled_here(job: Job, capability: int) -> Answer:
     """Return the kernel of a job, compiled in this process, or why there is none."""
-    from dynafuse.fallback import attempted
     from dynafuse.lowering.triton.lower import lower
     from dynafuse.lowering.triton.worker import compiled_bytes
 
@@ -133,7 +135,7 @@ def compiled_here(job: Job, capability: int) -> Answer:
         lowered = lower(job.code, job.schedule)
         return Answer(lowered, [compiled_bytes(lowered.source, launch, capability) for launch in lowered.launches])
 
-    return attempted(compiled, lambda error: Answer(error=f"{type(error).__name__}: {error}"[:200]))
+    return attempted(compiled, lambda error: Answer(error=_text(error)))
 
 
 # ------ on the device
@@ -172,6 +174,30 @@ class Clock:
 
 
 @dataclass
+class Trial:
+    """A kernel under a schedule, and what it took."""
+
+    job: Job
+    answer: Answer
+    us: list[float] = field(default_factory=list)
+    error: str = ""
+
+    def take(self, clock: Clock) -> None:
+        """Time it once more; an error ends that."""
+        self.error = self.error or self.answer.error
+        if not self.error:
+            attempted(lambda: self.us.append(clock.us(self.job, self.answer)), self._fail)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = _text(error)
+
+    def entry(self) -> dict[str, Any]:
+        """Return what a row says of it."""
+        took: dict[str, Any] = {"error": self.error} if self.error else {"us": round(statistics.median(self.us), 4)}
+        return {"schedule": str(self.job.schedule), **took}
+
+
+@dataclass
 class Search:
     """Kernels on their way: planned, compiled, and timed in the order in which they were planned."""
 
@@ -179,44 +205,42 @@ class Search:
     report: Report
     pool: ProcessPoolExecutor
     deadline: float
+    generator: random.Random = field(default_factory=lambda: random.Random(0))
 
     def run(self, regions: Sequence[Region]) -> None:
         """Measure the kernels of regions until the time is over."""
-        waiting: queue.SimpleQueue[tuple[Job, Future[Answer]]] = queue.SimpleQueue()
         planned = [self.pool.submit(jobs_of, region, self.options.describe, self.options.most) for region in regions]
-        seen: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
+        kernels: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[Job, Future[Answer]]]] = {}
         for plan in as_completed(planned):
-            jobs = [job for job in plan.result() if (job.key, tuple(sorted(job.hints.items()))) not in seen]
-            seen |= {(job.key, tuple(sorted(job.hints.items()))) for job in jobs}
-            for job in jobs:
-                waiting.put((job, self.pool.submit(compiled_job, job, CAPABILITY)))
-        self._time(waiting)
+            known = set(kernels)
+            for job in plan.result():
+                if (kernel := (job.key, tuple(sorted(job.hints.items())))) not in known:
+                    kernels.setdefault(kernel, []).append((job, self.pool.submit(compiled_job, job, CAPABILITY)))
+        clock = Clock(torch.device(self.options.device, 0))
+        for schedules in kernels.values():
+            if time.monotonic() < self.deadline:
+                self.report.put(SUITE, schedules[0][0].case, "dynafuse", row_of(self._tried(clock, schedules)))
 
-    def _time(self, waiting: queue.SimpleQueue[tuple[Job, Future[Answer]]]) -> None:
-        """Time kernels as they are compiled, and write a row once all schedules of one are."""
-        clock, tried = Clock(torch.device(self.options.device, 0)), defaultdict[str, list[dict[str, Any]]](list)
-        case = ""
-        while not waiting.empty() and time.monotonic() < self.deadline:
-            job, answer = waiting.get()
-            if case and job.case != case:
-                self._put(case, tried[case])
-            case = job.case
-            tried[case].append({"schedule": str(job.schedule), **self._timed(clock, job, answer)})
-        if case:
-            self._put(case, tried[case])
+    def _tried(self, clock: Clock, schedules: Sequence[tuple[Job, Future[Answer]]]) -> list[dict[str, Any]]:
+        """Return the microseconds of a kernel under each schedule, or an error, which says nothing of the others.
 
-    def _timed(self, clock: Clock, job: Job, answer: Future[Answer]) -> dict[str, Any]:
-        """Return the microseconds of a kernel, or its error: an error of one schedule says nothing of the others."""
-        from dynafuse.fallback import attempted
+        They take turns in random order: what is timed first, when the device has waited for the compiler, takes up to 1.4 of
+        the time that it takes later.
+        """
+        trials = [Trial(job, self._compiled(answer)) for job, answer in schedules]
+        for _ in range(ROUNDS):
+            for trial in self.generator.sample(trials, len(trials)):
+                trial.take(clock)
+        return [trial.entry() for trial in trials]
 
-        def timed() -> dict[str, Any]:
-            compiled = answer.result(max(self.deadline - time.monotonic(), 1.0))
-            return {"error": compiled.error} if compiled.error else {"us": clock.us(job, compiled)}
+    def _compiled(self, answer: Future[Answer]) -> Answer:
+        """Return a compiled kernel, or why there is none in time."""
+        return attempted(lambda: answer.result(max(self.deadline - time.monotonic(), 1.0)),
+                         lambda error: Answer(error=_text(error)))
 
-        return attempted(timed, lambda error: {"error": f"{type(error).__name__}: {error}"[:200]})
 
-    def _put(self, case: str, tried: list[dict[str, Any]]) -> None:
-        self.report.put(SUITE, case, "dynafuse", row_of(tried))
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 def row_of(tried: list[dict[str, Any]]) -> dict[str, Any]:

@@ -117,7 +117,9 @@ def _narrow_columns(facts: Rows) -> Iterator[Schedule]:
     for x, tile in (*tiles, (2 * width, 8192), (width, 2048), (max(width // 2, 1), 4096)):
         x = min(x, power_of_two(facts.rows))
         r = min(tile // x, power_of_two(facts.length))
-        yield Schedule("looped", facts.order, {"x": x, "r": r}, clamp(x * r // 512, 1, 16), lanes=facts.lanes)
+        # Programs that are alone on a processor are done the sooner the less of much arithmetic a lane does.
+        elements = 64 if facts.instructions >= HEAVY and facts.rows <= x * PROCESSORS else 512  # of a warp
+        yield Schedule("looped", facts.order, {"x": x, "r": r}, clamp(x * r // elements, 1, 16), lanes=facts.lanes)
 
 
 def split_columns(facts: Rows) -> Iterator[Schedule]:

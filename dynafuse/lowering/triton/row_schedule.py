@@ -31,6 +31,7 @@ from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR
 LONGEST_PERSISTENT = 32768  # elements of a row that fit in a program's registers, when one tensor is read along it
 LONGEST_HELD = 16384  # elements of a row up to which holding it is better than reading it twice
 LONGEST_HELD_APART = 26624  # the same where it has left the cache by then and is not aligned
+SHORT_IN_LANE = 32  # elements of a row up to which a lane takes one, whatever is done with it, if there are enough rows
 LONG_ROW = 16384  # elements from which on fewer warps with more registers each are faster
 LONGEST_SUMMED_TWICE = 8192  # elements of a row up to which a variance is summed up twice faster than in a loop, or in parts
 LONGEST_OF_FEW_WARPS = 20480  # elements of a row up to which eight warps hold it in parts
@@ -70,7 +71,7 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
         yield from _in_parts(facts)
     if can_be_held and ((is_dear and not online_sums) or facts.length <= min(longest_held, longest_in_registers)):
         if is_counted:
-            yield from _loops(facts, (4096, 8, 1))
+            yield from _loops(facts, (4096, 8, 1) if facts.rows > PROCESSORS else (LONG_ROW // 2, 16, 1))
         yield from _persistent(facts)
         yield from itertools.islice(loops, 2 if facts.length >= 2048 else 0)
     else:
@@ -121,7 +122,8 @@ def _persistent(facts: Rows) -> Iterator[Schedule]:
     warps = _warps_of_held(facts, x, r)
     tiles = [(x, warps), (x, 2 * warps), (x, 4 * warps), (2 * x, 2 * warps), (4 * x, 4 * warps), (x, max(warps // 2, 1)),
              (max(x // 2, 1), max(warps // 2, 1)), (2 * x, warps)]
-    if r <= LONGEST_IN_LANE and facts.reads_of_rows and facts.held * r <= MOST_IN_LANE and not facts.stores_along:
+    reads_once = facts.reads_of_rows and facts.held * r <= MOST_IN_LANE and not facts.stores_along
+    if r <= SHORT_IN_LANE or (r <= LONGEST_IN_LANE and reads_once):
         in_lanes = [(32, 1), (64, 2)]
         tiles = in_lanes + tiles if facts.rows >= LANES * 4 * PROCESSORS else tiles[:1] + in_lanes + tiles[1:]
     most = power_of_two(facts.rows)
@@ -165,7 +167,7 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
     few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (FEW_WARPS, EVEN_LOAD)
     if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
         warps *= 4 if is_heavy or (facts.is_scattered and x == 1) else 2
-    return min(warps, 16)
+    return min(warps, 8 if r == LONG_ROW // 2 and not is_heavy else 16)
 
 
 def _online(facts: Rows, passes: int, is_far: bool) -> Iterator[Schedule]:
@@ -254,6 +256,10 @@ def split_rows(facts: Rows) -> Iterator[Schedule]:
         most = lanes = 512
     size = clamp(power_of_two(facts.rows * facts.length // (2 * RESIDENT)), least, most)
     many = RESIDENT if facts.reads_along <= 3 else 2 * RESIDENT
+    if size > 1024 and facts.vector == 1:  # lanes load an element at a time, and hold the place of each
+        size, lanes, many = 1024, 256, 2 * RESIDENT
+    elif size > lanes == 1024 and facts.rows > 1:  # several warps take a tile
+        many = 2 * RESIDENT
     for tile, elements, programs in (
             (size, lanes, many), (size, lanes, RESIDENT), (size, 512, RESIDENT), (512, 512, 2 * RESIDENT),
             (4096, 1024, RESIDENT), (1024, 1024, 2 * RESIDENT), (4096, 512, RESIDENT), (size, lanes, RESIDENT // 2),

@@ -8,7 +8,7 @@ eight warps, which computes a row in three parts and loads the next one meanwhil
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
@@ -34,11 +34,15 @@ from dynafuse.partition.kernel_class import (
 )
 
 LEAST_ACROSS, MOST_ACROSS = 4, 32  # rows beside one another that a tile has where much is contiguous across them
+LEAST_HALVED = 128  # elements of a row from which on such a tile has half as many rows
+STEPS = 5  # of a loop over such tiles for which more programs pay
 SHORT = 512  # elements of a row up to which a warp or two, with two rows at a time, are faster than four
 FEWEST = 8 * PROCESSORS  # rows from which on they are
-FEW_BYTES = 8  # read per element, above which that takes more rows: until the first ones are there nothing hides the wait
+FEW_BYTES = 8  # read per element of such a row, above which that takes more of them: nothing hides the first wait
 FEWEST_OF_MUCH = 48 * PROCESSORS
-ALONE = 256  # elements of a row up to which a warp holds it alone
+ALONE = 256  # elements of a row up to which a warp holds it alone, whatever it reads
+FEWEST_STEPS = 2  # of its loop: fewer leave more partial states than they save time
+MANY_STEPS = 72  # of one program on each processor, from which on twelve of them pay, with more rows at a time
 LIGHT = 48 << 10  # bytes below which four warps hold a longer row as well, if they hold nothing that all rows share
 MOST_IDLE = 0.25  # of the elements of parts, beyond the row's end
 WIDE_AGAIN = 16384  # elements of a row that is read again from which on sixteen warps are faster
@@ -55,53 +59,112 @@ def rowcol(
         accesses: Accesses of that, the largest first.
         reduced_sets: The axes along which it reduces: those of rows, and those of columns.
     """
+    facts = _facts_of(spec, probed, accesses, reduced_sets)
+    if facts.lies_across:
+        yield _across(facts)
+    elif _is_alone(facts):
+        yield _alone(facts)
+    yield from _long(facts)
+    most, half, quarter = facts.most, max(facts.most // 2, 1), max(facts.most // 4, 1)
+    for x, share, per_processor, stages in (
+            (quarter, 1, 4, 3), (half, 1, 2, 3), (half, 1, 4, 1), (quarter, 1, 4, 2), (quarter, 1, 6, 2), (quarter, 2, 4, 2),
+            (quarter, 1, 4, 1), (most, 1, 1, 2)):
+        yield facts.schedule(x, max(facts.warps_for(x) // share, 1), per_processor, stages)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the schedule of a spec that reduces rows and columns depends on."""
+
+    order: dict[str, tuple[int, ...]]
+    rows: int
+    length: int
+    deferred: frozenset[int]  # the reductions of columns
+    read: int  # bytes per element, of what all of is read
+    held: int  # of a tile, with the states of columns
+    wide: int  # of what is read, in registers
+    ahead: int  # of what a loop has on its way
+    lies_across: bool  # whether much is contiguous across rows
+    beside: RowsBeside | None
+
+    @property
+    def r(self) -> int:
+        """Return the elements of a tile along a row."""
+        return power_of_two(self.length)
+
+    @property
+    def most(self) -> int:
+        """Return the rows of the largest tile."""
+        return clamp(4096 // self.r, 1, power_of_two(self.rows)) if self.r < 4096 else 1
+
+    def warps_for(self, x: int) -> int:
+        """Return the warps that hold ``x`` rows."""
+        return 4 if x * self.r * self.held <= 48 << 10 else 8 if x * self.r * self.held <= 160 << 10 else 16
+
+    def steps(self, x: int) -> int:
+        """Return the steps of a loop over ``x`` rows at a time, of a program on each processor."""
+        return self.rows // (x * PROCESSORS)
+
+    def schedule(self, x: int, warps: int, per_processor: int, stages: int) -> Schedule:
+        """Return the schedule of tiles of ``x`` rows, with so many programs a processor and at most so many stages."""
+        most_ahead = 2 * SHARED_BYTES if self.r > LONGEST_AHEAD else SHARED_BYTES
+        room = min(most_ahead, 2 * SHARED_BYTES // per_processor)
+        stages = min(stages, clamp(1 + room // max(x * self.r * self.ahead, 1), 1, 3))
+        programs = min(-(-self.rows // x), PROCESSORS * per_processor)
+        hoists = self.r <= (LONG_BESIDE_COLUMNS if warps <= 4 else LONGEST_AHEAD)
+        return Schedule("rowcol", self.order, {"x": x, "r": self.r}, warps, stages, programs, self.deferred,
+                        hoist_invariants=hoists)
+
+
+def _facts_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced_sets: list[frozenset[int]]) -> _Facts:
     row = frozenset(k for k, axis in enumerate(spec.axes) if axis.reduced)
     column = next(axes for axes in reduced_sets if axes != row)
-    order = {"x": by_stride(probed, accesses, sorted(column)), "r": along_row(spec, probed, accesses, row)}
-    rows, length = point_count(spec, column), point_count(spec, row)
-    r = power_of_two(length)
+    length = point_count(spec, row)
     deferred = frozenset(op for op, _ in spec.reductions if reduced_axes(spec, op) == column)
-    read = [access.layout.dtype.itemsize for access in full_reads(spec, probed)]
-    states = REGISTER * (len(deferred) + len(spec.scans))
-    bytes_ahead = bytes_read_along(probed, column, row)
-    most = clamp(4096 // r, 1, power_of_two(rows)) if r < 4096 else 1
-    held, wide = states + sum(read), sum(max(REGISTER, size) for size in read)  # bytes per element of a tile
-    beside = rows_beside_columns(length, read=sum(read), held=wide, states=states, in_parts=may_be_in_parts(spec, deferred))
-
-    def schedule(x: int, warps: int, per_processor: int, stages: int) -> Schedule:
-        most_ahead = 2 * SHARED_BYTES if r > LONGEST_AHEAD else SHARED_BYTES
-        room = min(most_ahead, 2 * SHARED_BYTES // per_processor)
-        stages = min(stages, clamp(1 + room // max(x * r * bytes_ahead, 1), 1, 3))
-        programs = min(-(-rows // x), PROCESSORS * per_processor)
-        hoists = r <= (LONG_BESIDE_COLUMNS if warps <= 4 else LONGEST_AHEAD)
-        return Schedule("rowcol", order, {"x": x, "r": r}, warps, stages, programs, deferred, hoist_invariants=hoists)
-
-    def warps_for(x: int) -> int:
-        return 4 if x * r * held <= 48 << 10 else 8 if x * r * held <= 160 << 10 else 16
-
-    half, quarter = max(most // 2, 1), max(most // 4, 1)
+    sizes = [access.layout.dtype.itemsize for access in full_reads(spec, probed)]
+    states, read, wide = REGISTER * (len(deferred) + len(spec.scans)), sum(sizes), sum(max(REGISTER, size) for size in sizes)
     along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (row, column))
-    if is_mixed(along, across) or across > along:
-        x = min(clamp(half, LEAST_ACROSS, MOST_ACROSS), most)
-        ahead = schedule(x, warps_for(x), 2, 3)
-        yield ahead if ahead.stages == 3 else schedule(x, 4, 4, 1)
-    elif r <= SHORT and rows >= (FEWEST if sum(read) <= FEW_BYTES else FEWEST_OF_MUCH):
-        # Warps that are alone wait for no others at the end of a row.
-        yield schedule(max(ALONE // r, 2), max(r // ALONE, 1), 6, 3)
-    if beside is RowsBeside.NEXT and 2 * length * (held + wide) <= MOST_HELD:
-        yield replace(schedule(1, 4, 2, 1), loads_next=True)
-    elif beside in (RowsBeside.NEXT, RowsBeside.AGAIN):
-        again = beside is RowsBeside.AGAIN
-        part = next((part for part in PARTS if -length % part <= MOST_IDLE * length), PARTS[-1])
-        yield replace(schedule(1, 16 if again and length >= WIDE_AGAIN else 8, 1, 1), block={"x": 1, "r": part},
-                      parts=-(-length // part), loads_next=True, reads_again=again, hoist_invariants=False)
-    if r >= LONG_BESIDE_COLUMNS:  # two programs of few warps, as long as these hold a row, or one, with more on their way
-        yield schedule(1, 4, 2, 3) if r == LONG_BESIDE_COLUMNS or length * held < LIGHT else schedule(1, 8, 1, 3)
-    yield schedule(quarter, warps_for(quarter), 4, 3)
-    yield schedule(half, warps_for(half), 2, 3)
-    yield schedule(half, warps_for(half), 4, 1)
-    yield schedule(quarter, warps_for(quarter), 4, 2)
-    yield schedule(quarter, warps_for(quarter), 6, 2)
-    yield schedule(quarter, max(warps_for(quarter) // 2, 1), 4, 2)
-    yield schedule(quarter, warps_for(quarter), 4, 1)
-    yield schedule(most, warps_for(most), 1, 2)
+    return _Facts(
+        order={"x": by_stride(probed, accesses, sorted(column)), "r": along_row(spec, probed, accesses, row)},
+        rows=point_count(spec, column), length=length, deferred=deferred, read=read, held=states + read, wide=wide,
+        ahead=bytes_read_along(probed, column, row), lies_across=is_mixed(along, across) or across > along,
+        beside=rows_beside_columns(length, read=read, held=wide, states=states, in_parts=may_be_in_parts(spec, deferred)))
+
+
+def _across(facts: _Facts) -> Schedule:
+    """Return a schedule of tiles with enough rows beside one another for what is contiguous across them."""
+    x = min(clamp(facts.most // 2, LEAST_ACROSS, MOST_ACROSS), facts.most)
+    ahead = facts.schedule(x, facts.warps_for(x), 2, 3)
+    if LEAST_HALVED <= facts.r <= SHORT and facts.rows >= FEWEST:
+        ahead = facts.schedule(x // 2, max(facts.warps_for(x) // 2, 1), clamp(facts.steps(x // 2) // STEPS, 2, 4), 3)
+    return ahead if ahead.stages == 3 else facts.schedule(x, 4, 4, 1)
+
+
+def _is_alone(facts: _Facts) -> bool:
+    """Return whether a warp or two hold rows alone: they wait for no others at the end of a row."""
+    if facts.r <= ALONE:
+        return facts.rows >= FEWEST
+    return facts.r <= SHORT and facts.rows >= (FEWEST if facts.read <= FEW_BYTES else FEWEST_OF_MUCH)
+
+
+def _alone(facts: _Facts) -> Schedule:
+    """Return a schedule of short rows, some of which a warp or two hold."""
+    x, warps = max(ALONE // facts.r, 2), max(facts.r // ALONE, 1)
+    steps = facts.steps(x)
+    if steps >= MANY_STEPS:
+        return facts.schedule(max(2 * ALONE // facts.r, 2), warps, 12, 3)
+    return facts.schedule(x, warps, clamp(steps // FEWEST_STEPS, 2, 6), 3)
+
+
+def _long(facts: _Facts) -> Iterator[Schedule]:
+    """Yield schedules of long rows: the next one on its way to registers or to shared memory, or read again."""
+    if facts.beside is RowsBeside.NEXT and 2 * facts.length * (facts.held + facts.wide) <= MOST_HELD:
+        yield replace(facts.schedule(1, 4, 2, 1), loads_next=True)
+    elif facts.beside in (RowsBeside.NEXT, RowsBeside.AGAIN):
+        again = facts.beside is RowsBeside.AGAIN
+        part = next((part for part in PARTS if -facts.length % part <= MOST_IDLE * facts.length), PARTS[-1])
+        yield replace(facts.schedule(1, 16 if again and facts.length >= WIDE_AGAIN else 8, 1, 1), block={"x": 1, "r": part},
+                      parts=-(-facts.length // part), loads_next=True, reads_again=again, hoist_invariants=False)
+    if facts.r >= LONG_BESIDE_COLUMNS:  # two programs of few warps, if these hold a row, or one, with more on their way
+        holds = facts.r == LONG_BESIDE_COLUMNS or facts.length * facts.held < LIGHT
+        yield facts.schedule(1, 4, 2, 3) if holds else facts.schedule(1, 8, 1, 3)

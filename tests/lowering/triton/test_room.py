@@ -151,13 +151,13 @@ from dynafuse.lowering.triton.room import least_room, roomiest
 from dynafuse.runtime.observers import listening
 
 def function(*x):
-    parts = [torch.where(t[:, :, 1:] > 0, torch.sigmoid(t[:, :, :-1]), t[:, :, 1:]) * x[0][:, :, 1:] for t in x]
+    parts = [torch.where(t[:, :, :-8] > 0, torch.sigmoid(t[:, :, 8:]), t[:, :, :-8]) * x[0][:, :, :-8] for t in x]
     return torch.cat(parts, 2).sum((0, 2))
 
 graphs = []
 with listening(graphs.append, plan_only=True):
     torch.compile(function, backend=backend, options={"device": "h200", "executors": "triton"})(
-        *(torch.empty(4, 256, 7974) for _ in range(3)))
+        *(torch.empty(4, 256, 8000) for _ in range(3)))
 choices = lowerings(next(iter(graphs[0].bounds.values())).code)
 lowered, compiled = roomiest(choices, 90, 0).result()
 first, _ = roomiest(choices[:1], 90, 0).result()

@@ -63,6 +63,10 @@ def both_sums(g: graphs.Builder, x: Node) -> list[Node]:
     return [g.op("aten.sum.dim_IntList", x, [1]), g.op("aten.sum.dim_IntList", x, [0])]
 
 
+def sums_of_product(g: graphs.Builder, *factors: Node) -> list[Node]:
+    return both_sums(g, functools.reduce(lambda x, y: g.op("aten.mul.Tensor", x, y), factors))
+
+
 # Classes --------------------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +307,56 @@ def test_programs_of_very_many_rows_move_as_much_as_is_started_in_that_time(writ
     assert scheduled(write, torch.empty(rows, 512, dtype=BF16)).block["x"] == held
 
 
+@pytest.mark.parametrize(("length", "tile", "warps"), [(110 * 110, 4096, 4), (109 * 109, 1024, 4)])
+def test_split_rows_that_are_loaded_one_by_one_have_small_tiles(length: int, tile: int, warps: int) -> None:
+    """Images of 109 × 109: a lane would hold the places of 32 elements of each tensor, which takes up to 2.9 of the time."""
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        product = g.op("aten.mul.Tensor", x, y)
+        return [product, g.op("aten.sum.dim_IntList", product, [0, 2])]
+
+    images = torch.empty(32, 32, length, dtype=BF16)
+    found = scheduled(write, images, images)
+    assert (found.schedule_class, found.block["r"], found.warps) == ("split", tile, warps)
+    assert PROCESSORS * 11 < 32 * found.splits <= PROCESSORS * 16
+
+
+@pytest.mark.parametrize(("length", "rows"), [(24, 32), (32, 32), (48, 8)])
+def test_a_lane_holds_a_row_that_is_very_short(length: int, rows: int) -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
+
+    found = scheduled(write, torch.empty(100352, length, dtype=BF16))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", rows, 1)
+
+
+@pytest.mark.parametrize(("channels", "warps"), [(96, 8), (512, 8)])
+def test_channels_of_images_are_held_by_eight_warps(channels: int, warps: int) -> None:
+    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
+        product = g.op("aten.mul.Tensor", x, y)
+        return [g.op("aten.sub.Tensor", x, g.op("aten.sum.dim_IntList", product, [0, 2], True))]
+
+    found = scheduled(write, *(torch.empty(32, channels, 196, dtype=BF16) for _ in range(2)))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", 1, warps)
+
+
+@pytest.mark.parametrize(("channels", "tile", "warps"), [(40, 8192, 16), (400, 4096, 8)])
+def test_few_long_rows_with_a_variance_are_walked_by_many_warps(channels: int, tile: int, warps: int) -> None:
+    def write(g: graphs.Builder, x: Node, y: Node) -> Node:
+        total = g.op("aten.add.Tensor", x, y)
+        return g.op("aten.sub.Tensor", total, g.op("aten.var.correction", total, [0, 2], keepdim=True))
+
+    found = scheduled(write, *(torch.empty(16, channels, 784, dtype=BF16) for _ in range(2)))
+    assert (found.schedule_class, found.block["r"], found.warps) == ("looped", tile, warps)
+
+
+def test_a_few_columns_of_much_arithmetic_have_few_elements_a_lane() -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.sum.dim_IntList", functools.reduce(lambda x, _: g.op("aten.erf.default", x), range(3), x), [0])
+
+    found = scheduled(write, torch.empty(32, 512, dtype=BF16))
+    assert (found.schedule_class, found.block["x"] * found.block["r"] // found.warps) == ("looped", 64)
+
+
 @pytest.mark.parametrize(("length", "warps", "per_processor", "stages"), [
     (2560, 4, 2, 3), (4096, 4, 2, 3), (5120, 4, 2, 3), (8192, 8, 1, 3), (12288, 8, 1, 3)])
 def test_long_rows_beside_columns_have_few_warps_and_the_next_rows_on_their_way(
@@ -311,20 +365,31 @@ def test_long_rows_beside_columns_have_few_warps_and_the_next_rows_on_their_way(
     assert (found.warps, found.splits, found.stages) == (warps, per_processor * PROCESSORS, stages)
 
 
-@pytest.mark.parametrize(("length", "rows", "warps"), [(96, 2, 1), (192, 2, 1), (320, 2, 2), (512, 2, 2), (40, 4, 1)])
-def test_short_rows_beside_columns_are_held_by_a_warp_or_two(length: int, rows: int, warps: int) -> None:
-    """Four of them would wait for each other at the end of each row."""
-    found = scheduled(both_sums, torch.empty(1 << 16, length, dtype=BF16))
+@pytest.mark.parametrize(("count", "length", "rows", "warps", "per_processor"), [
+    (1 << 16, 96, 4, 1, 12), (1 << 16, 192, 2, 1, 12), (1 << 16, 320, 2, 2, 12), (1 << 16, 512, 2, 2, 12), (1 << 16, 40, 8, 1, 12),
+    (1 << 13, 96, 2, 1, 6), (1 << 13, 320, 2, 2, 6), (1 << 13, 40, 4, 1, 6), (1568, 192, 2, 1, 2), (2112, 512, 2, 2, 4)])
+def test_short_rows_beside_columns_are_held_by_a_warp_or_two(
+        count: int, length: int, rows: int, warps: int, per_processor: int) -> None:
+    """Four of them would wait for each other at the end of each row. Few rows leave few partial states of columns."""
+    found = scheduled(sums_of_product, *(torch.empty(count, length, dtype=BF16) for _ in range(2)))
     assert (found.schedule_class, found.block["x"], found.warps) == ("rowcol", rows, warps)
+    assert found.splits == per_processor * PROCESSORS
 
 
-@pytest.mark.parametrize("length", [320, 768])
-def test_rows_beside_columns_are_taken_by_fours_where_much_lies_across(length: int) -> None:
-    def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
-        return both_sums(g, g.op("aten.mul.Tensor", x, y))
+@pytest.mark.parametrize(("tensors", "length", "warps"), [(3, 192, 1), (3, 512, 4), (2, 512, 2)])
+def test_a_warp_alone_holds_a_row_of_many_tensors_if_it_is_short(tensors: int, length: int, warps: int) -> None:
+    found = scheduled(sums_of_product, *(torch.empty(2048, length) for _ in range(tensors)))
+    assert (found.schedule_class, found.warps) == ("rowcol", warps)
 
-    found = scheduled(write, torch.empty(8192, length, dtype=BF16), torch.empty(length, 8192, dtype=BF16).t())
-    assert (found.schedule_class, found.block["x"]) == ("rowcol", 4)
+
+@pytest.mark.parametrize(("count", "length", "rows", "warps", "per_processor"), [
+    (8192, 100, 8, 2, 2), (1 << 15, 128, 8, 2, 4), (4096, 256, 4, 2, 2), (8192, 320, 2, 2, 4), (8192, 768, 4, 4, 2),
+    (512, 100, 16, 4, 2)])
+def test_rows_beside_columns_are_taken_together_where_much_lies_across(
+        count: int, length: int, rows: int, warps: int, per_processor: int) -> None:
+    found = scheduled(sums_of_product, torch.empty(count, length, dtype=BF16), torch.empty(length, count, dtype=BF16).t())
+    assert (found.schedule_class, found.block["x"], found.warps) == ("rowcol", rows, warps)
+    assert found.splits == min(per_processor * PROCESSORS, -(-count // rows))
 
 
 @pytest.mark.parametrize(("length", "kind"), [(192, "persistent"), (256, "persistent"), (300, "looped")])
