@@ -42,7 +42,7 @@ FEW_BYTES = 8  # read per element of such a row, above which that takes more of 
 FEWEST_OF_MUCH = 48 * PROCESSORS
 ALONE = 256  # elements of a row up to which a warp holds it alone, whatever it reads
 FEWEST_STEPS = 2  # of its loop: fewer leave more partial states than they save time
-MANY_STEPS = 72  # of one program on each processor, from which on twelve of them pay, with more rows at a time
+MANY_STEPS = 72  # of one program on each processor, from which on twelve warps pay, with more rows at a time
 LIGHT = 48 << 10  # bytes below which four warps hold a longer row as well, if they hold nothing that all rows share
 MOST_IDLE = 0.25  # of the elements of parts, beyond the row's end
 WIDE_AGAIN = 16384  # elements of a row that is read again from which on sixteen warps are faster
@@ -152,7 +152,7 @@ def _alone(facts: _Facts) -> Schedule:
     x, warps = max(ALONE // facts.r, 2), max(facts.r // ALONE, 1)
     steps = facts.steps(x)
     if steps >= MANY_STEPS:
-        return facts.schedule(max(2 * ALONE // facts.r, 2), warps, 12, 3)
+        return facts.schedule(max(2 * ALONE // facts.r, 2), warps, 12 // warps, 3)
     return facts.schedule(x, warps, clamp(steps // FEWEST_STEPS, 2, 6), 3)
 
 

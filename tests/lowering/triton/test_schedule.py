@@ -366,7 +366,7 @@ def test_long_rows_beside_columns_have_few_warps_and_the_next_rows_on_their_way(
 
 
 @pytest.mark.parametrize(("count", "length", "rows", "warps", "per_processor"), [
-    (1 << 16, 96, 4, 1, 12), (1 << 16, 192, 2, 1, 12), (1 << 16, 320, 2, 2, 12), (1 << 16, 512, 2, 2, 12), (1 << 16, 40, 8, 1, 12),
+    (1 << 16, 96, 4, 1, 12), (1 << 16, 192, 2, 1, 12), (1 << 16, 320, 2, 2, 6), (1 << 16, 512, 2, 2, 6), (1 << 16, 40, 8, 1, 12),
     (1 << 13, 96, 2, 1, 6), (1 << 13, 320, 2, 2, 6), (1 << 13, 40, 4, 1, 6), (1568, 192, 2, 1, 2), (2112, 512, 2, 2, 4)])
 def test_short_rows_beside_columns_are_held_by_a_warp_or_two(
         count: int, length: int, rows: int, warps: int, per_processor: int) -> None:
