@@ -4,9 +4,11 @@ Every unit starts as a region of its own. Pairs that could share memory traffic 
 of one tensor) are tried in the order of what they would save, and merged where one kernel can compute both, no cycle
 arises and the prediction says that it pays. A rejected merge is kept as a ``Refusal``, and tried again once one of the two
 has grown. Then come units side by side that run over equally many points, where they take hardly longer than their
-launches, and last what has nothing in common but may share a launch (``joins.py``). Where long rows took the room of
-columns, all grows once more with rows in kernels of their own, and the quicker plan is taken. :func:`partition` runs it
-all; which pairs there are say ``_Growth._sharing`` and ``_Growth._equal_loops``, what keeps one apart ``_Growth._merged``.
+launches. All of that is done first without, then with what makes few programs walk whole long rows that several could
+share: whether it pays depends on all that shares them. Last comes what has nothing in common but may share a launch
+(``joins.py``). Where long rows took the room of columns, all grows once more with rows in kernels of their own, and the
+quicker plan is taken. :func:`partition` runs it all; which pairs there are say ``_Growth._sharing`` and
+``_Growth._equal_loops``, what keeps one apart ``_Growth._merged``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
@@ -107,11 +109,10 @@ class _Growth:
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
         if unplaced:
             return Plan(annotated, (), (), unplaced)
-        grows = True
-        while grows:
-            while self._merge(sorted(self._untried(self._sharing()), key=lambda c: -c.saving)):
-                pass  # groups have new neighbours among the readers of a tensor
-            grows = self._merge(list(self._untried(self._equal_loops())))
+        for self.pricing.whole_rows in (False, True):  # first what may share long rows, then what needs complete ones
+            self._refused = {c: pair for c, pair in self._refused.items()
+                             if self.refusals[c].kind is not RefusalKind.ROWS_TOO_LONG}
+            self._grow()
         groups = list({id(g): g for g in self.group.values()}.values())
         for group in groups:
             self._price(group)
@@ -123,6 +124,14 @@ class _Growth:
         joins = Joins(self.spaces, self.dependencies, self.pricing, self.group, most_nodes)
         regions = [self._launch(f"r{i}", launch) for i, launch in enumerate(joins.of(groups))]
         return Plan(annotated, schedule(self.spaces, regions), standing)
+
+    def _grow(self) -> None:
+        """Merge until nothing else pays."""
+        grows = True
+        while grows:
+            while self._merge(sorted(self._untried(self._sharing()), key=lambda c: -c.saving)):
+                pass  # groups have new neighbours among the readers of a tensor
+            grows = self._merge(list(self._untried(self._equal_loops())))
 
     def _merge(self, candidates: Sequence[Candidate]) -> bool:
         """Merge what pays, and return whether anything did."""

@@ -90,6 +90,17 @@ def reduction_class(rows: int, length: int, *, along: float, across: float, spli
     return "row" if by_rows or are_held else "column"
 
 
+def walks_whole_rows(kernel_class: str, programs: int, length: int) -> bool:
+    """Return whether each of few programs takes a whole row, which several would share if nothing needed a complete one.
+
+    Args:
+        kernel_class: Of the kernel.
+        programs: How many it has.
+        length: Elements of a row.
+    """
+    return kernel_class == "row" and length > SPLIT_ABOVE and programs < 2 * PROCESSORS
+
+
 def combine_parts(reductions: Iterable[Row | None]) -> bool:
     """Return whether rows may be computed part by part, given the rows of the op table of what reduces them."""
     return all(row is not None and row.reduction in OF_PARTS for row in reductions)

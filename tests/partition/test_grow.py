@@ -56,6 +56,22 @@ def waves(count: int) -> Any:
 # What shares a region -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("channels", "images", "classes"), [
+    (32, 3136, ["split", "pointwise"]), (96, 3136, ["row"]), (32, 784, ["row"]), (512, 3136, ["row"])])
+def test_channels_are_split_if_that_pays_for_reading_them_again(channels: int, images: int, classes: list[str]) -> None:
+    """Whether it does shows once all that may share them does: the mean joins the variance before what needs both."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        numbers = g.op("prims.convert_element_type.default", x, torch.float32)
+        variance = g.op("aten.var.correction", numbers, [0, 2], keepdim=True)
+        mean = g.op("aten.mean.dim", numbers, [0, 2], True)
+        normal = g.op("aten.mul.Tensor", g.op("aten.sub.Tensor", x, mean), g.op("aten.rsqrt.default", variance))
+        running = g.op("aten.mul.Tensor", g.op("aten.squeeze.dims", mean, [0, 2]), 0.1)
+        return [g.op("prims.convert_element_type.default", normal, torch.bfloat16), running]
+
+    plan = plan_of(write, torch.empty(32, channels, images, dtype=torch.bfloat16))
+    assert [region.decision.kernel_class for region in plan.regions] == classes
+
+
 def test_softmax_and_what_follows_is_one_region() -> None:
     def write(g: graphs.Builder, x: Node, mask: Node) -> Node:
         wave = g.op("aten.exp.default", g.op("aten.sub.Tensor", x, g.op("aten.amax.default", x, [1], True)))
