@@ -210,16 +210,18 @@ class Search:
     def run(self, regions: Sequence[Region]) -> None:
         """Measure the kernels of regions until the time is over."""
         planned = [self.pool.submit(jobs_of, region, self.options.describe, self.options.most) for region in regions]
-        kernels: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[Job, Future[Answer]]]] = {}
+        kernels: dict[str, list[tuple[Job, Future[Answer]]]] = {}
+        case_of: dict[tuple[str, tuple[tuple[str, int], ...]], str] = {}  # of equal kernels the first is timed
         for plan in as_completed(planned):
-            known = set(kernels)
+            before = set(case_of)
             for job in plan.result():
-                if (kernel := (job.key, tuple(sorted(job.hints.items())))) not in known:
-                    kernels.setdefault(kernel, []).append((job, self.pool.submit(compiled_job, job, CAPABILITY)))
+                kernel = job.key, tuple(sorted(job.hints.items()))
+                if kernel not in before and case_of.setdefault(kernel, job.case) == job.case:
+                    kernels.setdefault(job.case, []).append((job, self.pool.submit(compiled_job, job, CAPABILITY)))
         clock = Clock(torch.device(self.options.device, 0))
-        for schedules in kernels.values():
+        for case, schedules in kernels.items():
             if time.monotonic() < self.deadline:
-                self.report.put(SUITE, schedules[0][0].case, "dynafuse", row_of(self._tried(clock, schedules)))
+                self.report.put(SUITE, case, "dynafuse", row_of(self._tried(clock, schedules)))
 
     def _tried(self, clock: Clock, schedules: Sequence[tuple[Job, Future[Answer]]]) -> list[dict[str, Any]]:
         """Return the microseconds of a kernel under each schedule, or an error, which says nothing of the others.

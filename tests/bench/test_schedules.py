@@ -147,6 +147,25 @@ def test_a_row_has_the_regret_of_the_chosen_schedule(tmp_path: Path, monkeypatch
     assert "regret 2.500" in schedules.summary({"amax_sum_1/r0": row})
 
 
+def test_what_is_timed_first_is_not_taken_for_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that has waited for the compiler is slow at first."""
+    calls: list[str] = []
+
+    def us(clock: Any, job: Any, answer: Any) -> float:
+        calls.append(str(job.schedule))
+        return 14.0 if len(calls) <= 3 else 10.0
+
+    monkeypatch.setattr(schedules.Clock, "us", us)
+    monkeypatch.setattr(schedules, "compiled_job", lambda job, capability: schedules.Answer())
+    report = Report(tmp_path / "out.json", {}, {})
+    options = argparse.Namespace(describe="h200", most=8, device="cpu")
+    schedules.Search(options, report, Inline(), time.monotonic() + 60).run([SOFTMAX])  # type: ignore[arg-type]
+    (row,) = report.rows.values()
+    timed = len(row["tried"])
+    assert row["regret"] == 1.0 and len(calls) == 3 * timed
+    assert sorted(calls[:timed]) == sorted(calls[timed:2 * timed])
+
+
 def test_nothing_is_timed_after_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert searched(tmp_path, monkeypatch, {}, seconds=0) == {}
 
