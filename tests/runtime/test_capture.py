@@ -1021,7 +1021,7 @@ def test_whether_a_graph_is_captured_is_decided_by_the_plan_that_would_be() -> N
         return x
 
     def planned(capture: str) -> Any:
-        arguments = torch.randn(4096, 192, dtype=torch.bfloat16), torch.randn(192, 192, dtype=torch.bfloat16)
+        arguments = torch.randn(8192, 192, dtype=torch.bfloat16), torch.randn(192, 192, dtype=torch.bfloat16)
         (graph,) = explain(normalized, *arguments, device="h200", options={"executors": "triton", "capture": capture}).graphs
         return graph
 

@@ -69,9 +69,9 @@ CASES: dict[str, tuple[Function, Callable[[], Sequence[Tensor]], int]] = {
     "a mask": (under_a_mask, lambda: [rows(270), rows(270), weights(), torch.rand(270, LENGTH) < 0.7], 3),
     "a row for all": (under_a_mask, lambda: [rows(270), rows(270), weights(), torch.rand(270, 1) < 0.7], 3),
     "at loaded places": (of_chosen_rows, lambda: [rows(270), rows(40), weights(), torch.randint(0, 40, (270,))], 2),
-    "in parts": (gradients, lambda: [rows(140, length=IN_PARTS), rows(140, length=IN_PARTS), weights(IN_PARTS)], 2),
-    "read again": (gradients, lambda: [rows(140, length=READ_AGAIN), rows(140, length=READ_AGAIN), weights(READ_AGAIN)], 2),
-    "extremes": (extremes, lambda: [rows(140, length=IN_PARTS), rows(140, length=IN_PARTS), weights(IN_PARTS)], 2),
+    "in parts": (gradients, lambda: [rows(270, length=IN_PARTS), rows(270, length=IN_PARTS), weights(IN_PARTS)], 2),
+    "read again": (gradients, lambda: [rows(270, length=READ_AGAIN), rows(270, length=READ_AGAIN), weights(READ_AGAIN)], 2),
+    "extremes": (extremes, lambda: [rows(270, length=IN_PARTS), rows(270, length=IN_PARTS), weights(IN_PARTS)], 2),
     "read late": (read_late, lambda: [rows(270), rows(270), weights(), rows(270)], 3),
 }
 """By name the function, its inputs, and how many loads come before their rows do."""
@@ -119,8 +119,8 @@ def test_rows_and_columns(name: str) -> None:
 
 @pytest.mark.parametrize("length", [LENGTH, READ_AGAIN])
 def test_what_is_not_finite_stays_in_its_row(length: int) -> None:
-    inputs = [rows(140, length=length), rows(140, length=length), weights(length)]
-    inputs[0][7, 3], inputs[1][139, length - 1] = torch.nan, torch.inf
+    inputs = [rows(270, length=length), rows(270, length=length), weights(length)]
+    inputs[0][7, 3], inputs[1][269, length - 1] = torch.nan, torch.inf
     run = compiled(traced(gradients, inputs), inputs)
     ours, theirs = run.call([t.clone() for t in inputs]), gradients(*inputs)
     for found, expected in zip(ours, theirs, strict=True):
