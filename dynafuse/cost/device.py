@@ -61,7 +61,7 @@ def _documented() -> dict[str, str]:
         "atomics_gops": "rate of atomic operations of kernels on elements in memory, 1e9 a second",
         "sorted_adds_gops": "rate at which eager adds values at indices that it has sorted before, 1e9 a second",
         "processors": "streaming multiprocessors, or cores",
-        "programs_per_processor": "programs that each processor takes before more of them fill the device no better",
+        "programs_per_processor": "programs in flight that keep a processor's memory pipes full",
         "replay_us": "device time of a node of a captured CUDA graph besides its work, microseconds",
         "combine_us": "device time of a reduction split over programs besides its work and launches, microseconds: what "
                       "combines their results waits for the last of them",

@@ -6,8 +6,7 @@ Device time of a kernel (the roofline model: Williams, Waterman, Patterson, CACM
     work   = max(memory, flops / (flops_tflops × share), atomics / atomics_gops)
     device = work + launches × launch_us[executor] × filling(work) + combine_us, where several programs share a row
 
-The share in use is how many of the device's processors the kernel's programs keep busy, at most all; a few more programs
-than processors take a second turn. A kernel of next to no
+The share in use is how many of the device's processors the kernel's programs keep busy, at most all. A kernel of next to no
 work takes about half of a launch's time; what it takes to fill the device, and until the last program ends, comes with the
 work: ``filling(work) = 0.55 + 0.45 × work / (work + 0.1 µs)``, measured over 47 regions of one kernel. Host time::
 
@@ -151,12 +150,8 @@ def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
 
 
 def in_use(work: Work, device: Device) -> float:
-    """Share of the device that the work's programs keep busy.
-
-    As long as each has a processor to itself, they move as much as these can. A few more than that take a second turn.
-    """
-    share = max(work.programs, 1) / max(device.processors, LEAST)
-    return share if share <= 1 else min(1.0, share / max(device.programs_per_processor, LEAST))
+    """Share of the device that the work's programs keep busy."""
+    return min(1.0, max(work.programs, 1) / max(device.programs_per_processor * device.processors, LEAST))
 
 
 def _priced_as(executor: str) -> str:

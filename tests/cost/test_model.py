@@ -76,10 +76,8 @@ def test_arithmetic_bounds_when_it_takes_longer() -> None:
 
 
 def test_few_programs_use_a_share_of_the_device() -> None:
-    """Each of few has a processor to itself; a few more than that take a second turn."""
-    some, each, turns, all_, more = (
-        cost.work_us(dataclasses.replace(row(), programs=n), H200) for n in (33, 132, 198, 264, 265))
-    assert some == pytest.approx(4 * all_) and each == all_ == more and turns == pytest.approx(4 / 3 * all_)
+    some, all_, more = (cost.work_us(dataclasses.replace(row(), programs=n), H200) for n in (33, 132, 133))
+    assert some == pytest.approx(4 * all_) and more == all_
 
 
 def test_a_kernel_of_next_to_no_work_takes_half_of_a_launch() -> None:
