@@ -134,9 +134,10 @@ def _facts_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced_set
 def _across(facts: _Facts) -> Schedule:
     """Return a schedule of tiles with enough rows beside one another for what is contiguous across them."""
     x = min(clamp(facts.most // 2, LEAST_ACROSS, MOST_ACROSS), facts.most)
-    ahead = facts.schedule(x, facts.warps_for(x), 2, 3)
     if LEAST_HALVED <= facts.r <= SHORT and facts.rows >= FEWEST:
         ahead = facts.schedule(x // 2, max(facts.warps_for(x) // 2, 1), clamp(facts.steps(x // 2) // STEPS, 2, 4), 3)
+    else:
+        ahead = facts.schedule(x, facts.warps_for(x), 2, 3)
     return ahead if ahead.stages == 3 else facts.schedule(x, 4, 4, 1)
 
 
