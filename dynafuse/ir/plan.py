@@ -36,6 +36,7 @@ class RefusalKind(str, Enum):
     # of a region's price
     TOO_MANY_TENSORS = "too many tensors"
     ROWS_TOO_LONG = "rows too long for one pass"
+    WAITS = "waits for all that shares long rows"  # while regions grow: no plan has it
     NO_EXECUTOR = "no executor takes it"
     TOO_MUCH_CODE = "computes too much at too many offsets"
 

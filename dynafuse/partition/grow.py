@@ -109,10 +109,11 @@ class _Growth:
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
         if unplaced:
             return Plan(annotated, (), (), unplaced)
-        for self.pricing.whole_rows in (False, True):  # first what may share long rows, then what needs complete ones
-            self._refused = {c: pair for c, pair in self._refused.items()
-                             if self.refusals[c].kind is not RefusalKind.ROWS_TOO_LONG}
-            self._grow()
+        self.pricing.whole_rows = False  # until all that may share long rows does
+        self._grow()
+        self.pricing.whole_rows = True
+        self._refused = {c: pair for c, pair in self._refused.items() if self.refusals[c].kind is not RefusalKind.WAITS}
+        self._grow()
         groups = list({id(g): g for g in self.group.values()}.values())
         for group in groups:
             self._price(group)
@@ -434,7 +435,9 @@ class _Growth:
         """Return why pairs are apart that could share memory traffic: of each the refusal of what would have saved most."""
         pairs: dict[tuple[Node, Node], Refusal] = {}
         for candidate, refusal in self.refusals.items():  # by falling saving
-            if candidate.tensor is not None and self.group[candidate.first] is not self.group[candidate.second]:
+            if candidate.tensor is None or refusal.kind is RefusalKind.WAITS:  # tried again by others of the two regions
+                continue
+            if self.group[candidate.first] is not self.group[candidate.second]:
                 pairs.setdefault((candidate.first, candidate.second), refusal)
         return tuple(pairs.values())
 

@@ -140,7 +140,7 @@ class Pricing:
         stored = [node for node in nodes if node in outputs]
         work = work_of(self.spaces, Asked(shape, members, reads, sources, stored, closure, times or ONCE))
         if not self.whole_rows and len(nodes) > 1 and walks_whole_rows(work.kernel_class, work.programs, work.length):
-            return Refusal(RefusalKind.ROWS_TOO_LONG, nodes[0].name, nodes[-1].name, f"{work.length} elements for a program")
+            return Refusal(RefusalKind.WAITS, nodes[0].name, nodes[-1].name)
         predictions = {name: self._predict(name, work) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)

@@ -70,6 +70,7 @@ def test_channels_are_split_if_that_pays_for_reading_them_again(channels: int, i
 
     plan = plan_of(write, torch.empty(32, channels, images, dtype=torch.bfloat16))
     assert [region.decision.kernel_class for region in plan.regions] == classes
+    assert not any("waits" in refusal or "too long" in refusal for refusal in refusals(plan))
 
 
 def test_softmax_and_what_follows_is_one_region() -> None:
