@@ -190,7 +190,7 @@ def _of_next_tile(line: str, tile: str) -> str:
 
 def _of_part(line: str, part: int, along: Collection[str] = ()) -> str:
     """Return a line with the variables of a part of a row in place of those of a tile, ``along`` among them."""
-    line = re.sub(r"\br(?=[\d_]|\b)", part_name("r", part), line)
+    line = re.sub(r"\br(?:[\d_]\w*)?\b", lambda name: part_name(name[0], part), line)
     return re.sub(r"\b[a-z]+\d+\b", lambda name: part_name(name[0], part) if name[0] in along else name[0], line)
 
 

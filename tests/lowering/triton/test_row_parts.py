@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.schedule import choose_schedule
 from tests.support.differential import check
 from tests.support.representative import spec_of
@@ -95,3 +98,12 @@ def test_tiles_reach_little_beyond_the_end(rows: int, length: int, expected: str
                          ids=["nothing stored", "no variance", "a scan"])
 def test_other_rows_are_not_in_parts(function: Function) -> None:
     assert choose_schedule(spec_of(function, torch.empty(4096, 10240))).parts == 1
+
+
+def test_each_part_has_variables_of_its_own() -> None:
+    """However many there are, and whatever the numbers of axes."""
+    spec = spec_of(lambda x: x - x.float().mean((0, 2, 3), keepdim=True), torch.empty(32, 8, 14, 14))
+    schedule = replace(choose_schedule(spec), schedule_class="persistent", block={"x": 1, "r": 512}, parts=13)
+    source = write_kernels(spec, schedule, round_like_eager=False).source
+    defined = re.findall(r"^    (\w+) = ", source, re.M)
+    assert len(defined) == len(set(defined)) > 13 * 4
