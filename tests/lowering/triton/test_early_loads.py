@@ -49,13 +49,13 @@ def test_what_depends_on_values_stays(late: Line | Scope) -> None:
     assert scope.lines == lines
 
 
-@pytest.mark.parametrize(("rows", "is_early"), [(64, True), (1 << 17, False)])
-def test_rows_are_loaded_early_where_few_programs_run(rows: int, is_early: bool) -> None:
+@pytest.mark.parametrize(("rows", "length", "is_early"), [(64, 1024, True), (1 << 17, 1024, False), (200, 6272, True), (200, 12544, False)])
+def test_rows_are_loaded_early_where_few_programs_run(rows: int, length: int, is_early: bool) -> None:
     """The gradient of a norm reads a second tensor only after the first sum."""
     def centred(g: graphs.Builder, x: Node, y: Node) -> Node:
         return g.op("aten.mul.Tensor", g.op("aten.sub.Tensor", x, g.op("aten.sum.dim_IntList", x, [1], True)), y)
 
-    x = torch.empty(rows, 1024)
+    x = torch.empty(rows, length, dtype=torch.bfloat16)
     module = graphs.built(centred, x, x)
     plan = graphs.planned(module)
     (region,) = plan.regions
