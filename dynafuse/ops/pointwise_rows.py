@@ -21,8 +21,17 @@ from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, su
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Call, Cast, Context, Emit, eager, pointwise, register
 
-_TRANSCENDENTAL = 8.0
+# Instructions of functions of a float32 element, as ptxas writes them for sm_90, without those for rare arguments.
+_EXP = 8.0
+_EXPM1 = 26.0
+_LOG = 26.0
 _PERIODIC = 40.0  # exact reduction of the argument to a period
+_TANH = 20.0
+_ERF = 28.0
+_POW = 60.0
+_QUOTIENT = 8.0
+_SIGMOID = _EXP + _QUOTIENT + 2
+_SOFTPLUS = _EXP + _LOG + 4
 _SQRT_HALF = "0.7071067811865476"
 _INV_SQRT_2PI = "0.3989422804014327"
 _SQRT_2_OVER_PI = "0.7978845608028654"
@@ -207,13 +216,13 @@ _row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), accep
 _row("prims.div.default", _prims_div, hoists_inverse=(1,), smooth=True)
 _row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=4,
      accepts=_accepts_divisor)
-_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=_TRANSCENDENTAL,
+_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=40,
      accepts=_accepts_divisor)
 _row(
     _tensor_or_scalar("remainder") + " aten.remainder.Scalar_Tensor prims.remainder.default",
     _REMAINDER,
     steps=(0, 1),
-    flops=_TRANSCENDENTAL,
+    flops=40,
     accepts=_accepts_divisor,
 )
 def _accepts_power(call: Call) -> str:
@@ -224,24 +233,24 @@ def _accepts_power(call: Call) -> str:
 
 
 _row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4, accepts=_accepts_power)
-_row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=2 * _TRANSCENDENTAL)
-_row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=2 * _TRANSCENDENTAL)
-_row("aten.float_power.Tensor_Tensor", _pow, flops=2 * _TRANSCENDENTAL)
+_row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=_POW)
+_row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=_POW)
+_row("aten.float_power.Tensor_Tensor", _pow, flops=_POW)
 _row(_both("neg"), _by_dtype(floats="lm.neg({0})", ints="-{0}"), picks=True, accepts=_accepts_numbers)
 _row(_both("abs"), _by_dtype(floats="tl.abs({0})", bools="{0}"), picks=True)
 _row(_both("sign") + " aten.sgn.default", _by_dtype(floats="lm.sign({0})", bools="{0}"), steps=(0,))
 _row("aten.positive.default", "{0}")
 _row("aten.square.default", _by_dtype(floats="{0} * {0}", bools="{0}"))
-_row(_both("reciprocal"), "lm.reciprocal({0})", smooth=True, flops=4)
-_row(_both("sqrt"), "lm.sqrt({0})", smooth=True, flops=4)
+_row(_both("reciprocal"), "lm.reciprocal({0})", smooth=True, flops=_QUOTIENT)
+_row(_both("sqrt"), "lm.sqrt({0})", smooth=True, flops=8)
 _row(_both("rsqrt"), "lm.rsqrt({0})", flops=4)
-_row("prims.cbrt.default", "lm.cbrt({0})", flops=_TRANSCENDENTAL)
+_row("prims.cbrt.default", "lm.cbrt({0})", flops=12)
 _row(
     "prims.fma.default",
     _by_dtype(floats="lm.fma({0}, {1}, {2})", ints="{0} * {1} + {2}", bools="({0} & {1}) | {2}"),
     flops=2,
 )
-_row(_both("hypot"), _function("lm.hypot"), flops=_TRANSCENDENTAL)
+_row(_both("hypot"), _function("lm.hypot"), flops=16)
 _row("aten.copysign.Tensor aten.copysign.Scalar", _function("lm.copysign"))
 _row(
     _both("nextafter"),
@@ -251,7 +260,7 @@ _row(
         "" if call.dtype in (torch.float32, torch.float64) else "nextafter needs the 16-bit type itself"
     ),
 )
-_row("aten.ldexp.Tensor", "{0} * lm.exp2({1})", flops=_TRANSCENDENTAL)
+_row("aten.ldexp.Tensor", "{0} * lm.exp2({1})", flops=3)
 _eager("aten.gcd.default prims.gcd.default", "gcd: a data-dependent loop")
 
 
@@ -375,23 +384,24 @@ _row("aten.nan_to_num.default", _nan_to_num, steps=(0,), flops=3)
 
 # Transcendental -------------------------------------------------------------------------------------------------------
 
-_FUNCTIONS = (
-    "exp exp2 expm1 log log1p log2 log10 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma"
-)
+_FUNCTIONS = {
+    "exp": _EXP, "exp2": 2.0, "expm1": _EXPM1, "log": _LOG, "log1p": _LOG, "log2": _LOG, "log10": _LOG, "sin": _PERIODIC,
+    "cos": _PERIODIC, "tan": _PERIODIC, "asin": 16.0, "acos": 16.0, "atan": 24.0, "sinh": _EXPM1, "cosh": 20.0,
+    "tanh": _TANH, "asinh": 40.0, "acosh": 40.0, "atanh": 40.0, "erf": _ERF, "erfc": 40.0, "lgamma": 100.0,
+}
 
-for _name in _FUNCTIONS.split():
-    _row(_both(_name), f"lm.{_name}({{0}})", smooth=_name == "exp",
-         flops=_PERIODIC if _name in ("sin", "cos", "tan") else _TRANSCENDENTAL)
+for _name, _flops in _FUNCTIONS.items():
+    _row(_both(_name), f"lm.{_name}({{0}})", smooth=_name == "exp", flops=_flops)
 
-_row("aten.erfinv.default prims.erf_inv.default", "lm.erfinv({0})", flops=_TRANSCENDENTAL)
-_row("aten.special_erfcx.default prims.erfcx.default", "lm.erfcx({0})", flops=_TRANSCENDENTAL)
-_row(_both("atan2"), _function("lm.atan2"), flops=2 * _TRANSCENDENTAL)
-_row("aten.sigmoid.default", "lm.sigmoid({0})", smooth=True, flops=_TRANSCENDENTAL + 4)
-_row("aten.sinc.default", "lm.sinc({0})", flops=_TRANSCENDENTAL + 4)
+_row("aten.erfinv.default prims.erf_inv.default", "lm.erfinv({0})", flops=42)
+_row("aten.special_erfcx.default prims.erfcx.default", "lm.erfcx({0})", flops=64)
+_row(_both("atan2"), _function("lm.atan2"), flops=50)
+_row("aten.sigmoid.default", "lm.sigmoid({0})", smooth=True, flops=_SIGMOID)
+_row("aten.sinc.default", "lm.sinc({0})", flops=_PERIODIC + _QUOTIENT)
 _row(
-    "aten.xlogy.Tensor aten.xlogy.Scalar_Other aten.xlogy.Scalar_Self", _function("lm.xlogy"), flops=_TRANSCENDENTAL + 2
+    "aten.xlogy.Tensor aten.xlogy.Scalar_Other aten.xlogy.Scalar_Self", _function("lm.xlogy"), flops=_LOG + 3
 )
-_row("aten.logaddexp.default", _function("lm.logaddexp"), flops=2 * _TRANSCENDENTAL)
+_row("aten.logaddexp.default", _function("lm.logaddexp"), flops=_SOFTPLUS)
 
 
 def _logit(context: Context, value: Any, eps: Any = None) -> str:
@@ -400,7 +410,7 @@ def _logit(context: Context, value: Any, eps: Any = None) -> str:
     return f"lm.logit({_clamp(context, value, eps, 1 - eps)})"
 
 
-_row("aten.logit.default", _logit, flops=_TRANSCENDENTAL + 4)
+_row("aten.logit.default", _logit, flops=_LOG + _QUOTIENT + 2)
 
 _SPECIAL_REASON = "special function without an equal in the device's math library"
 _eager(
@@ -487,11 +497,11 @@ _HARDSIGMOID = "lm.minimum(lm.maximum({0} + 3, 0), 6)"
 _row("aten.relu.default", _by_dtype(floats=lambda context, value: _MAXIMUM(context, value, 0), bools="{0}"), picks=True)
 _row("aten.relu6.default", lambda context, value: _clamp(context, value, 0, 6), flops=2)
 _row("aten.leaky_relu.default", "tl.where({0} > 0, {0}, {0} * {1})", hoists=(1,), flops=2)
-_row("aten.elu.default", _elu, flops=_TRANSCENDENTAL)
-_row("aten.gelu.default", _gelu, flops=_TRANSCENDENTAL + 4)
-_row("aten.silu.default", "{0} * lm.sigmoid({0})", smooth=True, flops=_TRANSCENDENTAL + 4)
-_row("aten.mish.default", "{0} * lm.tanh(lm.softplus({0}))", flops=3 * _TRANSCENDENTAL)
-_row("aten.softplus.default", _softplus, flops=2 * _TRANSCENDENTAL)
+_row("aten.elu.default", _elu, flops=_EXPM1 + 2)
+_row("aten.gelu.default", _gelu, flops=_ERF + 4)
+_row("aten.silu.default", "{0} * lm.sigmoid({0})", smooth=True, flops=_SIGMOID + 1)
+_row("aten.mish.default", "{0} * lm.tanh(lm.softplus({0}))", flops=_SOFTPLUS + _TANH + 1)
+_row("aten.softplus.default", _softplus, flops=_SOFTPLUS)
 _row("aten.hardtanh.default", _clamp, hoists=(1, 2), flops=2)
 _row("aten.hardsigmoid.default", f"{_HARDSIGMOID} * 0.16666666666666666", flops=4)
 _row("aten.hardswish.default", f"{{0}} * {_HARDSIGMOID} * 0.16666666666666666", flops=5)
@@ -499,21 +509,21 @@ _row("aten.hardshrink.default", "tl.where(({0} >= -{1}) & ({0} <= {1}), 0.0, {0}
 _row("aten.softshrink.default", "tl.where({0} > {1}, {0} - {1}, tl.where({0} < -{1}, {0} + {1}, "
      "tl.where({0} != {0}, {0}, 0.0)))", hoists=(1,), flops=4)
 _row("aten.threshold.default", "tl.where({0} <= {1}, {2}, {0})", hoists=(1, 2), steps=(0,))
-_row("aten.log_sigmoid.default", "lm.minimum({0}, 0) - lm.log1p(lm.exp(-tl.abs({0})))", flops=2 * _TRANSCENDENTAL)
+_row("aten.log_sigmoid.default", "lm.minimum({0}, 0) - lm.log1p(lm.exp(-tl.abs({0})))", flops=_SOFTPLUS)
 _row("aten.sigmoid_backward.default", "{0} * ((1 - {1}) * {1})", flops=3)
 _row("aten.tanh_backward.default", "{0} * (1 - {1} * {1})", flops=3)
 _row("aten.threshold_backward.default", "tl.where({1} <= {2}, 0, {0})", hoists=(2,), steps=(1,))
-_row("aten.gelu_backward.default", _gelu_backward, smooth=True, flops=2 * _TRANSCENDENTAL)
-_row("aten.silu_backward.default", "{0} * lm.silu_slope({1})", smooth=True, flops=_TRANSCENDENTAL + 4)
+_row("aten.gelu_backward.default", _gelu_backward, smooth=True, flops=_ERF + _EXP + 8)
+_row("aten.silu_backward.default", "{0} * lm.silu_slope({1})", smooth=True, flops=_SIGMOID + 4)
 _row("aten.leaky_relu_backward.default", "tl.where({1} > 0, {0}, {0} * {2})", hoists=(2,), steps=(1,), flops=2)
-_row("aten.elu_backward.default", _elu_backward, steps=(5,), flops=_TRANSCENDENTAL)
+_row("aten.elu_backward.default", _elu_backward, steps=(5,), flops=_EXP + 4)
 _row("aten.hardtanh_backward.default", "tl.where(({1} <= {2}) | ({1} >= {3}), 0, {0})", hoists=(2, 3), steps=(1,), flops=3)
 _row("aten.hardsigmoid_backward.default", "tl.where(({1} > -3) & ({1} < 3), {0} * 0.16666666666666666, 0.0)", steps=(1,),
      flops=3)
 _row("aten.hardswish_backward.default",
      "tl.where({1} <= -3, 0.0, tl.where({1} < 3, {0} * (({1} + 1.5) * 0.3333333333333333), {0}))", steps=(1,), flops=5)
-_row("aten.softplus_backward.default", _softplus_backward, flops=2 * _TRANSCENDENTAL)
-_row("aten.mish_backward.default", "{0} * lm.mish_slope({1})", flops=3 * _TRANSCENDENTAL)
+_row("aten.softplus_backward.default", _softplus_backward, flops=_SIGMOID + 4)
+_row("aten.mish_backward.default", "{0} * lm.mish_slope({1})", flops=_SOFTPLUS + _TANH + _SIGMOID + 8)
 _row("aten.hardshrink_backward.default aten.softshrink_backward.default",
      "tl.where(({1} >= -{2}) & ({1} <= {2}), 0, {0})", hoists=(2,), steps=(1,), flops=3)
 _row("aten.logit_backward.default",

@@ -241,7 +241,7 @@ class Row:
     scatter: Scatter | None = None  # scatter: what it writes and where
     otherwise: Row | None = None  # what the op is in calls that this row does not accept
     accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
-    flops: float = 1.0  # per output element (of a reduction or a window, per element read); a transcendental is 8
+    flops: float = 1.0  # instructions per output element (of a reduction or a window, per element read)
     reason: str = ""
     library: str = ""  # opaque: what a library computes, whatever else is fused: contraction, convolution, attention, FFT
     unfilled: bool = False  # opaque: whether it returns memory that nobody has written to

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynafuse.cost import model as cost
-from dynafuse.cost.device import CLASSES, EXECUTORS, describe
+from dynafuse.cost.device import CLASSES, EXECUTORS, LENGTHS, describe
 from dynafuse.cost.model import (
     Prediction,
     Work,
@@ -73,6 +73,23 @@ def test_the_worked_example() -> None:
 def test_arithmetic_bounds_when_it_takes_longer() -> None:
     work = Work(1000, 4e9, 10**6, "pointwise")
     assert region_us(work, H200) == pytest.approx(4e9 / 40e6 + 2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("length", "programs", "expected"), [
+    (1023, 132, 20.0), (1024, 132, 30.0 + 0.25 * 5.0), (65536, 3167, 30.0 + 0.25 * 5.0), (65536, 3168, 20.0)])
+def test_few_programs_of_long_rows_load_and_compute_in_turns(length: int, programs: int, expected: float) -> None:
+    """By itself the arithmetic takes 20 µs, or 30 so; memory 5."""
+    device = H200.overridden({"efficiency_triton_row": 1.0, "bandwidth_tbs": 1.0} | {f"length_triton_row_{n}": 1.0 for n in LENGTHS})
+    assert cost.work_us(Work(5_000_000, 8e8, programs, "row", length=length), device) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("us", [16.0, 20.0, 60.0])
+def test_an_efficiency_to_match_is_one_of_memory_and_arithmetic_in_turns(us: float) -> None:
+    """Whichever takes longer: the arithmetic 15 µs with its launch."""
+    work = Work(5_000_000, 3.5e8, 132, "row", length=4096)
+    needed = cost.efficiency_to_match(work, H200, "triton", us)
+    assert needed is not None
+    assert region_us(work, H200.overridden({"efficiency_triton_row": needed})) == pytest.approx(us, rel=1e-6)
 
 
 def test_few_programs_use_a_share_of_the_device() -> None:

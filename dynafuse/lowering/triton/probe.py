@@ -18,7 +18,8 @@ from dynafuse.lowering.triton.accesses import names_of
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.ops import Value
 
-FUNCTION = 8.0  # instructions of a function of the math library besides its flops: it looks for special values
+FUNCTION = 12.0  # instructions of a function of the math library outside of an op
+QUICK_SHARE = 0.5  # of an op's instructions, which it takes with functions of ``libm_quick``
 SINGLE = ("lm.maximum(", "lm.minimum(", "lm.neg(")  # functions that are one instruction
 WIDE = 2.0  # instructions of 32 bits for one of 64
 WIDE_DIVISION = 16.0
@@ -69,9 +70,8 @@ class Probe(Emitter):
         if dtype is torch.int64:
             return WIDE_DIVISION if "%" in text or "//" in text else WIDE
         if is_op and self._current_op is not None:
-            flops = self.calls[self._current_op][0].flops
-            return flops if flops < 4 else flops + FUNCTION
-        return 4 + FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0
+            return self.calls[self._current_op][0].flops * (QUICK_SHARE if "lq." in text else 1.0)
+        return FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0
 
     def conditions(self) -> dict[str, tuple[frozenset[int], int | None]]:
         """Return the axes that decide each comparison, by name, and the bound where one is compared with a number."""

@@ -8,9 +8,10 @@ A line is touched once by each instruction of a warp in which one of its lanes n
 by side, as many as the widest access moves at once, are as far apart in every other access: one that jumps touches a line
 per lane. Where a tile has many rows that lie far apart, lines that are returned to have left the cache.
 
-What varies along one tile dimension alone is computed once for all points along the other one. That is why a batch norm
-over ``[128, 384, 14, 14]``, whose square roots vary along the channels alone, is cheaper in tiles of several positions by
-many channels than in runs of positions and channels as one.
+What varies along one tile dimension alone is computed once for all points along the other one, and what the points that a
+lane has side by side share, once for these. That is why a batch norm over ``[128, 384, 57, 57]``, whose square roots vary
+along the channels alone, is cheaper in tiles of channels by positions than in runs of both as one, but not over
+``[128, 384, 14, 14]``: there four neighbours are always of one channel.
 
 Worked example: copying ``float32[4096, 4096]`` to its transpose moves 134 MB, which takes 32 µs. In runs of 1024 elements it
 also touches a line of memory for every element that is read, which 132 processors do once a cycle each: 73 µs more. In
@@ -19,6 +20,7 @@ tiles of 64 by 64 every line is touched once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -283,6 +285,7 @@ class _Tiling:
         self.cost = cost
         self.lanes = LANES * schedule.warps
         self.block = schedule.block
+        self.order = schedule.order
         self.tile_of = {axis: tile for tile, axes in schedule.order.items() for axis in axes}
         self.groups = {tile: cost.groups(axes) for tile, axes in schedule.order.items()}
         self.walked = {tile: math.prod(cost.sizes[k] for k in axes) for tile, axes in schedule.order.items()}
@@ -306,7 +309,21 @@ class _Tiling:
             len(held) == 1 and held[0] > 0 and bound is not None and bound % held[0] == 0)
 
     def _repeats(self, axes: frozenset[int]) -> float:
-        """Return how often what varies along some axes is computed per point of the tile."""
+        """Return how often what varies along some axes is loaded or computed per point of the tile."""
+        return self._repeats_of_lanes(axes) / self._alike(axes)
+
+    def _alike(self, axes: frozenset[int]) -> int:
+        """Return how many of a lane's points side by side are the same along some axes: Triton sees it, and takes one.
+
+        So it does in runs of ``[N, C, 28, 28]`` with what varies along the channels: 8 points of a lane are of one.
+        """
+        if self.cost.wide or "x" not in self._tiles(axes):
+            return 1
+        inside = itertools.takewhile(lambda axis: axis not in axes, reversed(self.order["x"]))
+        return math.gcd(math.prod(self.cost.sizes[axis] for axis in inside), self._beside("x"))
+
+    def _repeats_of_lanes(self, axes: frozenset[int]) -> float:
+        """Return the same, were all points of a lane different."""
         tiles = self._tiles(axes)
         missing = [tile for tile in self.block if tile not in tiles]
         if not missing:

@@ -170,8 +170,15 @@ def test_what_varies_along_channels_is_computed_once_for_many_positions(dtype: t
     shapes = [torch.empty(384) for _ in range(2)]
     last = choose_schedule(spec_of(batch_norm, channels_last(128, 384, 14, 14, dtype=dtype), *shapes))
     assert last.schedule_class == "tiled" and last.block["y"] >= 16 and last.block["x"] >= LANES
-    first = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 56, 56, dtype=dtype), *shapes))
+    first = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 57, 57, dtype=dtype), *shapes))
     assert first.schedule_class == "tiled" and first.block["x"] >= LANES
+
+
+def test_what_neighbours_in_a_lane_share_is_computed_once_in_runs_too() -> None:
+    """Triton sees that the points which a lane loads at once are of one channel."""
+    shapes = [torch.empty(384) for _ in range(2)]
+    runs = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), *shapes))
+    assert runs.schedule_class == "flat"
 
 
 def test_an_access_that_walks_all_axes_as_one_divides_nothing() -> None:
