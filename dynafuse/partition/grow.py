@@ -34,6 +34,7 @@ from dynafuse.partition.executors import Executors
 from dynafuse.partition.group import Group
 from dynafuse.partition.iteration_space import Place, Read, Spaces
 from dynafuse.partition.joins import Joins, SharedLaunch, may_join, side_by_side
+from dynafuse.partition.kernel_class import walks_whole_rows
 from dynafuse.partition.order import Dependencies, schedule
 from dynafuse.partition.pricing import Priced, Pricing
 
@@ -95,6 +96,7 @@ class _Growth:
         self.device = device
         self.max_ops = max_ops
         self.joins = joins
+        self.may_walk_rows = False  # whether what is merged may walk whole long rows that several programs could share
         self.refusals: dict[Candidate, Refusal] = {}
         self._refused: dict[Candidate, tuple[Group, Group]] = {}  # the groups that a refusal is of
         self.reads = {unit: spaces.reads(unit) for unit in spaces.dims}
@@ -109,9 +111,8 @@ class _Growth:
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
         if unplaced:
             return Plan(annotated, (), (), unplaced)
-        self.pricing.whole_rows = False  # until all that may share long rows does
         self._grow()
-        self.pricing.whole_rows = True
+        self.may_walk_rows = True
         self._refused = {c: pair for c, pair in self._refused.items() if self.refusals[c].kind is not RefusalKind.WAITS}
         self._grow()
         groups = list({id(g): g for g in self.group.values()}.values())
@@ -257,6 +258,8 @@ class _Growth:
         priced = self.pricing.price(nodes, reads, inlined, instead_of=apart)
         if isinstance(priced, Refusal):
             return _between(a, b, priced)
+        if not self.may_walk_rows and walks_whole_rows(priced.work.kernel_class, priced.work.programs, priced.work.length):
+            return Refusal(RefusalKind.WAITS, a, b)
         us = self.pricing.adds(apart, self.pricing.total.less(apart))
         if first.priced and second.priced and not _pays(priced, us, first.priced, second.priced):
             return Refusal(RefusalKind.DOES_NOT_PAY, a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from dynafuse.fx import hint
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
-from dynafuse.ops import Combine, Kind, View
+from dynafuse.ops import Combine, Kind, Row, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
@@ -29,6 +29,8 @@ LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, wher
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
 FEW_LANES = 0.4  # how long a load takes at least that some lanes of a warp need, of one that all of them need
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
+FUNCTION = 8.0  # what a function counts for in that
+FUNCTION_FLOPS = 32.0  # of a function, at most: as long as it takes to store a 16-bit float and load it
 
 
 Place = tuple[Axes | None, ...]
@@ -114,6 +116,11 @@ def count(shape: tuple[Size, ...]) -> Size:
 def whole(place: Place) -> AxisDims | None:
     """Return a place at which every dimension is read along whole axes; None for others."""
     return None if None in place else place  # type: ignore[return-value]
+
+
+def _flops_again(row: Row) -> float:
+    """Return what an op counts for where it is computed again: memory hides a function, but not many."""
+    return FUNCTION if FUNCTION < row.flops <= FUNCTION_FLOPS else row.flops
 
 
 def tensor_arguments(node: Node) -> tuple[Node, ...]:
@@ -231,7 +238,7 @@ class Spaces:
         if facts.role not in (Role.VIEW, Role.FUSED) or facts.row is None:
             return 1
         again = facts.role is Role.VIEW or (facts.row.kind is Kind.POINTWISE and user not in self.needed and (
-            facts.row.flops * evaluations[user] <= CHEAP_FLOPS))
+            _flops_again(facts.row) * evaluations[user] <= CHEAP_FLOPS))
         return operand.reach * (evaluations[user] if again else 1)
 
     def _follows_readers(self, node: Node, forced: str | None) -> bool:
@@ -259,7 +266,7 @@ class Spaces:
         """Return what must be read to compute ``node`` again, and the arithmetic."""
         assert facts.row is not None
         sources: set[Node] = set()
-        flops = facts.row.flops
+        flops = _flops_again(facts.row)
         for argument in tensor_arguments(node):
             base = self.annotated.base(argument)
             if base in cheap:

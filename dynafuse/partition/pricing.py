@@ -25,7 +25,7 @@ from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition.code_size import MOST_EXPRESSIONS, ONCE, CodeSize
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.iteration_space import Read, Spaces
-from dynafuse.partition.kernel_class import LONG_BESIDE_COLUMNS, walks_whole_rows
+from dynafuse.partition.kernel_class import LONG_BESIDE_COLUMNS
 from dynafuse.partition.legality import Member, Shape, classify, members_of
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.work import Asked, rows_held, torch_work, work_of
@@ -78,7 +78,6 @@ class Pricing:
         self.captured = captured
         self.outputs = outputs
         self.one_pass = one_pass  # whether long rows may be reduced in the kernel that reduces columns
-        self.whole_rows = True  # whether a program may take a whole row that several could share
         self.code = CodeSize(spaces)
         self.total = calls_prediction(spaces.facts, device)
         self._calls: dict[Node, Prediction] = {}
@@ -139,8 +138,6 @@ class Pricing:
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
         stored = [node for node in nodes if node in outputs]
         work = work_of(self.spaces, Asked(shape, members, reads, sources, stored, closure, times or ONCE))
-        if not self.whole_rows and len(nodes) > 1 and walks_whole_rows(work.kernel_class, work.programs, work.length):
-            return Refusal(RefusalKind.WAITS, nodes[0].name, nodes[-1].name)
         predictions = {name: self._predict(name, work) for name in names}
         rest = self.total.less(instead_of)
         choice = choose(predictions, self.device, self.captured, rest)
