@@ -8,10 +8,10 @@ A line is touched once by each instruction of a warp in which one of its lanes n
 by side, as many as the widest access moves at once, are as far apart in every other access: one that jumps touches a line
 per lane. Where a tile has many rows that lie far apart, lines that are returned to have left the cache.
 
-What varies along one tile dimension alone is computed once for all points along the other one, and what the points that a
-lane has side by side share, once for these. That is why a batch norm over ``[128, 384, 57, 57]``, whose square roots vary
-along the channels alone, is cheaper in tiles of channels by positions than in runs of both as one, but not over
-``[128, 384, 14, 14]``: there four neighbours are always of one channel.
+What varies along one tile dimension alone is computed once for all points along the other one. That is why a batch norm over
+``[128, 14, 14, 384]``, whose square roots vary along the channels alone, is cheaper in tiles of several positions by many
+channels than in runs of positions and channels as one. Over ``[128, 384, 14, 14]`` it is not: what points side by side in
+a lane share is computed once for them, and four neighbours are always of one channel.
 
 Worked example: copying ``float32[4096, 4096]`` to its transpose moves 134 MB, which takes 32 µs. In runs of 1024 elements it
 also touches a line of memory for every element that is read, which 132 processors do once a cycle each: 73 µs more. In
@@ -315,12 +315,15 @@ class _Tiling:
     def _alike(self, axes: frozenset[int]) -> int:
         """Return how many of a lane's points side by side are the same along some axes: Triton sees it, and takes one.
 
-        So it does in runs of ``[N, C, 28, 28]`` with what varies along the channels: 8 points of a lane are of one.
+        So it does in runs of ``[N, C, 28, 28]`` with what varies along the channels: 8 points of a lane are of one. It
+        does not if sizes are known at run time only.
         """
         if self.cost.wide or "x" not in self._tiles(axes):
             return 1
         inside = itertools.takewhile(lambda axis: axis not in axes, reversed(self.order["x"]))
-        return math.gcd(math.prod(self.cost.sizes[axis] for axis in inside), self._beside("x"))
+        inner = [self.cost.spec.axes[axis] for axis in inside]
+        sizes = [axis.size for axis in inner if axis.is_known and isinstance(axis.size, int)]
+        return math.gcd(math.prod(sizes), self._beside("x")) if len(sizes) == len(inner) else 1
 
     def _repeats_of_lanes(self, axes: frozenset[int]) -> float:
         """Return the same, were all points of a lane different."""

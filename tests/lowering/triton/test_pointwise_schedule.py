@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,8 +171,6 @@ def test_what_varies_along_channels_is_computed_once_for_many_positions(dtype: t
     shapes = [torch.empty(384) for _ in range(2)]
     last = choose_schedule(spec_of(batch_norm, channels_last(128, 384, 14, 14, dtype=dtype), *shapes))
     assert last.schedule_class == "tiled" and last.block["y"] >= 16 and last.block["x"] >= LANES
-    first = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 57, 57, dtype=dtype), *shapes))
-    assert first.schedule_class == "tiled" and first.block["x"] >= LANES
 
 
 def test_what_neighbours_in_a_lane_share_is_computed_once_in_runs_too() -> None:
@@ -179,6 +178,16 @@ def test_what_neighbours_in_a_lane_share_is_computed_once_in_runs_too() -> None:
     shapes = [torch.empty(384) for _ in range(2)]
     runs = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), *shapes))
     assert runs.schedule_class == "flat"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_sizes_of_an_example_tell_no_neighbours_of_one_channel(is_known: bool) -> None:
+    """As only the kernel's own sizes tell Triton."""
+    spec = spec_of(batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), torch.empty(384), torch.empty(384))
+    cost = TileCost(replace(spec, axes=tuple(replace(axis, is_known=is_known) for axis in spec.axes)), probe(spec))
+    runs = Schedule("flat", {"x": (0, 1, 2, 3)}, {"x": 1024}, 4)
+    tiles = Schedule("tiled", {"y": (0, 1), "x": (2, 3)}, {"y": 8, "x": 256}, 4)
+    assert (cost.price(runs) < 1.1 * cost.price(tiles)) == is_known
 
 
 def test_an_access_that_walks_all_axes_as_one_divides_nothing() -> None:
