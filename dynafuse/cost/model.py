@@ -156,20 +156,15 @@ def work_us(work: Work, device: Device, executor: str = PREFERRED) -> float:
     """
     efficiency = device.efficiency(_priced_as(executor), work.kernel_class, work.length, work.width)
     memory = (work.bytes + work.beside) / max(device.bandwidth_tbs * 1e6 * efficiency * in_use(work, device), LEAST)
-    arithmetic, unhidden = _arithmetic_us(work, device), _unhidden(work, device)
+    arithmetic, unhidden = _arithmetic(work, device)
     atomics = work.atomics / max(device.atomics_gops * 1e3, LEAST)
     return max(max(memory, arithmetic) + unhidden * min(memory, arithmetic), atomics)
 
 
-def _arithmetic_us(work: Work, device: Device) -> float:
-    """Return how long the arithmetic takes by itself."""
+def _arithmetic(work: Work, device: Device) -> tuple[float, float]:
+    """Return how long the arithmetic takes by itself, and the share of the shorter of it and memory that nothing hides."""
     us = work.flops / max(device.flops_tflops * 1e6 * in_use(work, device), LEAST)
-    return us * TIMES_IN_PHASES if _is_in_phases(work, device) else us
-
-
-def _unhidden(work: Work, device: Device) -> float:
-    """Return the share of the shorter of memory and arithmetic that the longer one does not hide."""
-    return UNHIDDEN if _is_in_phases(work, device) else 0.0
+    return (TIMES_IN_PHASES * us, UNHIDDEN) if _is_in_phases(work, device) else (us, 0.0)
 
 
 def _is_in_phases(work: Work, device: Device) -> bool:
@@ -394,7 +389,7 @@ def efficiency_to_match(work: Work, device: Device, executor: str, us: float) ->
         None if no efficiency does it: launches or arithmetic alone take longer, or nothing is moved.
     """
     left = _work_in(us, work, device, executor)
-    arithmetic, unhidden = _arithmetic_us(work, device), _unhidden(work, device)
+    arithmetic, unhidden = _arithmetic(work, device)
     atomics = work.atomics / max(device.atomics_gops * 1e3, LEAST)
     if left <= 0 or max(arithmetic, atomics) > left or not work.bytes:
         return None

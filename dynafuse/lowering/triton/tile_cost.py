@@ -293,6 +293,7 @@ class _Tiling:
         self.programs = math.prod(-(-self.walked[tile] // block) for tile, block in schedule.block.items())
         self.held = dict(values_per_tile(cost.spec, schedule.order, schedule.block))
         self._besides: dict[str, int] = {}
+        self._repeated: dict[frozenset[int], float] = {}
         self._best = [self._best_tile(access) for access in cost.accesses]
 
     def _tiles(self, axes: frozenset[int]) -> frozenset[str]:
@@ -310,7 +311,9 @@ class _Tiling:
 
     def _repeats(self, axes: frozenset[int]) -> float:
         """Return how often what varies along some axes is loaded or computed per point of the tile."""
-        return self._repeats_of_lanes(axes) / self._alike(axes)
+        if axes not in self._repeated:
+            self._repeated[axes] = self._repeats_of_lanes(axes) / self._alike(axes)
+        return self._repeated[axes]
 
     def _alike(self, axes: frozenset[int]) -> int:
         """Return how many of a lane's points side by side are the same along some axes: Triton sees it, and takes one.
