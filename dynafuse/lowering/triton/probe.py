@@ -19,22 +19,29 @@ from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.ops import Value
 
 FUNCTION = 12.0  # instructions of a function of the math library outside of an op
+BRANCH = 16.0  # the least of one that branches
 QUICK_SHARE = 0.5  # of an op's instructions, which it takes with functions of ``libm_quick``
 SINGLE = ("lm.maximum(", "lm.minimum(", "lm.neg(")  # functions that are one instruction
 WIDE = 2.0  # instructions of 32 bits for one of 64
 WIDE_DIVISION = 16.0
 NAME = re.compile(r"[A-Za-z_]\w*")
+CALLED = re.compile(r"\blm\.(\w+)\(")
+# Functions of which ptxas makes branches, so that it computes them for each of neighbours that load the same.
+BRANCHING = frozenset({"acosh", "asinh", "atan", "atan2", "cos", "div", "erf", "erfinv", "floor_div", "fmod",
+                       "gelu_tanh_slope", "lgamma", "logit", "mish_slope", "pow", "reciprocal", "remainder", "sigmoid",
+                       "silu_slope", "sin", "sinc", "sinh", "sqrt", "tan", "tanh"})
 DIVISION = 3.0  # a multiplication, shifts and corrections
 
 
 @dataclass(frozen=True)
 class Work:
     """Something that is computed: instructions per element, the axes that it varies along, the conditions under which it
-    is needed."""
+    is needed, and whether each of neighbours computes it though they have loaded the same."""
 
     instructions: float
     axes: frozenset[int]
     masks: tuple[str, ...]
+    is_apart: bool
 
 
 class Probe(Emitter):
@@ -44,6 +51,7 @@ class Probe(Emitter):
         super().__init__(spec, [str(k) for k in range(len(spec.axes))])
         self.work: list[Work] = []
         self.from_memory: set[str] = set()  # names of what is loaded, or computed from that
+        self._apart: set[str] = set()  # names of these that neighbours compute each, or from what they compute so
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
         """Return a variable that holds an expression, and note what it takes to compute.
@@ -55,12 +63,15 @@ class Probe(Emitter):
         names_before = self._name_count
         value = super().define(text, dtype, tiles, *exprs, comment=comment)
         names = {*NAME.findall(text), *(symbol.name for expr in exprs for symbol in expr.free_symbols)}
-        if text.startswith("tl.load(") or not self.from_memory.isdisjoint(names):
+        is_loaded = text.startswith("tl.load(")
+        if is_loaded or not self.from_memory.isdisjoint(names):
             self.from_memory.add(value.name)
+            if not is_loaded and (_branches(text) or not self._apart.isdisjoint(names)):
+                self._apart.add(value.name)
         if self._name_count > names_before:
             instructions = self._instructions(text, dtype, bool(comment))
             if instructions:
-                self.work.append(Work(instructions, axes_of(tiles), names_of(self.masks)))
+                self.work.append(Work(instructions, axes_of(tiles), names_of(self.masks), value.name in self._apart))
         return value
 
     def _instructions(self, text: str, dtype: torch.dtype, is_op: bool) -> float:
@@ -69,9 +80,10 @@ class Probe(Emitter):
             return 0.0
         if dtype is torch.int64:
             return WIDE_DIVISION if "%" in text or "//" in text else WIDE
+        least = BRANCH if _branches(text) else 0.0
         if is_op and self._current_op is not None:
-            return self.calls[self._current_op][0].flops * (QUICK_SHARE if "lq." in text else 1.0)
-        return FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0
+            return max(least, self.calls[self._current_op][0].flops * (QUICK_SHARE if "lq." in text else 1.0))
+        return max(least, FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0)
 
     def conditions(self) -> dict[str, tuple[frozenset[int], int | None]]:
         """Return the axes that decide each comparison, by name, and the bound where one is compared with a number."""
@@ -88,6 +100,11 @@ class Probe(Emitter):
     def axes_along(self, expr: sympy.Expr) -> frozenset[int]:
         """Return the axes that an index expression varies along, by way of loaded indices too."""
         return axes_of(self.tiles(expr))
+
+
+def _branches(text: str) -> bool:
+    """Return whether a line calls a function that branches."""
+    return not BRANCHING.isdisjoint(CALLED.findall(text))
 
 
 def axes_of(tiles: Iterable[str]) -> frozenset[int]:

@@ -108,9 +108,9 @@ class TileCost:
         self._probed = probed
         self.conditions = probed.conditions()
         self.accesses = [self._access(access) for access in probed.accesses]
-        self.work: dict[tuple[frozenset[int], tuple[str, ...]], float] = defaultdict(float)  # by axes and conditions
+        self.work: dict[tuple[frozenset[int], tuple[str, ...], bool], float] = defaultdict(float)  # by what it depends on
         for work in probed.work:
-            self.work[work.axes, work.masks] += work.instructions
+            self.work[work.axes, work.masks, work.is_apart] += work.instructions
         self._merged: dict[tuple[int, int], bool] = {}
 
     def _access(self, access: Access) -> _Access:
@@ -475,8 +475,8 @@ class _Tiling:
 
     def instructions(self) -> float:
         """Return the instructions of all lanes."""
-        per_point = sum(instructions * self._repeats(axes) * self._needed(masks)
-                        for (axes, masks), instructions in self.cost.work.items())
+        per_point = sum(instructions * (self._repeats_of_lanes if is_apart else self._repeats)(axes) * self._needed(masks)
+                        for (axes, masks, is_apart), instructions in self.cost.work.items())
         indices: dict[str, float] = {}
         for access, (tile, _) in zip(self.cost.accesses, self._best, strict=True):
             repeats, width = self._repeats(access.axes) * self._needed(access.masks), self._vector(access, tile)

@@ -46,6 +46,11 @@ def batch_norm(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> t
     return F.relu((x - mean.view(shape)) * (1 / (variance.abs() + 1e-5).sqrt()).view(shape))
 
 
+def quick_batch_norm(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    shape = (1, -1, 1, 1)
+    return F.relu((x - mean.view(shape)) * (variance.abs() + 1e-5).rsqrt().view(shape))
+
+
 def channels_last(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*sizes, dtype=dtype).to(memory_format=torch.channels_last)
 
@@ -176,14 +181,26 @@ def test_what_varies_along_channels_is_computed_once_for_many_positions(dtype: t
 def test_what_neighbours_in_a_lane_share_is_computed_once_in_runs_too() -> None:
     """Triton sees that the points which a lane loads at once are of one channel."""
     shapes = [torch.empty(384) for _ in range(2)]
-    runs = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), *shapes))
+    runs = choose_schedule(spec_of(quick_batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), *shapes))
     assert runs.schedule_class == "flat"
+
+
+def test_what_branches_is_computed_by_each_of_neighbours_in_a_lane() -> None:
+    """As the slow paths of exact roots and quotients, unless these are of indices alone."""
+    shapes = [torch.empty(384) for _ in range(2)]
+    tiles = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), *shapes))
+    assert tiles.schedule_class == "tiled"
+
+    def of_indices(x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.arange(384, device=x.device) + 1.5).sqrt().reciprocal().view(1, -1, 1, 1)
+
+    assert choose_schedule(spec_of(of_indices, torch.empty(128, 384, 14, 14, dtype=BF16))).schedule_class == "flat"
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_sizes_of_an_example_tell_no_neighbours_of_one_channel(is_known: bool) -> None:
     """As only the kernel's own sizes tell Triton."""
-    spec = spec_of(batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), torch.empty(384), torch.empty(384))
+    spec = spec_of(quick_batch_norm, torch.empty(128, 384, 14, 14, dtype=BF16), torch.empty(384), torch.empty(384))
     cost = TileCost(replace(spec, axes=tuple(replace(axis, is_known=is_known) for axis in spec.axes)), probe(spec))
     runs = Schedule("flat", {"x": (0, 1, 2, 3)}, {"x": 1024}, 4)
     tiles = Schedule("tiled", {"y": (0, 1), "x": (2, 3)}, {"y": 8, "x": 256}, 4)
