@@ -109,6 +109,11 @@ class Prediction:
         return Prediction(self.device_us + other.device_us, self.host_us + other.host_us,
                           self.compile_s + other.compile_s, self.captured_us + other.captured_us)
 
+    @property
+    def is_host_bound(self) -> bool:
+        """Return whether the host takes longer than the device, unless it is captured."""
+        return self.host_us > self.device_us
+
     def less(self, other: Prediction) -> Prediction:
         """Return what is left of a sum without one of its parts."""
         return Prediction(self.device_us - other.device_us, self.host_us - other.host_us,

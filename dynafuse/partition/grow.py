@@ -6,9 +6,10 @@ arises and the prediction says that it pays. A rejected merge is kept as a ``Ref
 has grown. Then come units side by side that run over equally many points, where they take hardly longer than their
 launches. All of that is done first without, then with what makes few programs walk whole long rows that several could
 share: whether it pays depends on all that shares them. Last comes what has nothing in common but may share a launch
-(``joins.py``). Where long rows took the room of columns, all grows once more with rows in kernels of their own, and the
-quicker plan is taken. :func:`partition` runs it all; which pairs there are say ``_Growth._sharing`` and
-``_Growth._equal_loops``, what keeps one apart ``_Growth._merged``.
+(``joins.py``). All grows once more, and the quicker plan is taken, where long rows took the room of columns, with rows in
+kernels of their own; and where the host bounds what is apart, but not what is merged, as if the device bounded it from the
+beginning: else launches are spared at any price as long as there are many. :func:`partition` runs it all; which pairs there
+are say ``_Growth._sharing`` and ``_Growth._equal_loops``, what keeps one apart ``_Growth._merged``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import efficiency_to_match, in_use, launched_us
+from dynafuse.cost.model import NOTHING, Prediction, efficiency_to_match, in_use, launched_us
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
 from dynafuse.lowering.registry import EAGER, PREFERRED
@@ -70,15 +71,16 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
     """
     executors = executors or Executors(annotated.facts, (PREFERRED,))
 
-    def grown(one_pass: bool) -> tuple[Plan, float]:
-        growth = _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, joins, one_pass)
-        return growth.run(annotated), growth.pricing.us
+    def grown(one_pass: bool = True, beside: Prediction = NOTHING) -> tuple[Plan, _Growth]:
+        growth = _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, joins, one_pass, beside)
+        return growth.run(annotated), growth
 
-    plan, us = grown(one_pass=True)
-    if _is_cramped(plan):
-        apart, us_apart = grown(one_pass=False)
-        return apart if apart.steps and us_apart < us else plan
-    return plan
+    plan, growth = grown()
+    again = [grown(one_pass=False)] if _is_cramped(plan) else []
+    if plan.steps and not captured and growth.apart.is_host_bound and not growth.pricing.now.is_host_bound:
+        again.append(grown(beside=Prediction(device_us=growth.apart.host_us)))
+    plans = [(plan, growth), *(other for other in again if other[0].steps)]
+    return min(plans, key=lambda grown: grown[1].pricing.us)[0]
 
 
 def _is_cramped(plan: Plan) -> bool:
@@ -91,7 +93,7 @@ class _Growth:
     """The working state of :func:`partition`."""
 
     def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int, joins: bool,
-                 one_pass: bool) -> None:
+                 one_pass: bool, beside: Prediction) -> None:
         self.spaces = spaces
         self.device = device
         self.max_ops = max_ops
@@ -103,9 +105,10 @@ class _Growth:
         self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
         self.dependencies = Dependencies(spaces, self.group)
         self.readers = self._readers()
-        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs, one_pass)
+        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs, one_pass, beside)
         for group in self.group.values():
             self._price(group)
+        self.apart = self.pricing.now  # what all units cost before any are merged
 
     def run(self, annotated: Annotated) -> Plan:
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}

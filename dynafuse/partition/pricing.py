@@ -65,12 +65,13 @@ class Priced:
 class Pricing:
     """The prices of a graph's regions on a device. ``outputs`` tells which of some nodes are stored.
 
-    ``total`` is what the graph's calls and the regions of the moment cost together. Prices are what a region adds to it,
-    so whoever adds or replaces a region says so.
+    ``total`` is what the graph's calls and the regions of the moment cost together, and what is assumed to run beside them.
+    Prices are what a region adds to it, so whoever adds or replaces a region says so.
     """
 
     def __init__(self, spaces: Spaces, dependencies: Dependencies, device: Device, executors: Executors, captured: bool,
-                 outputs: Callable[[Sequence[Node]], frozenset[Node]], one_pass: bool = True) -> None:
+                 outputs: Callable[[Sequence[Node]], frozenset[Node]], one_pass: bool = True,
+                 beside: Prediction = NOTHING) -> None:
         self.spaces = spaces
         self.dependencies = dependencies
         self.device = device
@@ -79,7 +80,8 @@ class Pricing:
         self.outputs = outputs
         self.one_pass = one_pass  # whether long rows may be reduced in the kernel that reduces columns
         self.code = CodeSize(spaces)
-        self.total = calls_prediction(spaces.facts, device)
+        self.beside = beside
+        self.total = calls_prediction(spaces.facts, device) + beside
         self._calls: dict[Node, Prediction] = {}
         self._predictions: dict[tuple[str, Work], Prediction] = {}  # of layers that repeat themselves: equal work
         self._torchs: dict[Work, Prediction] = {}
@@ -94,9 +96,14 @@ class Pricing:
         self.total = self.total.less(before) + after
 
     @property
+    def now(self) -> Prediction:
+        """Return what the graph's calls and the regions of the moment cost together."""
+        return self.total.less(self.beside)
+
+    @property
     def us(self) -> float:
-        """Return the microseconds that the user waits for all that there is now."""
-        return objective(self.total, self.device, self.captured)
+        """Return the microseconds that the user waits for that."""
+        return objective(self.now, self.device, self.captured)
 
     def adds(self, prediction: Prediction, rest: Prediction) -> float:
         """Return the microseconds that the user waits longer if ``prediction`` comes to ``rest``."""

@@ -67,6 +67,18 @@ def test_what_several_gathers_read_is_computed_once() -> None:
     assert [len(plan.regions) for plan in plans] == [1, 2]
 
 
+def test_what_is_spared_while_the_host_bounds_is_worth_it_when_the_device_does() -> None:
+    """Before small units are merged, the host bounds the graph: computing costly values again would spare it a launch."""
+    def write(g: graphs.Builder, x: Node, rows: Node, columns: Node, *small: Node) -> list[Node]:
+        total, *others = small
+        for other in others:
+            total = g.op("aten.add.Tensor", total, other)
+        return [corners(g, x, rows, columns, count=4), total]
+
+    small = [torch.empty(4) for _ in range(40)]
+    assert sum(len(region.outputs) for region in plan_of(write, IMAGE, AT, AT, *small).regions) == 3
+
+
 SLOW_UNITS = H200.overridden({"flops_tflops": 0.1})
 
 
