@@ -39,7 +39,7 @@ from dynafuse.lowering.registry import executor
 from dynafuse.partition.annotate import annotate, signature
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing, index_lines
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from dynafuse.passes.aliases import return_views_of_inputs
 from dynafuse.passes.channels_last import optimize_layout
 from dynafuse.passes.clones import remove_clones

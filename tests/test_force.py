@@ -31,7 +31,7 @@ from dynafuse.partition import forcing as force
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from dynafuse.passes.normalize import normalize
 from tests.support import graphs
 

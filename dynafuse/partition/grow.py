@@ -6,10 +6,8 @@ arises and the prediction says that it pays. A rejected merge is kept as a ``Ref
 has grown. Then come units side by side that run over equally many points, where they take hardly longer than their
 launches. All of that is done first without, then with what makes few programs walk whole long rows that several could
 share: whether it pays depends on all that shares them. Last comes what has nothing in common but may share a launch
-(``joins.py``). All grows once more, and the quicker plan is taken, where long rows took the room of columns, with rows in
-kernels of their own; and where the host bounds what is apart, but not what is merged, as if the device bounded it from the
-beginning: else launches are spared at any price as long as there are many. :func:`partition` runs it all; which pairs there
-are say ``_Growth._sharing`` and ``_Growth._equal_loops``, what keeps one apart ``_Growth._merged``.
+(``joins.py``). ``search.py`` has all of it done in several ways; which pairs there are say ``Growth._sharing`` and
+``Growth._equal_loops``, what keeps one apart ``Growth._merged``.
 
 Worked example: in ``softmax(x) * mask`` the maximum, the exponential, the sum, the division and the product end in one
 region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, which run eager.
@@ -18,7 +16,7 @@ region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Node
@@ -26,7 +24,7 @@ from torch.fx import Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import NOTHING, Prediction, efficiency_to_match, in_use, launched_us
 from dynafuse.fx import user_line
-from dynafuse.ir import Annotated, Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
+from dynafuse.ir import Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
 from dynafuse.lowering.registry import EAGER, PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
 from dynafuse.partition import legality
@@ -56,44 +54,29 @@ class Candidate:
     vertical: bool = False
 
 
-def partition(annotated: Annotated, device: Device, executors: Executors | None = None, *, captured: bool = False,
-              recompute: bool = True, max_ops: int = 200, joins: bool = True) -> Plan:
-    """Return the plan for a graph on a device: regions, eager calls and views in an order that respects every dependency.
+@dataclass(frozen=True)
+class Way:
+    """How regions grow, other than by falling saving.
 
-    Args:
-        annotated: The graph with its facts.
-        device: The device that is priced.
-        executors: What may run regions; None: Triton alone.
-        captured: Whether the graph will be replayed as a CUDA graph, where no host time counts.
-        recompute: Whether cheap ops may be computed again by every region that reads them.
-        max_ops: The most nodes of a region.
-        joins: Whether regions that have nothing in common may share a launch.
+    Attributes:
+        one_pass: Whether long rows may be reduced in the kernel that reduces columns.
+        beside: What is assumed to run beside the graph.
+        first: Pairs that are merged before all others.
+        apart: The names of pairs that are not merged.
     """
-    executors = executors or Executors(annotated.facts, (PREFERRED,))
 
-    def grown(one_pass: bool = True, beside: Prediction = NOTHING) -> tuple[Plan, _Growth]:
-        growth = _Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, joins, one_pass, beside)
-        return growth.run(annotated), growth
-
-    plan, growth = grown()
-    again = [grown(one_pass=False)] if _is_cramped(plan) else []
-    if plan.steps and not captured and growth.apart.is_host_bound and not growth.pricing.now.is_host_bound:
-        again.append(grown(beside=Prediction(device_us=growth.apart.host_us)))
-    plans = [(plan, growth), *(other for other in again if other[0].steps)]
-    return min(plans, key=lambda grown: grown[1].pricing.us)[0]
+    one_pass: bool = True
+    beside: Prediction = NOTHING
+    first: tuple[Candidate, ...] = ()
+    apart: frozenset[tuple[str, str]] = frozenset()
 
 
-def _is_cramped(plan: Plan) -> bool:
-    """Return whether rows in the kernels of some columns kept others from these: all columns may do better without rows."""
-    beside = any(region.decision.kernel_class == "rowcol" for region in plan.regions)
-    return beside and any(refusal.kind is RefusalKind.ROWS_TOO_LONG for refusal in plan.refusals)
-
-
-class _Growth:
-    """The working state of :func:`partition`."""
+class Growth:
+    """Regions that grow in one way. ``us`` is what the plan costs once :meth:`run` has made it."""
 
     def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int, joins: bool,
-                 one_pass: bool, beside: Prediction) -> None:
+                 way: Way) -> None:
+        self.way = way
         self.spaces = spaces
         self.device = device
         self.max_ops = max_ops
@@ -105,15 +88,25 @@ class _Growth:
         self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
         self.dependencies = Dependencies(spaces, self.group)
         self.readers = self._readers()
-        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs, one_pass, beside)
+        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs, way.one_pass,
+                               way.beside)
         for group in self.group.values():
             self._price(group)
         self.apart = self.pricing.now  # what all units cost before any are merged
 
-    def run(self, annotated: Annotated) -> Plan:
+    @property
+    def us(self) -> float:
+        """Return the microseconds that the user waits for what there is now."""
+        return self.pricing.us
+
+    def run(self) -> Plan:
+        """Return the plan; one without steps if the graph is not to be fused so, or what is to be merged first cannot be."""
+        annotated = self.spaces.annotated
         unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
         if unplaced:
             return Plan(annotated, (), (), unplaced)
+        if not all(map(self._try, self.way.first)):
+            return Plan(annotated, (), ())
         self._grow()
         self.may_walk_rows = True
         self._refused = {c: pair for c, pair in self._refused.items() if self.refusals[c].kind is not RefusalKind.WAITS}
@@ -129,6 +122,22 @@ class _Growth:
         joins = Joins(self.spaces, self.dependencies, self.pricing, self.group, most_nodes)
         regions = [self._launch(f"r{i}", launch) for i, launch in enumerate(joins.of(groups))]
         return Plan(annotated, schedule(self.spaces, regions), standing)
+
+    def missed(self, least: float) -> Iterator[Candidate]:
+        """Yield pairs that are apart since one of them is merged with something else, of two regions the best.
+
+        Args:
+            least: The share of the graph's time that what a pair shares takes at least.
+        """
+        seen: set[tuple[int, int]] = set()
+        least_bytes = least * self.us * self.device.bandwidth_tbs * 1e6
+        for candidate in sorted(self.refusals, key=lambda c: -c.saving):
+            first, second = self.group[candidate.first], self.group[candidate.second]
+            regions = id(first), id(second)
+            is_merged = len(first.nodes) + len(second.nodes) > 2
+            if candidate.saving >= least_bytes and first is not second and is_merged and regions not in seen:
+                seen.add(regions)
+                yield candidate
 
     def _grow(self) -> None:
         """Merge until nothing else pays."""
@@ -234,6 +243,8 @@ class _Growth:
 
     def _merged(self, candidate: Candidate, first: Group, second: Group) -> Group | Refusal:
         a, b = candidate.first.name, candidate.second.name
+        if (a, b) in self.way.apart:
+            return Refusal(RefusalKind.DOES_NOT_PAY, a, b, "others merge better without it")
         if len(first.nodes) + len(second.nodes) > self.max_ops:
             return Refusal(RefusalKind.REGION_TOO_LARGE, a, b, f"{len(first.nodes)} + {len(second.nodes)} ops")
         if self.spaces.tensor(candidate.first).device != self.spaces.tensor(candidate.second).device:

@@ -27,7 +27,7 @@ from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.registry import executor
 from dynafuse.ops import Kind
 from dynafuse.partition.annotate import annotate
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from dynafuse.select.compile import is_there
 from dynafuse.select.place import target_of
 

@@ -21,7 +21,7 @@ from dynafuse.cost import device as devices
 from dynafuse.fx import user_line
 from dynafuse.ir import Annotated, Plan
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from tests.support import graphs
 
 H200 = devices.describe("h200")

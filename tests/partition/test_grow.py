@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from dynafuse.cost.device import describe
 from dynafuse.ir import Annotated, Plan, Region
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from tests.support import graphs
 
 H200 = describe("h200")

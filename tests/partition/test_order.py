@@ -13,9 +13,10 @@ from torch.fx import GraphModule, Node
 from dynafuse.cost import device as devices
 from dynafuse.ir import Region
 from dynafuse.ops.overloads import moves_generator
-from dynafuse.partition.grow import Group, partition
+from dynafuse.partition.grow import Group
 from dynafuse.partition.iteration_space import COPIES_INTO, Spaces
 from dynafuse.partition.order import Dependencies, schedule
+from dynafuse.partition.search import partition
 from tests.support import graphs
 
 SEEDS = range(60)

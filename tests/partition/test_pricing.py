@@ -13,10 +13,10 @@ from dynafuse.cost.device import Device, describe
 from dynafuse.cost.model import Prediction
 from dynafuse.ir import MAX_TENSORS, Plan, Region
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.grow import partition
 from dynafuse.partition.iteration_space import Spaces
 from dynafuse.partition.order import Dependencies
 from dynafuse.partition.pricing import Priced, Pricing
+from dynafuse.partition.search import partition
 from dynafuse.partition.work import torch_work
 from tests.support import graphs
 

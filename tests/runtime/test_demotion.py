@@ -21,7 +21,7 @@ from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.nvfuser import availability, replay
 from dynafuse.lowering.triton import pool
 from dynafuse.ops import Row
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from dynafuse.runtime import setting
 from dynafuse.select.place import moved
 from tests.support import graphs

@@ -27,7 +27,7 @@ from dynafuse.lowering.registry import executor
 from dynafuse.lowering.triton import compiler
 from dynafuse.partition.annotate import annotate
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from dynafuse.passes.normalize import normalize
 from dynafuse.report import explain
 from dynafuse.select import Measurement, Timing, enable, measure

@@ -7,7 +7,7 @@ import torch
 from dynafuse.config import resolve
 from dynafuse.cost import device
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from dynafuse.select.place import place
 from tests.support import graphs
 

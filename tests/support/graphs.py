@@ -84,7 +84,7 @@ def annotated(module: GraphModule) -> Annotated:
 
 def planned(module: GraphModule, device: str = "h200") -> Plan:
     """The plan of a graph for a described device."""
-    from dynafuse.partition.grow import partition
+    from dynafuse.partition.search import partition
 
     return partition(annotated(module), devices.describe(device))
 

@@ -14,7 +14,7 @@ from dynafuse.lowering.triton.compiler import interpreting
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.partition.annotate import annotate
-from dynafuse.partition.grow import partition
+from dynafuse.partition.search import partition
 from dynafuse.passes.normalize import normalize
 from tests.support import graphs
 
