@@ -16,7 +16,7 @@ region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Node
@@ -35,7 +35,7 @@ from dynafuse.partition.iteration_space import Place, Read, Spaces
 from dynafuse.partition.joins import Joins, SharedLaunch, may_join, side_by_side
 from dynafuse.partition.kernel_class import walks_whole_rows
 from dynafuse.partition.order import Dependencies, schedule
-from dynafuse.partition.pricing import Priced, Pricing
+from dynafuse.partition.pricing import Kernels, Priced, Pricing
 
 BRIEF = 2  # launches as long as which a region of one takes if it may be joined with another for a launch less
 NEARBY = 100  # nodes of the graph between two units that are joined for a launch less: none waits long for the other
@@ -75,7 +75,7 @@ class Growth:
     """Regions that grow in one way. ``us`` is what the plan costs once :meth:`run` has made it."""
 
     def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int, joins: bool,
-                 way: Way) -> None:
+                 way: Way, kernels: Kernels | None = None) -> None:
         self.way = way
         self.spaces = spaces
         self.device = device
@@ -89,9 +89,9 @@ class Growth:
         self.dependencies = Dependencies(spaces, self.group)
         self.readers = self._readers()
         self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs, way.one_pass,
-                               way.beside)
+                               way.beside, kernels)
         for group in self.group.values():
-            self._price(group)
+            self._price(group, merges=())
         self.apart = self.pricing.now  # what all units cost before any are merged
 
     @property
@@ -269,7 +269,8 @@ class Growth:
         if self.dependencies.would_cycle(first, second):  # looked at before the price, which takes much longer
             return Refusal(RefusalKind.CYCLE, a, b)
         apart = first.prediction + second.prediction
-        priced = self.pricing.price(nodes, reads, inlined, instead_of=apart)
+        merges = [*first.merges, *second.merges]
+        priced = self.pricing.price(nodes, reads, inlined, apart, (candidate, frozenset(merges)))
         if isinstance(priced, Refusal):
             return _between(a, b, priced)
         if not self.may_walk_rows and walks_whole_rows(priced.work.kernel_class, priced.work.programs, priced.work.length):
@@ -277,7 +278,7 @@ class Growth:
         us = self.pricing.adds(apart, self.pricing.total.less(apart))
         if first.priced and second.priced and not _pays(priced, us, first.priced, second.priced):
             return Refusal(RefusalKind.DOES_NOT_PAY, a, b, f"{priced.us:.1f} us together, {us:.1f} us apart")
-        return Group(nodes, reads, inlined, [*first.merges, *second.merges, (a, b)], priced)
+        return Group(nodes, reads, inlined, [*merges, (a, b)], priced)
 
     def _aligned(self, candidate: Candidate, first: Group, second: Group) -> frozenset[Node] | Refusal:
         """Unify the two groups' axes along what they share; the nodes that have to be computed at other indices."""
@@ -465,10 +466,10 @@ class Growth:
         assert isinstance(refused, Refusal)
         return f"{refused.kind} ({refused.detail})"
 
-    def _price(self, group: Group) -> None:
-        """Price a group beside all that there is now, and count it in the total."""
+    def _price(self, group: Group, merges: Hashable = None) -> None:
+        """Price a group beside all that there is now, and count it in the total. ``merges`` is as for ``Pricing.price``."""
         before = group.prediction
-        priced = self.pricing.price(group.nodes, group.reads, group.inlined, instead_of=before)
+        priced = self.pricing.price(group.nodes, group.reads, group.inlined, before, merges)
         group.priced = None if isinstance(priced, Refusal) else priced
         self.pricing.replace(before, group.prediction)
 

@@ -11,8 +11,9 @@ over ``[8, 64]``, with nothing beside it, 6 µs and 11 µs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -62,6 +63,21 @@ class Priced:
         return self.eager if self.is_eager else self.fused
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel does, with the nodes it computes, those that executors ask about, and how many tensors it takes."""
+
+    shape: Shape
+    work: Work
+    closure: Collection[Node]
+    executors: Sequence[str]
+    tensors: int
+
+
+Kernels: TypeAlias = dict[tuple[Any, ...], Kernel | Refusal]
+"""Kernels by their nodes, and how these came together."""
+
+
 class Pricing:
     """The prices of a graph's regions on a device. ``outputs`` tells which of some nodes are stored.
 
@@ -71,7 +87,7 @@ class Pricing:
 
     def __init__(self, spaces: Spaces, dependencies: Dependencies, device: Device, executors: Executors, captured: bool,
                  outputs: Callable[[Sequence[Node]], frozenset[Node]], one_pass: bool = True,
-                 beside: Prediction = NOTHING) -> None:
+                 beside: Prediction = NOTHING, kernels: Kernels | None = None) -> None:
         self.spaces = spaces
         self.dependencies = dependencies
         self.device = device
@@ -81,6 +97,7 @@ class Pricing:
         self.one_pass = one_pass  # whether long rows may be reduced in the kernel that reduces columns
         self.code = CodeSize(spaces)
         self.beside = beside
+        self.kernels: Kernels = {} if kernels is None else kernels
         self.total = calls_prediction(spaces.facts, device) + beside
         self._calls: dict[Node, Prediction] = {}
         self._predictions: dict[tuple[str, Work], Prediction] = {}  # of layers that repeat themselves: equal work
@@ -110,7 +127,7 @@ class Pricing:
         return objective(rest + prediction, self.device, self.captured) - objective(rest, self.device, self.captured)
 
     def price(self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node],
-              instead_of: Prediction = NOTHING) -> Priced | Refusal:
+              instead_of: Prediction = NOTHING, merges: Hashable = None) -> Priced | Refusal:
         """Price one kernel that computes some nodes, in place of a part of ``total``.
 
         Args:
@@ -118,10 +135,28 @@ class Pricing:
             reads: What they read, and where.
             inlined: Those of the nodes that are computed at other indices.
             instead_of: The part of ``total`` that the kernel replaces.
+            merges: How the nodes came together, if the kernel may be one that is known, of other axes that are alike.
 
         Returns:
             The price; a refusal where no executor has such a kernel.
         """
+        if merges is None:
+            kernel = self._kernel(nodes, reads, inlined)
+        else:
+            key = tuple(nodes), inlined, merges, self.one_pass
+            kernel = self.kernels.get(key) or self.kernels.setdefault(key, self._kernel(nodes, reads, inlined))
+        if isinstance(kernel, Refusal):
+            return kernel
+        predictions = {name: self._predict(name, kernel.work) for name in kernel.executors}
+        rest = self.total.less(instead_of)
+        choice = choose(predictions, self.device, self.captured, rest)
+        fused, eager = predictions[choice.executor], self._eager(kernel.closure)
+        is_eager = (self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < choice.us
+                    and self._may_be_eager(kernel.closure))
+        return Priced(kernel.shape, kernel.work, predictions, choice, choice.us, eager, kernel.tensors, is_eager)
+
+    def _kernel(self, nodes: Sequence[Node], reads: Sequence[Read], inlined: frozenset[Node]) -> Kernel | Refusal:
+        """Return what a kernel that computes some nodes does; a refusal where there is none."""
         outputs = self.outputs(nodes)
         inside = set(nodes)
         sources = dict.fromkeys(read.source for read in reads if read.source not in inside)
@@ -145,13 +180,7 @@ class Pricing:
             return Refusal(RefusalKind.NO_EXECUTOR, nodes[0].name, nodes[-1].name, reasons)
         stored = [node for node in nodes if node in outputs]
         work = work_of(self.spaces, Asked(shape, members, reads, sources, stored, closure, times or ONCE))
-        predictions = {name: self._predict(name, work) for name in names}
-        rest = self.total.less(instead_of)
-        choice = choose(predictions, self.device, self.captured, rest)
-        fused, eager = predictions[choice.executor], self._eager(closure)
-        is_eager = (self._is_less(eager, fused, choice.error) and self.adds(eager, rest) < choice.us
-                    and self._may_be_eager(closure))
-        return Priced(shape, work, predictions, choice, choice.us, eager, tensors, is_eager)
+        return Kernel(shape, work, closure, names, tensors)
 
     def _has_room(self, shape: Shape, members: Sequence[Member], sources: Collection[Node]) -> bool:
         """Return whether a kernel may reduce rows of a length beside columns."""

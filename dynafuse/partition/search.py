@@ -26,6 +26,7 @@ from dynafuse.lowering.registry import PREFERRED
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.grow import Growth, Way
 from dynafuse.partition.iteration_space import Spaces
+from dynafuse.partition.pricing import Kernels
 
 MOST_TRIED = 12  # other merges, of small graphs
 MOST_UNITS = 200  # units that grow again for that, in all: each takes about a millisecond
@@ -50,8 +51,10 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
     """
     executors = executors or Executors(annotated.facts, (PREFERRED,))
 
+    kernels: Kernels = {}
+
     def made(way: Way) -> Grown:
-        growth = Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, joins, way)
+        growth = Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, joins, way, kernels)
         return growth.run(), growth
 
     def grown(way: Way) -> Grown | None:

@@ -14,6 +14,7 @@ from dynafuse.partition import search
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.grow import Candidate, Growth, Way
 from dynafuse.partition.iteration_space import Spaces
+from dynafuse.partition.pricing import Kernels
 from tests.support import graphs
 
 H200 = describe("h200")
@@ -73,6 +74,18 @@ def test_what_is_merged_first_stays_together() -> None:
 
     assert merged(Candidate(0, product, last, product, vertical=True))[-1][-2:] == ["mul_tensor", "sum_dim_int_list_1"]
     assert merged(missed) == []
+
+
+def test_kernels_that_are_known_do_not_change_a_plan() -> None:
+    annotated = graphs.annotated(graphs.built(lambda g, x, y: many(g, x, y, count=3), IMAGES, IMAGES))
+    executors, known = Executors(annotated.facts, ("triton",)), Kernels()
+    ways = [Way(), Way(one_pass=False), Way(apart=frozenset({("sub_tensor", "mul_tensor")})), Way()]
+
+    def merged(way: Way, *kernels: Kernels) -> list[list[str]]:
+        return regions(Growth(Spaces(annotated, True), H200, executors, False, 200, True, way, *kernels).run())
+
+    assert [merged(way, known) for way in ways] == [merged(way) for way in ways]
+    assert len(known) > 0
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 2 + search.MOST_TRIED), (60, 2)])
