@@ -82,9 +82,7 @@ def _improved(best: Grown, grown: Callable[[Way], Grown | None]) -> Grown:
     """Return a plan with other merges, changed one by one as long as that makes it quicker."""
     most = min(MOST_TRIED, MOST_UNITS // max(len(best[1].group), 1))
     tried: set[Way] = set()
-    while way := next((way for way in _neighbours(best[1]) if way not in tried), None):
-        if len(tried) == most:
-            break
+    while len(tried) < most and (way := next((way for way in _neighbours(best[1]) if way not in tried), None)):
         tried.add(way)
         other = grown(way)
         if other is not None and other[1].us < (1 - LEAST_GAIN) * best[1].us:

@@ -9,9 +9,9 @@ by side, as many as the widest access moves at once, are as far apart in every o
 per lane. Where a tile has many rows that lie far apart, lines that are returned to have left the cache.
 
 What varies along one tile dimension alone is computed once for all points along the other one. That is why a batch norm over
-``[128, 14, 14, 384]``, whose square roots vary along the channels alone, is cheaper in tiles of several positions by many
+``[128, 14, 14, 384]``, whose factors vary along the channels alone, is cheaper in tiles of several positions by many
 channels than in runs of positions and channels as one. Over ``[128, 384, 14, 14]`` it is not: what points side by side in
-a lane share is computed once for them, and four neighbours are always of one channel.
+a lane share is computed once for them, and four neighbours are always of one channel; but not what branches (``probe.py``).
 
 Worked example: copying ``float32[4096, 4096]`` to its transpose moves 134 MB, which takes 32 µs. In runs of 1024 elements it
 also touches a line of memory for every element that is read, which 132 processors do once a cycle each: 73 µs more. In

@@ -176,6 +176,8 @@ def test_what_varies_along_channels_is_computed_once_for_many_positions(dtype: t
     shapes = [torch.empty(384) for _ in range(2)]
     last = choose_schedule(spec_of(batch_norm, channels_last(128, 384, 14, 14, dtype=dtype), *shapes))
     assert last.schedule_class == "tiled" and last.block["y"] >= 16 and last.block["x"] >= LANES
+    first = choose_schedule(spec_of(batch_norm, torch.empty(128, 384, 57, 57, dtype=dtype), *shapes))
+    assert first.schedule_class == "tiled" and first.block["x"] >= LANES
 
 
 def test_what_neighbours_in_a_lane_share_is_computed_once_in_runs_too() -> None:
