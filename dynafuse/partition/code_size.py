@@ -33,11 +33,12 @@ FEW_READS = 64  # if, one reading the other, they make an element of no more ele
 
 
 class CodeSize:
-    """Counts what kernels compute in their code."""
+    """Counts what kernels compute in their code: at which offsets nodes read operands, and at how many the most read one."""
 
     def __init__(self, spaces: Spaces) -> None:
         self.spaces = spaces
         self._offsets = {node: offsets for node in spaces.graph.nodes if any((offsets := self._offsets_of(node)).values())}
+        self._reads = {node: max(map(len, offsets.values())) for node, offsets in self._offsets.items()}
 
     def times(self, nodes: Iterable[Node], closure: Sequence[Node]) -> Mapping[Node, int] | None:
         """Return how often the code of a kernel computes each node; nothing of those that move little; None if too often.
@@ -51,7 +52,7 @@ class CodeSize:
         at: dict[Node, set[int]] = {node: set() for node in closure} | {node: {0} for node in nodes}
         total = 0
         for node in reversed(closure):
-            total += len(at[node]) * self._reads(node)
+            total += len(at[node]) * self._reads.get(node, 1)
             if total > MOST_EXPRESSIONS:
                 return None
             for argument in node.all_input_nodes:
@@ -63,13 +64,9 @@ class CodeSize:
         """Return how many elements an element is made of at most, by way of nodes of which one reads the other."""
         most: dict[Node, int] = {}
         for node in closure:
-            operands = (most[argument] for argument in node.all_input_nodes if argument in most)
-            most[node] = self._reads(node) * max(operands, default=1)
+            operands = [most[argument] for argument in node.all_input_nodes if argument in most]
+            most[node] = self._reads.get(node, 1) * max(operands, default=1)
         return max(most.values(), default=1)
-
-    def _reads(self, node: Node) -> int:
-        """Return at how many offsets a node reads the operand that it reads most often."""
-        return max(map(len, self._offsets.get(node, {}).values()), default=1)
 
     def _read_at(self, node: Node, argument: Node, at: Collection[int]) -> set[int]:
         """Return at which offsets a node that is computed at some reads an operand: a mixed part at one of its own."""

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from dynafuse.cost.model import NOTHING, Prediction
 from dynafuse.partition.iteration_space import Read
+from dynafuse.partition.kernels import Kernel
 from dynafuse.partition.pricing import Priced
 
 
@@ -27,5 +28,11 @@ class Group:
 
     @property
     def prediction(self) -> Prediction:
-        """Return what the region costs; nothing yet if it has no kernel."""
+        """Return what the region costs; nothing yet if it has no price."""
         return self.priced.prediction if self.priced else NOTHING
+
+    @property
+    def kernel(self) -> Kernel:
+        """Return what the region's kernel does and costs, once it has a price."""
+        assert self.priced is not None
+        return self.priced.kernel

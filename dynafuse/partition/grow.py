@@ -16,7 +16,7 @@ region; in ``relu(x @ a) @ b`` ``relu`` stays alone between the two products, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Node
@@ -24,18 +24,19 @@ from torch.fx import Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import NOTHING, Prediction, efficiency_to_match, in_use, launched_us
 from dynafuse.fx import user_line
-from dynafuse.ir import Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Role, Size
+from dynafuse.ir import Axis, Decision, Dims, Option, Override, Plan, Refusal, RefusalKind, Region, Size
 from dynafuse.lowering.registry import EAGER, PREFERRED
 from dynafuse.ops.overloads import COPIES_INTO
-from dynafuse.partition import legality
 from dynafuse.partition.axes import Axes, AxisDims, leaves
-from dynafuse.partition.executors import Executors
 from dynafuse.partition.group import Group
-from dynafuse.partition.iteration_space import Place, Read, Spaces
+from dynafuse.partition.iteration_space import Place, Read
 from dynafuse.partition.joins import Joins, SharedLaunch, may_join, side_by_side
 from dynafuse.partition.kernel_class import walks_whole_rows
-from dynafuse.partition.order import Dependencies, schedule
-from dynafuse.partition.pricing import Kernels, Priced, Pricing
+from dynafuse.partition.kernels import Kernel
+from dynafuse.partition.legality import Shape, classify, computes_anywhere, members_of
+from dynafuse.partition.order import UnitOrder, schedule
+from dynafuse.partition.pricing import Priced, Pricing
+from dynafuse.partition.units import Units
 
 BRIEF = 2  # launches as long as which a region of one takes if it may be joined with another for a launch less
 NEARBY = 100  # nodes of the graph between two units that are joined for a launch less: none waits long for the other
@@ -74,24 +75,20 @@ class Way:
 class Growth:
     """Regions that grow in one way. ``us`` is what the plan costs once :meth:`run` has made it."""
 
-    def __init__(self, spaces: Spaces, device: Device, executors: Executors, captured: bool, max_ops: int, joins: bool,
-                 way: Way, kernels: Kernels | None = None) -> None:
+    def __init__(self, units: Units, way: Way) -> None:
+        self.units = units
         self.way = way
-        self.spaces = spaces
-        self.device = device
-        self.max_ops = max_ops
-        self.joins = joins
+        self.spaces = units.spaces
+        self.device = units.device
+        self.position = units.dependencies.position
         self.may_walk_rows = False  # whether what is merged may walk whole long rows that several programs could share
         self.refusals: dict[Candidate, Refusal] = {}
         self._refused: dict[Candidate, tuple[Group, Group]] = {}  # the groups that a refusal is of
-        self.reads = {unit: spaces.reads(unit) for unit in spaces.dims}
-        self.group = {unit: Group([unit], reads) for unit, reads in self.reads.items()}
-        self.dependencies = Dependencies(spaces, self.group)
-        self.readers = self._readers()
-        self.pricing = Pricing(spaces, self.dependencies, device, executors, captured, self._outputs, way.one_pass,
-                               way.beside, kernels)
-        for group in self.group.values():
-            self._price(group, merges=())
+        self.group = units.apart()
+        self.order = UnitOrder(units.dependencies, self.group)
+        self.pricing = Pricing(units.device, units.captured, units.calls, way.beside)
+        for unit, group in self.group.items():
+            self._price(group, units.alone[unit])
         self.apart = self.pricing.now  # what all units cost before any are merged
 
     @property
@@ -102,9 +99,6 @@ class Growth:
     def run(self) -> Plan:
         """Return the plan; one without steps if the graph is not to be fused so, or what is to be merged first cannot be."""
         annotated = self.spaces.annotated
-        unplaced = {unit: self._no_price(group) for unit, group in self.group.items() if group.priced is None}
-        if unplaced:
-            return Plan(annotated, (), (), unplaced)
         if not all(map(self._try, self.way.first)):
             return Plan(annotated, (), ())
         self._grow()
@@ -113,13 +107,13 @@ class Growth:
         self._grow()
         groups = list({id(g): g for g in self.group.values()}.values())
         for group in groups:
-            self._price(group)
+            self._price(group, group.kernel)
         cheaper = {node: said for group in groups if (said := _cheaper_eager(group)) for node in group.nodes}
         if cheaper:
             return Plan(annotated, (), (), cheaper)
         standing = self._standing()
-        most_nodes = REGIONS_OF_LAUNCH * self.max_ops if self.joins else 0
-        joins = Joins(self.spaces, self.dependencies, self.pricing, self.group, most_nodes)
+        most_nodes = REGIONS_OF_LAUNCH * self.units.max_ops if self.units.joins else 0
+        joins = Joins(self.spaces, self.order, self.pricing, self.group, most_nodes)
         regions = [self._launch(f"r{i}", launch) for i, launch in enumerate(joins.of(groups))]
         return Plan(annotated, schedule(self.spaces, regions), standing)
 
@@ -159,19 +153,6 @@ class Growth:
 
     # ------------------------------------------------------------------ what to try
 
-    def _readers(self) -> dict[Node, set[Node]]:
-        """Return per tensor in memory or to be the units, eager nodes and outputs that read it."""
-        readers: dict[Node, set[Node]] = {}
-        for unit, reads in self.reads.items():
-            for read in reads:
-                readers.setdefault(read.source, set()).add(unit)
-        for node in self.spaces.needed:
-            outside = [u for u in node.users if self.spaces.facts[u].role in (Role.EAGER, Role.OUTPUT, Role.HOST)]
-            readers.setdefault(self.spaces.annotated.base(node), set()).update(outside)
-            if node.target is COPIES_INTO:
-                readers.setdefault(node, set()).add(node.graph.output_node())
-        return readers
-
     def _untried(self, candidates: Iterable[Candidate]) -> Iterable[Candidate]:
         """Yield the candidates that are apart, and have not been refused as they are now."""
         for candidate in candidates:
@@ -181,11 +162,11 @@ class Growth:
 
     def _sharing(self) -> Iterable[Candidate]:
         """Yield a producer with its reader, and two readers of a tensor or of a view."""
-        for tensor, readers in self.readers.items():
+        for tensor, readers in self.units.readers.items():
             if self.spaces.facts[tensor].tensor is None:
                 continue
             size = self.spaces.tensor(tensor).bytes
-            units = self._one_of_each(sorted((r for r in readers if r in self.group), key=self.dependencies.position))
+            units = self._one_of_each(sorted((r for r in readers if r in self.group), key=self.position))
             if tensor in self.group:
                 yield from (Candidate(2 * size, tensor, unit, tensor, True) for unit in units)
             yield from (Candidate(size, *pair, tensor) for pair in itertools.pairwise(units))
@@ -196,11 +177,11 @@ class Growth:
     def _equal_loops(self) -> Iterable[Candidate]:
         """Yield two units that run over equally many points in equal dimensions: one launch does for both."""
         units: dict[tuple[Size, ...], list[Node]] = {}
-        for unit in self.reads:
+        for unit in self.units.reads:
             shape = self.spaces.iterated_shape(unit)
             units.setdefault(tuple(size for size in shape if size != 1), []).append(unit)
         for first, second in itertools.chain(*map(itertools.pairwise, map(self._one_of_each, units.values()))):
-            if self.dependencies.position(second) - self.dependencies.position(first) <= NEARBY:
+            if self.position(second) - self.position(first) <= NEARBY:
                 yield Candidate(0, first, second, None)
 
     def _one_of_each(self, units: Iterable[Node]) -> list[Node]:
@@ -213,7 +194,7 @@ class Growth:
     def _readers_of_views(self) -> dict[Node, list[Node]]:
         """Return per view that shows a part of a tensor the units that read it along whole axes of it, in order."""
         readers: dict[Node, dict[Node, None]] = {}
-        for unit, reads in self.reads.items():
+        for unit, reads in self.units.reads.items():
             for read in reads:
                 if read.view is not None:
                     readers.setdefault(read.view, {})[unit] = None
@@ -235,7 +216,7 @@ class Growth:
             self.refusals[candidate] = merged
             self._refused[candidate] = (first, second)
             return False
-        self.dependencies.merged(first, second, merged)
+        self.order.merged(first, second, merged)
         self.pricing.replace(first.prediction + second.prediction, merged.prediction)
         for node in merged.nodes:
             self.group[node] = merged
@@ -245,7 +226,7 @@ class Growth:
         a, b = candidate.first.name, candidate.second.name
         if (a, b) in self.way.apart:
             return Refusal(RefusalKind.DOES_NOT_PAY, a, b, "others merge better without it")
-        if len(first.nodes) + len(second.nodes) > self.max_ops:
+        if len(first.nodes) + len(second.nodes) > self.units.max_ops:
             return Refusal(RefusalKind.REGION_TOO_LARGE, a, b, f"{len(first.nodes)} + {len(second.nodes)} ops")
         if self.spaces.tensor(candidate.first).device != self.spaces.tensor(candidate.second).device:
             return Refusal(RefusalKind.DIFFERENT_DEVICES, a, b)
@@ -255,7 +236,7 @@ class Growth:
         inlined = self._aligned(candidate, first, second)
         if isinstance(inlined, Refusal):
             return inlined
-        nodes = sorted(first.nodes + second.nodes, key=self.dependencies.position)
+        nodes = sorted(first.nodes + second.nodes, key=self.position)
         reads = first.reads + second.reads
         conflict = self._write_conflict(nodes, reads)
         if conflict:
@@ -266,13 +247,14 @@ class Growth:
         elsewhere = self._read_elsewhere(nodes, inlined)
         if elsewhere is not None:
             return Refusal(RefusalKind.READ_ELSEWHERE, a, b, elsewhere.name)
-        if self.dependencies.would_cycle(first, second):  # looked at before the price, which takes much longer
+        if self.order.would_cycle(first, second):  # looked at before the price, which takes much longer
             return Refusal(RefusalKind.CYCLE, a, b)
         apart = first.prediction + second.prediction
         merges = [*first.merges, *second.merges]
-        priced = self.pricing.price(nodes, reads, inlined, apart, (candidate, frozenset(merges)))
-        if isinstance(priced, Refusal):
-            return _between(a, b, priced)
+        kernel = self.units.kernels.known(nodes, reads, inlined, self.way.one_pass, (candidate, frozenset(merges)))
+        if isinstance(kernel, Refusal):
+            return _between(a, b, kernel)
+        priced = self.pricing.price(kernel, apart)
         if not self.may_walk_rows and walks_whole_rows(priced.work.kernel_class, priced.work.programs, priced.work.length):
             return Refusal(RefusalKind.WAITS, a, b)
         us = self.pricing.adds(apart, self.pricing.total.less(apart))
@@ -324,7 +306,7 @@ class Growth:
         if any(group.priced is None or group.prediction.device_us > brief_us + launched_us(group.priced.work, self.device)
                for group in (first, second)):
             return Refusal(RefusalKind.DOES_NOT_PAY, a.name, b.name, "only a launch is saved")
-        if self.dependencies.are_independent(first, second) and all(map(self._is_better_apart, (first, second))):
+        if self.order.are_independent(first, second) and all(map(self._is_better_apart, (first, second))):
             return Refusal(RefusalKind.DOES_NOT_PAY, a.name, b.name, "they may share a launch with programs of their own")
         left, right = ([axis for dim in self.spaces.dims[unit] for axis in dim] for unit in (a, b))
         return None if self.spaces.unifier.unify(left, right) else Refusal(RefusalKind.DIMENSIONS_DIFFER, a.name, b.name)
@@ -334,18 +316,22 @@ class Growth:
 
         Where one loop fills the device, others in it share its index arithmetic, and what it computes of no tensor.
         """
-        return (self.joins and may_join(self.spaces, group) and group.priced is not None
+        return (self.units.joins and may_join(self.spaces, group) and group.priced is not None
                 and in_use(group.priced.work, self.device) < 1)
 
     def _reads_along(self, unit: Node, tensor: Node) -> list[AxisDims | None]:
         """Return the axes along which a unit reads a tensor, or a view of one, per read."""
-        return [read.along(tensor) for read in self.reads[unit] if tensor in (read.source, read.view)]
+        return [read.along(tensor) for read in self._reads_of(unit, tensor)]
 
     def _same_elements(self, candidate: Candidate) -> bool:
         """Return whether two units read the same elements of a tensor if they run along the same axes."""
-        first, second = ({read.elements_at for read in self.reads[unit] if candidate.tensor in (read.source, read.view)}
+        first, second = ({read.elements_at for read in self._reads_of(unit, candidate.tensor)}
                          for unit in (candidate.first, candidate.second))
         return first == second and None not in first
+
+    def _reads_of(self, unit: Node, tensor: Node | None) -> list[Read]:
+        """Return where a unit reads a tensor, or a view of one."""
+        return [read for read in self.units.reads[unit] if tensor in (read.source, read.view)]
 
     def _inline(self, candidate: Candidate, first: Group, inlined: frozenset[Node]) -> frozenset[Node] | Refusal:
         """Compute all of ``first`` at whatever index its reader asks for."""
@@ -353,11 +339,11 @@ class Growth:
         if not candidate.vertical:
             return Refusal(RefusalKind.DIFFERENT_PLACES, a, b)
         inside = set(first.nodes) | set(self.group[candidate.second].nodes)
-        blocker = legality.computes_anywhere(self.spaces, first.nodes)
+        blocker = computes_anywhere(self.spaces, first.nodes)
         if blocker is not None:
             return Refusal(RefusalKind.FIXED_INDEX, a, b, blocker.name)
         for node in first.nodes:
-            if not self.readers.get(node, set()) <= inside:
+            if not self.units.readers.get(node, set()) <= inside:
                 return Refusal(RefusalKind.STORED, a, b, node.name)
         return inlined | frozenset(first.nodes)
 
@@ -386,7 +372,7 @@ class Growth:
         memory = self.spaces.annotated.memory
         overwritten = {memory(base) for base in bases.values() if base is not None}
         for node, base in bases.items():
-            for source in {read.source for read in self.reads[node]}:
+            for source in {read.source for read in self.units.reads[node]}:
                 if source not in inside:
                     if source is not base and memory(source) in overwritten:  # an input, which a scatter overwrites in place
                         return source
@@ -429,7 +415,7 @@ class Growth:
 
     def _reads_through(self, node: Node, inlined: frozenset[Node]) -> Iterable[tuple[Node, Place]]:
         """Return what a unit reads, and where, each once; of what is computed where it is read, also what that reads."""
-        stack = [(read.source, read.place) for read in self.reads[node]]
+        stack = [(read.source, read.place) for read in self.units.reads[node]]
         if not any(source in inlined for source, _ in stack):
             return stack
         reached: dict[tuple[Node, Place], None] = {}
@@ -441,7 +427,7 @@ class Growth:
             if source in inlined:
                 own = [leaves(dim) for dim in self.spaces.dims[source]]
                 stack += [(read.source, tuple(_moved(axes, own, at) for axes in read.place))
-                          for read in self.reads[source]]
+                          for read in self.units.reads[source]]
         return reached
 
     def _is_known(self, source: Node, place: Place, row: frozenset[object]) -> bool:
@@ -461,22 +447,11 @@ class Growth:
 
     # ------------------------------------------------------------------ what it costs
 
-    def _no_price(self, group: Group) -> str:
-        refused = self.pricing.price(group.nodes, group.reads, group.inlined)
-        assert isinstance(refused, Refusal)
-        return f"{refused.kind} ({refused.detail})"
-
-    def _price(self, group: Group, merges: Hashable = None) -> None:
-        """Price a group beside all that there is now, and count it in the total. ``merges`` is as for ``Pricing.price``."""
+    def _price(self, group: Group, kernel: Kernel) -> None:
+        """Price a group beside all that there is now, and count it in the total."""
         before = group.prediction
-        priced = self.pricing.price(group.nodes, group.reads, group.inlined, before, merges)
-        group.priced = None if isinstance(priced, Refusal) else priced
+        group.priced = self.pricing.price(kernel, before)
         self.pricing.replace(before, group.prediction)
-
-    def _outputs(self, nodes: Sequence[Node]) -> frozenset[Node]:
-        inside = set(nodes)
-        return frozenset(n for n in nodes if not inside.issuperset(self.readers.get(n, ())) or n.target is COPIES_INTO
-                         or self.spaces.is_scatter(n))
 
     # ------------------------------------------------------------------ the result
 
@@ -485,14 +460,14 @@ class Growth:
         regions = [self._region(name, group) for group in launch.members]
         if len(regions) == 1:
             return regions[0]
-        return side_by_side(name, regions, launch.prediction, self.dependencies.position)
+        return side_by_side(name, regions, launch.prediction, self.position)
 
     def _region(self, name: str, group: Group) -> Region:
         """Return the frozen form of a group, with the views and cheap nodes that it computes for itself."""
-        priced = group.priced
-        assert priced is not None
-        shape = priced.shape
-        outputs = [n for n in group.nodes if n in self._outputs(group.nodes)]
+        priced, stored = group.priced, self.units.outputs(group.nodes)
+        shape = classify(self.spaces, members_of(self.spaces, group.nodes, group.inlined, stored))
+        assert priced is not None and isinstance(shape, Shape)
+        outputs = [n for n in group.nodes if n in stored]
         order = {axis: i for i, axis in enumerate(shape.axes)}
         own = [n for n in group.nodes if n not in group.inlined]
         dims = {n: self._numbered(self.spaces.dims[n], order) for n in own}
@@ -500,13 +475,13 @@ class Growth:
         copies = {n: self.spaces.annotated.base(n.all_input_nodes[0]) for n in outputs if n.target is COPIES_INTO}
         copies |= {n: self._base_of_chain(n, frozenset(group.nodes)) for n in outputs if self.spaces.is_scatter(n)}
         inside = set(group.nodes)
-        closure = self.dependencies.closure(group.nodes)
-        inputs = sorted({r.source for r in group.reads} - inside, key=self.dependencies.position)
+        closure = self.units.dependencies.closure(group.nodes)
+        inputs = sorted({r.source for r in group.reads} - inside, key=self.position)
         axes = tuple(Axis(axis.size, axis in shape.reduced) for axis in shape.axes)
         reductions = frozenset(n for n in own if self.spaces.is_reduction(n))
         chosen = priced.choice.executor
         return Region(name, chosen, closure, tuple(inputs), tuple(outputs), axes, dims, out_dims, reductions, copies,
-                      priced.work.bytes, priced.predictions[chosen].device_us, (), _decided(priced, self.device),
+                      priced.work.bytes, priced.kernel.predictions[chosen].device_us, (), _decided(priced, self.device),
                       tuple(dict.fromkeys(filter(None, map(user_line, group.nodes)))), tuple(group.merges))
 
     def _base_of_chain(self, scatter: Node, inside: frozenset[Node]) -> Node:
@@ -537,7 +512,7 @@ def _cheaper_eager(group: Group) -> str:
     """Say why a region's ops run eager one by one, if they are cheaper so; else ""."""
     if group.priced is None or not group.priced.is_eager:
         return ""
-    return f"cheaper eager: {group.priced.eager.device_us:.1f} us, fused {group.priced.fused.device_us:.1f} us"
+    return f"cheaper eager: {group.priced.kernel.eager.device_us:.1f} us, fused {group.priced.fused.device_us:.1f} us"
 
 
 def _between(a: str, b: str, refusal: Refusal) -> Refusal:
@@ -551,10 +526,10 @@ def _decided(priced: Priced, device: Device) -> Decision:
     choice = priced.choice
     won = priced.fused
     options = []
-    for name, prediction in sorted(priced.predictions.items(), key=lambda item: item[0] != choice.executor):
+    for name, prediction in sorted(priced.kernel.predictions.items(), key=lambda item: item[0] != choice.executor):
         flip = efficiency_to_match(priced.work, device, name, won.device_us) if name != choice.executor else None
         constant = f"efficiency_{name}_{priced.work.kernel_class}"
         override = Override(constant, round(flip, 2)) if flip is not None else None
         options.append(Option(name, prediction.device_us, prediction.host_us, override))
-    eager = Option(EAGER, priced.eager.device_us, priced.eager.host_us)
+    eager = Option(EAGER, priced.kernel.eager.device_us, priced.kernel.eager.host_us)
     return Decision(tuple(options), choice.margin, choice.unsure, priced.work.kernel_class, error=choice.error, eager=eager)

@@ -145,6 +145,7 @@ class Spaces:
         self._recompute = recompute
         self.dims: dict[Node, AxisDims] = {}
         self._readings: dict[Node, Mapping[Node, Reading] | None] = {}
+        self._reduced_dims: dict[Node, tuple[int, ...]] = {}
         self._scatters = frozenset(node for node, facts in self.facts.items() if facts.scatters_into is not None)
         fused = [node for node, facts in self.facts.items() if facts.is_fused]
         self._scans = frozenset(node for node in fused if self._kind(node) is Kind.SCAN)
@@ -360,9 +361,11 @@ class Spaces:
     # ------------------------------------------------------------------ axes of a unit
 
     def _reduced(self, node: Node) -> tuple[int, ...]:
-        call = self.facts[node].call
-        assert call is not None
-        return reduced_dims(call.args, len(self._operand_shape(node)))
+        if node not in self._reduced_dims:
+            call = self.facts[node].call
+            assert call is not None
+            self._reduced_dims[node] = reduced_dims(call.args, len(self._operand_shape(node)))
+        return self._reduced_dims[node]
 
     def _operand_shape(self, node: Node) -> tuple[Size, ...]:
         return self.tensor(node.all_input_nodes[0]).shape
@@ -471,12 +474,16 @@ class Spaces:
                 break
         return run
 
-    def spread(self, node: Node, argument: Node) -> int:
-        """Return the elements of an operand that a node repeats, or is made of by windows; 0 of any other operand."""
-        reading, tensor = (self.moves(node) or {}).get(argument), self.facts[argument].tensor
-        if reading is None or reading.shifted is not None or tensor is None or tensor.hint >= self.tensor(node).hint:
-            return 0
-        return tensor.hint
+    @cached_property
+    def spread(self) -> Mapping[Node, Mapping[Node, int]]:
+        """Return per node the operands that it repeats, or is made of by windows, and how many elements these have."""
+        spread: dict[Node, dict[Node, int]] = {}
+        for node in self.graph.nodes:
+            for argument, reading in (self.moves(node) or {}).items():
+                tensor = self.facts[argument].tensor
+                if reading.shifted is None and tensor is not None and tensor.hint < self.tensor(node).hint:
+                    spread.setdefault(node, {})[argument] = tensor.hint
+        return spread
 
     def _flops_of(self, node: Node) -> float:
         """Return the arithmetic of one element of a node, once for each that it takes from its widest operand."""

@@ -21,7 +21,7 @@ from dynafuse.ir import MAX_TENSORS, Axis, Decision, Dims, Nest, Option, Region
 from dynafuse.lowering.registry import EAGER, executor
 from dynafuse.partition.group import Group
 from dynafuse.partition.iteration_space import Spaces
-from dynafuse.partition.order import Dependencies
+from dynafuse.partition.order import UnitOrder
 from dynafuse.partition.pricing import Pricing
 
 MOST_NESTS = 32  # of a launch
@@ -51,13 +51,13 @@ class SharedLaunch:
 class Joins:
     """Finds what shares a launch, of at most ``most_nodes``: 0 if each region has one of its own.
 
-    ``group`` has what each node belongs to, as ``dependencies`` knows it.
+    ``group`` has what each node belongs to, as ``order`` knows it.
     """
 
-    def __init__(self, spaces: Spaces, dependencies: Dependencies, pricing: Pricing,
+    def __init__(self, spaces: Spaces, order: UnitOrder, pricing: Pricing,
                  group: MutableMapping[Node, Group], most_nodes: int) -> None:
         self.spaces = spaces
-        self.dependencies = dependencies
+        self.order = order
         self.pricing = pricing
         self.group = group
         self.most_nodes = most_nodes
@@ -67,7 +67,7 @@ class Joins:
         place = {id(group): number for number, group in enumerate(groups)}
         opened: deque[SharedLaunch] = deque(maxlen=MOST_OPEN)
         launches: list[SharedLaunch] = []
-        for group in sorted(groups, key=lambda group: max(map(self.dependencies.position, group.nodes))):
+        for group in sorted(groups, key=lambda group: max(map(self.order.dependencies.position, group.nodes))):
             launch, is_open = self._alone(group), may_join(self.spaces, group)
             if is_open and any(self._joined(other, launch) for other in reversed(opened)):
                 continue
@@ -79,7 +79,7 @@ class Joins:
     def _alone(self, group: Group) -> SharedLaunch:
         assert group.priced is not None
         priced = group.priced
-        return SharedLaunch([group], group, [priced.work], priced.tensors, priced.choice.executor, priced.prediction)
+        return SharedLaunch([group], group, [priced.work], priced.kernel.tensors, priced.choice.executor, priced.prediction)
 
     def _joined(self, launch: SharedLaunch, other: SharedLaunch) -> bool:
         """Put the only region of another launch beside those of a launch, if it may come and that pays."""
@@ -88,7 +88,7 @@ class Joins:
             return False
         if len(launch.members) >= MOST_NESTS or len(nodes) > self.most_nodes or launch.tensors + other.tensors > MAX_TENSORS:
             return False
-        if not self.dependencies.are_independent(launch.unit, other.unit):
+        if not self.order.are_independent(launch.unit, other.unit):
             return False
         apart = launch.prediction + other.prediction
         works = [*launch.works, *other.works]
@@ -98,7 +98,7 @@ class Joins:
         if us - self.pricing.adds(together, rest) <= LEAST_GAIN * us:
             return False
         both = Group(nodes, [*launch.unit.reads, *other.unit.reads])
-        self.dependencies.merged(launch.unit, other.unit, both)
+        self.order.merged(launch.unit, other.unit, both)
         self.group.update(dict.fromkeys(nodes, both))
         self.pricing.replace(apart, together)
         launch.members += other.members
@@ -124,7 +124,7 @@ def may_join(spaces: Spaces, group: Group) -> bool:
         return False
     return (priced.work.launches == 1 and priced.work.kernel_class in CLASSES
             and not any(spaces.is_scatter(node) or any(map(_is_collective, node.users)) for node in group.nodes)
-            and all(isinstance(axis.size, int) for axis in priced.shape.axes))
+            and all(isinstance(axis.size, int) for axis in priced.kernel.shape.axes))
 
 
 def _is_collective(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """The order of things: dependencies between regions while they grow, and the order of steps in a plan.
 
 Worked example: ``a → mm → b`` and ``a → b``: merging ``a`` with ``b`` would need ``mm`` to run in the middle of their
-kernel, so :meth:`Dependencies.would_cycle` says no.
+kernel, so :meth:`UnitOrder.would_cycle` says no.
 """
 
 from __future__ import annotations
@@ -68,26 +68,58 @@ def _readers(spaces: Spaces, node: Node) -> Iterable[Node]:
 
 
 class Dependencies:
-    """Which units run after which, with merged nodes running as one.
+    """Which units run after which: views and cheap nodes are computed by whoever reads them, so they are no units."""
 
-    Keeps the units in an order that respects every dependency (Pearce, Kelly, "A dynamic topological sort algorithm for
-    directed acyclic graphs", 2006), so that only units between two candidates have to be looked at: paths ascend.
-    Views and cheap nodes are computed by whoever reads them, so they are no units.
-    """
-
-    def __init__(self, spaces: Spaces, group: Mapping[Node, HasNodes]) -> None:
+    def __init__(self, spaces: Spaces) -> None:
         self._spaces = spaces
-        self._group = group
         self._place = {node: i for i, node in enumerate(spaces.graph.nodes)}
-        self._after = self._solid_successors()
         self._looked_through = {node: [argument for argument in node.all_input_nodes if self._transparent(argument)]
                                 for node in spaces.graph.nodes}
-        self._order: list[Unit | None] = [self._unit(n) for n in spaces.graph.nodes if not self._transparent(n)]
-        self._rank: dict[Unit, int] = {unit: i for i, unit in enumerate(self._order) if unit is not None}
+        self.solid = [node for node in spaces.graph.nodes if not self._transparent(node)]
+        self.after = self._solid_successors()
 
     def position(self, node: Node) -> int:
         """Return the place of a node in the graph."""
         return self._place[node]
+
+    def closure(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        """Return ``nodes`` with the views and cheap nodes between them and what they read, in graph order."""
+        computed = set(nodes)
+        stack = list(nodes)
+        while stack:
+            for argument in self._looked_through[stack.pop()]:
+                if argument not in computed:
+                    computed.add(argument)
+                    stack.append(argument)
+        return tuple(sorted(computed, key=self._place.__getitem__))
+
+    def _solid_successors(self) -> dict[Node, list[Node]]:
+        """Return, per node, the units that need it, looking through views and cheap nodes."""
+        extra = beyond_operands(self._spaces)
+        successors: dict[Node, list[Node]] = {}
+        for node in reversed(list(self._spaces.graph.nodes)):
+            after: dict[Node, None] = {}
+            for user in (*node.users, *extra.get(node, ())):
+                after.update(dict.fromkeys(successors[user] if self._transparent(user) else [user]))
+            successors[node] = list(after)
+        return successors
+
+    def _transparent(self, node: Node) -> bool:
+        return self._spaces.facts[node].role is Role.VIEW or node in self._spaces.cheap
+
+
+class UnitOrder:
+    """An order of a graph's units, with merged nodes running as one, that respects every dependency.
+
+    It is kept up to date (Pearce, Kelly, "A dynamic topological sort algorithm for directed acyclic graphs", 2006), so that
+    only units between two candidates have to be looked at: paths ascend. ``group`` has what each node belongs to.
+    """
+
+    def __init__(self, dependencies: Dependencies, group: Mapping[Node, HasNodes]) -> None:
+        self.dependencies = dependencies
+        self._group = group
+        self._order: list[Unit | None] = [group.get(node, node) for node in dependencies.solid]
+        self._rank: dict[Unit, int] = {unit: i for i, unit in enumerate(self._order) if unit is not None}
 
     def would_cycle(self, first: HasNodes, second: HasNodes) -> bool:
         """Return whether a path leads from one of two groups out and into the other.
@@ -144,35 +176,7 @@ class Dependencies:
     def _successors(self, unit: Unit) -> set[Unit]:
         nodes = [unit] if isinstance(unit, Node) else unit.nodes
         unit_of = self._group.get
-        return {unit_of(later, later) for node in nodes for later in self._after[node]} - {unit}
-
-    def _unit(self, node: Node) -> Unit:
-        return self._group.get(node, node)
-
-    def _solid_successors(self) -> dict[Node, list[Node]]:
-        """Return, per node, the units that need it, looking through views and cheap nodes."""
-        extra = beyond_operands(self._spaces)
-        successors: dict[Node, list[Node]] = {}
-        for node in reversed(list(self._spaces.graph.nodes)):
-            after: dict[Node, None] = {}
-            for user in (*node.users, *extra.get(node, ())):
-                after.update(dict.fromkeys(successors[user] if self._transparent(user) else [user]))
-            successors[node] = list(after)
-        return successors
-
-    def _transparent(self, node: Node) -> bool:
-        return self._spaces.facts[node].role is Role.VIEW or node in self._spaces.cheap
-
-    def closure(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
-        """Return ``nodes`` with the views and cheap nodes between them and what they read, in graph order."""
-        computed = set(nodes)
-        stack = list(nodes)
-        while stack:
-            for argument in self._looked_through[stack.pop()]:
-                if argument not in computed:
-                    computed.add(argument)
-                    stack.append(argument)
-        return tuple(sorted(computed, key=self._place.__getitem__))
+        return {unit_of(later, later) for node in nodes for later in self.dependencies.after[node]} - {unit}
 
 
 def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, ...]:

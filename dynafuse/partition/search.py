@@ -25,8 +25,7 @@ from dynafuse.ir import Annotated, Plan, RefusalKind
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.grow import Growth, Way
-from dynafuse.partition.iteration_space import Spaces
-from dynafuse.partition.pricing import Kernels
+from dynafuse.partition.units import Units
 
 MOST_TRIED = 12  # other merges, of small graphs
 MOST_UNITS = 200  # units that grow again for that, in all: each takes about a millisecond
@@ -49,12 +48,13 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
         max_ops: The most nodes of a region.
         joins: Whether regions that have nothing in common may share a launch.
     """
-    executors = executors or Executors(annotated.facts, (PREFERRED,))
-
-    kernels: Kernels = {}
+    units = Units(annotated, device, executors or Executors(annotated.facts, (PREFERRED,)), captured=captured,
+                  recompute=recompute, max_ops=max_ops, joins=joins)
+    if units.unplaced:
+        return Plan(annotated, (), (), units.unplaced)
 
     def made(way: Way) -> Grown:
-        growth = Growth(Spaces(annotated, recompute), device, executors, captured, max_ops, joins, way, kernels)
+        growth = Growth(units, way)
         return growth.run(), growth
 
     def grown(way: Way) -> Grown | None:

@@ -290,10 +290,11 @@ def _spread(spaces: Spaces, asked: Asked) -> Mapping[Node | None, int]:
     """Return what is computed for each of several elements that repeat it, with how many elements there are of it."""
     members, spread = {member.node for member in asked.members}, dict[Node | None, int]()
     for node in reversed(asked.closure):
-        for argument in spaces.operands[node]:
-            elements = spaces.spread(node, argument) or spread.get(node, 0)
-            if elements and argument not in members:
-                spread[argument] = max(spread.get(argument, 0), elements)
+        own, elements = spaces.spread.get(node, {}), spread.get(node, 0)
+        for argument in spaces.operands[node] if own or elements else ():
+            count = own.get(argument, elements)
+            if count and argument not in members:
+                spread[argument] = max(spread.get(argument, 0), count)
     return spread
 
 

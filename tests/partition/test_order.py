@@ -15,7 +15,7 @@ from dynafuse.ir import Region
 from dynafuse.ops.overloads import moves_generator
 from dynafuse.partition.grow import Group
 from dynafuse.partition.iteration_space import COPIES_INTO, Spaces
-from dynafuse.partition.order import Dependencies, schedule
+from dynafuse.partition.order import Dependencies, UnitOrder, schedule
 from dynafuse.partition.search import partition
 from tests.support import graphs
 
@@ -84,7 +84,7 @@ def reaches(spaces: Spaces, starts: Iterable[Node], goals: set[Node], merged: Se
 def test_cycles_are_those_of_brute_force(seed: int) -> None:
     spaces, pick = spaces_of(random_graph(seed)), random.Random(seed)
     group = {unit: Group([unit], []) for unit in spaces.dims}
-    dependencies = Dependencies(spaces, group)
+    order = UnitOrder(Dependencies(spaces), group)
     units = list(group)
     for _ in range(40):
         first, second = group[pick.choice(units)], group[pick.choice(units)]
@@ -93,10 +93,10 @@ def test_cycles_are_those_of_brute_force(seed: int) -> None:
         held = [frozenset(g.nodes) for g in {id(g): g for g in group.values()}.values()]
         a, b = set(first.nodes), set(second.nodes)
         cycle = reaches(spaces, a, b, held) or reaches(spaces, b, a, held)
-        assert dependencies.would_cycle(first, second) == cycle, (first.nodes, second.nodes)
+        assert order.would_cycle(first, second) == cycle, (first.nodes, second.nodes)
         if not cycle:
-            both = Group(sorted(first.nodes + second.nodes, key=dependencies.position), [])
-            dependencies.merged(first, second, both)
+            both = Group(sorted(first.nodes + second.nodes, key=order.dependencies.position), [])
+            order.merged(first, second, both)
             group.update((node, both) for node in both.nodes)
 
 
@@ -108,7 +108,7 @@ def test_a_path_over_an_eager_op_is_a_cycle() -> None:
     spaces = spaces_of(graphs.built(write, torch.randn(4, 4)))
     group = {unit: Group([unit], []) for unit in spaces.dims}
     first, second = group.values()
-    assert Dependencies(spaces, group).would_cycle(first, second)
+    assert UnitOrder(Dependencies(spaces), group).would_cycle(first, second)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -181,7 +181,7 @@ def test_draws_keep_fused_ops_apart_that_would_close_a_cycle() -> None:
 
     spaces = spaces_of(graphs.built(write, torch.randn(4, 4)))
     group = {unit: Group([unit], []) for unit in spaces.dims}
-    assert Dependencies(spaces, group).would_cycle(*group.values())
+    assert UnitOrder(Dependencies(spaces), group).would_cycle(*group.values())
 
 
 @pytest.mark.parametrize(("dropout", "moves"), [(0.0, False), (0.5, True)])

@@ -13,10 +13,9 @@ from dynafuse.cost.device import Device, describe
 from dynafuse.cost.model import Prediction
 from dynafuse.ir import MAX_TENSORS, Plan, Region
 from dynafuse.partition.executors import Executors
-from dynafuse.partition.iteration_space import Spaces
-from dynafuse.partition.order import Dependencies
-from dynafuse.partition.pricing import Priced, Pricing
+from dynafuse.partition.pricing import Pricing
 from dynafuse.partition.search import partition
+from dynafuse.partition.units import Units
 from dynafuse.partition.work import torch_work
 from tests.support import graphs
 
@@ -273,8 +272,8 @@ def test_scans_by_shape(shape: tuple[int, ...], dim: int, expected: str) -> None
 def test_torch_splits_a_single_row_that_it_scans() -> None:
     works = []
     for rows in (1, 2):
-        pricing = pricing_of(scan, torch.empty(rows, 1 << 20))
-        works.append(torch_work(pricing.spaces, next(iter(pricing.spaces.dims))))
+        units = units_of(scan, torch.empty(rows, 1 << 20))
+        works.append(torch_work(units.spaces, next(iter(units.reads))))
     assert [(work.kernel_class, work.programs) for work in works] == [("split", 256), ("row", 2)]
     assert plan_of(scan, torch.empty(1, 1 << 20)).regions == () and plan_of(scan, torch.empty(2, 1 << 20)).regions
 
@@ -320,22 +319,20 @@ def test_a_decision_has_the_winner_first_and_says_what_would_change_it(shape: tu
     assert (region.decision.margin >= 0 and not region.decision.unsure) or region.executor in region.decision.unsure
 
 
-def pricing_of(write: Any, *inputs: torch.Tensor, captured: bool = False, dynamic: bool = False) -> Pricing:
+def units_of(write: Any, *inputs: torch.Tensor, dynamic: bool = False) -> Units:
     annotated = graphs.annotated(graphs.built(write, *inputs, dynamic=dynamic))
-    spaces = Spaces(annotated, recompute=True)
-    return Pricing(spaces, Dependencies(spaces, {}), H200, Executors(annotated.facts, ("triton",)), captured,
-                   lambda nodes: spaces.needed.intersection(nodes))
+    return Units(annotated, H200, Executors(annotated.facts, ("triton",)))
 
 
 def test_a_captured_graph_has_no_host_time() -> None:
-    plain, captured = (pricing_of(softmax, X, captured=captured) for captured in (False, True))
+    plain, captured = (Pricing(H200, captured, Prediction()) for captured in (False, True))
     launch = Prediction(device_us=2.0, host_us=100.0, captured_us=3.0)
     assert plain.adds(launch, plain.total) > 99 and captured.adds(launch, captured.total) < 6
 
 
 def test_prices_are_beside_what_else_there_is() -> None:
     """Beside work that keeps the device busy, host time counts for little; in place of a part, only the rest counts."""
-    pricing = pricing_of(softmax, torch.empty(8, 64))
+    pricing = Pricing(H200, False, Prediction())
     own, busy = Prediction(device_us=2.0, host_us=6.0), Prediction(device_us=1000.0, host_us=10.0)
     idle_cost, busy_cost = pricing.adds(own, pricing.total), pricing.adds(own, pricing.total + busy)
     assert idle_cost > 5.9 and 2.0 <= busy_cost < idle_cost
@@ -357,12 +354,8 @@ def test_sums_of_columns_take_the_time_of_their_bytes(rows: int) -> None:
 @pytest.mark.parametrize("write", [softmax, scan])
 def test_with_dynamic_sizes_work_is_that_of_the_example(write: Any) -> None:
     """What a kernel computes and how it spreads follows the example; only its class has to do without."""
-    static, dynamic = (pricing_of(write, torch.empty(64, 512), dynamic=dynamic) for dynamic in (False, True))
-    works = []
-    for pricing in (static, dynamic):
-        priced = pricing.price([unit := next(iter(pricing.spaces.dims))], pricing.spaces.reads(unit), frozenset())
-        assert isinstance(priced, Priced)
-        works.append(priced.work)
+    static, dynamic = (units_of(write, torch.empty(64, 512), dynamic=dynamic) for dynamic in (False, True))
+    works = [next(iter(units.alone.values())).work for units in (static, dynamic)]
     assert works[0] == works[1] and (works[0].programs, works[0].length) == (64, 512)
 
 
@@ -481,13 +474,12 @@ def test_columns_without_room_for_rows_are_reduced_without_them(length: int, cla
     assert sorted(region.decision.kernel_class for region in plan_of(norm_gradient, x, x).regions) == classes
 
 
-def test_units_that_do_not_fit_together_have_no_price() -> None:
-    """Asked without lining up their axes first: as far as prices know, nothing is common to them."""
-    pricing = pricing_of(lambda g, x, w: [g.op("aten.sin.default", x), g.op("aten.sin.default", w)], X, ROW)
-    units = list(pricing.spaces.dims)
-    alone = pricing.price(units[:1], pricing.spaces.reads(units[0]), frozenset())
-    assert isinstance(alone, Priced) and alone.work.bytes == 2 * FULL
-    together = pricing.price(units, [read for unit in units for read in pricing.spaces.reads(unit)], frozenset())
+def test_units_that_do_not_fit_together_have_no_kernel() -> None:
+    """Asked without lining up their axes first: as far as their axes tell, nothing is common to them."""
+    units = units_of(lambda g, x, w: [g.op("aten.sin.default", x), g.op("aten.sin.default", w)], X, ROW)
+    first, second = units.reads
+    assert units.alone[first].work.bytes == 2 * FULL
+    together = units.kernels.of([first, second], [*units.reads[first], *units.reads[second]], frozenset())
     assert str(together) == f"sin_default | sin_default_1: sizes differ ({64 * 512} against {64 * 512 * 512})"
 
 

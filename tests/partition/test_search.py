@@ -9,12 +9,12 @@ import torch
 from torch.fx import Node
 
 from dynafuse.cost.device import describe
-from dynafuse.ir import Plan
+from dynafuse.ir import Annotated, Plan
 from dynafuse.partition import search
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.grow import Candidate, Growth, Way
-from dynafuse.partition.iteration_space import Spaces
-from dynafuse.partition.pricing import Kernels
+from dynafuse.partition.kernels import Kernels
+from dynafuse.partition.units import Units
 from tests.support import graphs
 
 H200 = describe("h200")
@@ -33,8 +33,12 @@ def many(g: graphs.Builder, x: Node, y: Node, *, count: int) -> list[Node]:
 
 def grown(write: Any, *inputs: torch.Tensor, way: Way) -> tuple[Plan, Growth]:
     annotated = graphs.annotated(graphs.built(write, *inputs))
-    growth = Growth(Spaces(annotated, True), H200, Executors(annotated.facts, ("triton",)), False, 200, True, way)
+    growth = Growth(units_of(annotated), way)
     return growth.run(), growth
+
+
+def units_of(annotated: Annotated) -> Units:
+    return Units(annotated, H200, Executors(annotated.facts, ("triton",)))
 
 
 def searched(write: Any, *inputs: torch.Tensor) -> Plan:
@@ -63,29 +67,42 @@ def test_the_report_says_that_others_merge_better() -> None:
 def test_what_is_merged_first_stays_together() -> None:
     """There is no plan of that way where it cannot be: what would walk whole long rows waits for what else may share them."""
     _, growth = grown(centred, IMAGES, IMAGES, way=Way())
-    annotated = growth.spaces.annotated
     _, _, product, last = growth.group
     (missed,) = growth.missed(0.03)
     assert (missed.first.name, missed.second.name) == ("sum_dim_int_list", "sub_tensor")
 
     def merged(first: Candidate) -> list[list[str]]:
-        executors = Executors(annotated.facts, ("triton",))
-        return regions(Growth(Spaces(annotated, True), H200, executors, False, 200, True, Way(first=(first,))).run())
+        return regions(Growth(growth.units, Way(first=(first,))).run())
 
     assert merged(Candidate(0, product, last, product, vertical=True))[-1][-2:] == ["mul_tensor", "sum_dim_int_list_1"]
     assert merged(missed) == []
 
 
-def test_kernels_that_are_known_do_not_change_a_plan() -> None:
+def test_ways_that_were_tried_before_do_not_change_a_plan() -> None:
     annotated = graphs.annotated(graphs.built(lambda g, x, y: many(g, x, y, count=3), IMAGES, IMAGES))
-    executors, known = Executors(annotated.facts, ("triton",)), Kernels()
     ways = [Way(), Way(one_pass=False), Way(apart=frozenset({("sub_tensor", "mul_tensor")})), Way()]
+    shared = units_of(annotated)
 
-    def merged(way: Way, *kernels: Kernels) -> list[list[str]]:
-        return regions(Growth(Spaces(annotated, True), H200, executors, False, 200, True, way, *kernels).run())
+    def merged(way: Way, units: Units) -> list[list[str]]:
+        return regions(Growth(units, way).run())
 
-    assert [merged(way, known) for way in ways] == [merged(way) for way in ways]
-    assert len(known) > 0
+    assert [merged(way, shared) for way in ways] == [merged(way, units_of(annotated)) for way in ways]
+
+
+def test_a_kernel_that_several_ways_come_to_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Node, ...]] = []
+    make = Kernels.of
+
+    def counted(kernels: Kernels, nodes: list[Node], *arguments: Any) -> Any:
+        asked.append(tuple(nodes))
+        return make(kernels, nodes, *arguments)
+
+    monkeypatch.setattr(Kernels, "of", counted)
+    units = units_of(graphs.annotated(graphs.built(centred, IMAGES, IMAGES)))
+    Growth(units, Way()).run()
+    before = len(asked)
+    Growth(units, Way()).run()
+    assert len(asked) == before > 4
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 2 + search.MOST_TRIED), (60, 2)])
