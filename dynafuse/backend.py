@@ -22,8 +22,9 @@ from typing import Any
 import torch
 import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.utils import dynamo_timed
+from torch._dynamo.utils import dynamo_timed, preserve_rng_state
 from torch._guards import TracingContext
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from dynafuse import pipeline
@@ -36,6 +37,7 @@ from dynafuse.partition.annotate import annotate
 from dynafuse.partition.forcing import Forcing
 from dynafuse.passes.decompositions import decompositions, whole_in_autograd
 from dynafuse.passes.early import rewrite
+from dynafuse.passes.fixed_sizes import fix_sizes, size_arguments
 from dynafuse.passes.joint import NotSplit, split_joint
 from dynafuse.passes.layers import take_apart
 from dynafuse.passes.rematerialize import Sides, saved_values
@@ -47,6 +49,7 @@ from dynafuse.runtime.catchable import catchable
 from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.setting import allowing, device_of, executors_for, fused_device, values_of
+from dynafuse.runtime.specialized import Specialized, compiling
 from dynafuse.runtime.subclasses import is_called_with_fakes, returns_plain_tensors, without_subclasses
 from dynafuse.select import MEASUREMENTS
 from dynafuse.select.families import LENGTHS
@@ -95,8 +98,39 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
         config = replace(config, fallback_random=True)
     forcing = Forcing.of(config.force, config.executors or ())
     guard.stage("force patterns", lambda: forcing.check(gm.graph, config.strict), left_out)
-    rewritten = guard.stage("rewrites of the Dynamo graph", lambda: rewrite(gm), before.restored)
-    return without_subclasses(_compile_rewritten(rewritten, example_inputs, config, forcing, guard), example_inputs)
+
+    def compiled(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        as_given = Snapshot.of(gm)
+        rewritten = guard.stage("rewrites of the Dynamo graph", lambda: rewrite(gm), as_given.restored)
+        return without_subclasses(_compile_rewritten(rewritten, inputs, config, forcing, guard), inputs)
+
+    positions = size_arguments(gm) if config.specialize_after and not observers.plan_only() else ()
+    function = compiled(gm, example_inputs)
+    if not positions:
+        return function
+    return Specialized(function, positions, config.specialize_after, lambda arguments: guard.stage(
+        "specialization", lambda: _specialized(before.restored(), positions, arguments, compiled), left_out))
+
+
+@pipeline.without_garbage_collection()
+def _specialized(gm: GraphModule, positions: Sequence[int], arguments: Sequence[Any],
+                 compiled: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """Compile a Dynamo graph with dynamic sizes for those of a call, as if Dynamo had made it for these alone.
+
+    Args:
+        gm: The graph. It is rewritten in place.
+        positions: Which of its arguments are sizes.
+        arguments: The arguments of the call.
+        compiled: Compiles a graph, given an example of each of its inputs.
+
+    Returns:
+        A function of the arguments that are no sizes.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with compiling(mode):
+        with dynamo_timed("dynafuse.specialize"), preserve_rng_state():
+            fix_sizes(gm, positions, arguments, mode)
+        return compiled(gm, [argument for i, argument in enumerate(arguments) if i not in positions])
 
 
 def _compile_rewritten(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,

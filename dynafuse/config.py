@@ -380,6 +380,14 @@ OPTIONS: tuple[Option, ...] = (
         "let one Triton kernel serve a class of sizes of an outermost dimension, such as the batch, instead of one size",
     ),
     Option(
+        "specialize_after",
+        3,
+        COUNT,
+        "DYNAFUSE_SPECIALIZE_AFTER",
+        "how many calls with the same sizes follow each other until a graph with dynamic sizes is compiled once more for "
+        "these alone, at most four times; 0: never",
+    ),
+    Option(
         "interim_plan",
         False,
         BOOL,
@@ -442,6 +450,7 @@ class Config:
     tune_budget_s: float
     near_match: bool
     size_classes: bool
+    specialize_after: int
     interim_plan: bool
     cache: bool
     cache_size_mb: int

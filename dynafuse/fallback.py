@@ -62,6 +62,7 @@ STAGES: Mapping[str, str] = {
     "generated function": EAGER,
     "CUDA graphs": "the graph is launched kernel by kernel",
     "first call": EAGER,
+    "specialization": "the graph runs on what was compiled for any sizes",
     "kernel for new sizes": "the region runs eager at these sizes",
 }
 """The stages that may fail, and what happens instead."""

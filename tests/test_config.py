@@ -63,6 +63,7 @@ def test_defaults() -> None:
         tune_budget_s=20.0,
         near_match=True,
         size_classes=False,
+        specialize_after=3,
         interim_plan=False,
         cache=True,
         cache_size_mb=1024,

@@ -300,8 +300,22 @@ def test_a_kernel_that_cannot_be_compiled_for_new_sizes_runs_eager_at_those() ->
         DelegateKernel("key", Program(), fails, Guard(strict=False)).prepare([5])
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_specialization_that_fails_leaves_what_serves_any_size(
+    training: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fault = Fault("specialization", backend, "fix_sizes", {"specialize_after": 2}, spoils=True)
+    failed = inject(monkeypatch, fault, 1)
+    with pytest.warns(DynafuseWarning, match="specialization failed: Injected") as caught:
+        check(compiled(fault, tmp_path / "repro", dynamic=True), training, (6, 6, 6, 6))
+    assert len(failed) == len(warned(list(caught))) == 1
+    inject(monkeypatch, fault, 1)
+    with pytest.raises(Injected):
+        check(compiled(fault, tmp_path, dynamic=True, strict=True), training, (7, 7))
+
+
 def test_every_stage_fails_in_some_test() -> None:
-    assert {fault.stage for fault in FAULTS} | {"interim plan", "kernel for new sizes"} == set(STAGES)
+    assert {fault.stage for fault in FAULTS} | {"interim plan", "specialization", "kernel for new sizes"} == set(STAGES)
 
 
 # What is no failure of ours -------------------------------------------------------------------------------------------

@@ -197,3 +197,21 @@ def test_autocast(device: str) -> None:
 
 def test_every_case_is_here() -> None:
     assert len(CASES) > 150
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_sizes_that_keep_coming(training: bool, device: str) -> None:
+    """What serves any size, what is compiled for one, and recordings of either give the same."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(module for _ in range(6) for module in (
+        torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()))).to(device)
+    call = compiled(model, dynamic=True, specialize_after=3)
+    for rows in (33, 33, 33, 47, 33, 33, 33, 33, 33, 33, 47, 47, 47, 47, 47, 47, 12):
+        x = torch.randn(rows, 64, device=device, requires_grad=training)
+        with torch.set_grad_enabled(training):
+            ours, expected = call(x), model(x)
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4)
+        if training:
+            parameters = [x, *model.parameters()]
+            found = [torch.autograd.grad(result.square().sum(), parameters) for result in (ours, expected)]
+            torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
