@@ -26,6 +26,7 @@ from torch._dynamo.utils import dynamo_timed, preserve_rng_state
 from torch._guards import TracingContext
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynafuse import pipeline
 from dynafuse.cache import kernels
@@ -114,7 +115,7 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
 
 @pipeline.without_garbage_collection()
 def _specialized(gm: GraphModule, positions: Sequence[int], arguments: Sequence[Any],
-                 compiled: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> Callable[..., Any]:
+                 compiled: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> Callable[..., Any] | None:
     """Compile a Dynamo graph with dynamic sizes for those of a call, as if Dynamo had made it for these alone.
 
     Args:
@@ -124,13 +125,17 @@ def _specialized(gm: GraphModule, positions: Sequence[int], arguments: Sequence[
         compiled: Compiles a graph, given an example of each of its inputs.
 
     Returns:
-        A function of the arguments that are no sizes.
+        A function of the arguments that are no sizes; None if it would depend on numbers that are arguments, too.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    numbers = ShapeEnv()
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=numbers)
     with compiling(mode):
         with dynamo_timed("dynafuse.specialize"), preserve_rng_state():
-            fix_sizes(gm, positions, arguments, mode)
-        return compiled(gm, [argument for i, argument in enumerate(arguments) if i not in positions])
+            examples = fix_sizes(gm, positions, arguments, mode)
+        function = compiled(gm, examples)
+    if numbers.guards:
+        return None
+    return without_subclasses(function, [argument for i, argument in enumerate(arguments) if i not in positions])
 
 
 def _compile_rewritten(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,

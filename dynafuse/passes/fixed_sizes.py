@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
@@ -21,11 +23,15 @@ from torch.utils._pytree import tree_leaves
 
 Number = int | float | bool
 
+ARITHMETIC = frozenset({"_operator", "math", "builtins"})
+"""Modules of Python's own functions of numbers."""
+
+ASKS_FOR_SIZES = frozenset({"size", "stride", "dim", "numel", "storage_offset"})
+"""Methods of a tensor."""
+
 
 def size_arguments(module: GraphModule) -> tuple[int, ...]:
     """Return the positions of a Dynamo graph's arguments that are sizes; none if its shapes depend on anything else.
-
-    Shapes may depend on data, and on numbers that are no sizes.
 
     Args:
         module: The graph, with an example of each node's value.
@@ -34,20 +40,22 @@ def size_arguments(module: GraphModule) -> tuple[int, ...]:
     sizes = {i: example.node.expr for i, example in enumerate(inputs) if isinstance(example, torch.SymInt)}
     given = frozenset(sizes.values())
     values = (value for node in module.graph.nodes for value in tree_leaves(node.meta.get("example_value")))
-    return tuple(sizes) if sizes and all(_symbols(value) <= given for value in values) else ()
+    return tuple(sizes) if sizes and all(_is_given(value, given) for value in values) else ()
 
 
-def _symbols(value: Any) -> frozenset[Any]:
-    """Return the symbols that a number, or the layout of a tensor, depends on."""
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return frozenset(value.node.expr.free_symbols)
-    if not isinstance(value, torch.Tensor):
-        return frozenset()
+def _is_given(value: Any, given: frozenset[Any]) -> bool:
+    """Return whether a number, or the layout of a tensor, is known from some symbols; a float may also be an argument's."""
+    if isinstance(value, torch.SymFloat):
+        return bool(value.node.has_hint())
+    if isinstance(value, torch.SymInt | torch.SymBool):
+        return bool(value.node.expr.free_symbols <= given)
+    if not isinstance(value, Tensor):
+        return True
     layout = (*value.shape, *value.stride(), value.storage_offset()) if value.layout is torch.strided else value.shape
-    return frozenset[Any]().union(*map(_symbols, layout))
+    return all(_is_given(size, given) for size in layout)
 
 
-def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence[Any], mode: FakeTensorMode) -> None:
+def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     """Put numbers in the place of a Dynamo graph's sizes, in place; these arguments are gone afterwards.
 
     Args:
@@ -55,19 +63,41 @@ def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence
         positions: Which arguments are sizes.
         arguments: All arguments of a call.
         mode: Whose tensors the examples of the graph's nodes become.
+
+    Returns:
+        An example of each argument that is left.
     """
     inputs = module.graph.find_nodes(op="placeholder")
     for position in positions:
         _put(inputs[position], arguments[position])
-    others = [argument for i, argument in enumerate(arguments) if i not in positions]
+    examples = [_example(argument, i, mode) for i, argument in enumerate(arguments) if i not in positions]
     with mode:
-        fakes = [mode.from_tensor(a, static_shapes=True) if isinstance(a, torch.Tensor) else a for a in others]
-        _Examples(module).run(*fakes)
+        _Examples(module).run(*examples)
     for node in list(module.graph.nodes):
         example = node.meta.get("example_value")
-        if node.op in ("call_function", "call_method") and isinstance(example, Number):
+        if isinstance(example, Number) and _is_arithmetic(node):
             _put(node, example)
     module.recompile()
+    return examples
+
+
+def _example(argument: Any, position: int, mode: FakeTensorMode) -> Any:
+    """Return a fake tensor of fixed sizes; of a number that Dynamo hands over as a tensor one that has the same number.
+
+    Torch gives such a number a symbol if it is told where it comes from.
+    """
+    if not isinstance(argument, Tensor):
+        return argument
+    if argument.dim() == 0 and argument.dtype is torch.float64 and argument.device.type == "cpu":
+        return mode.from_tensor(argument, static_shapes=False, source=ConstantSource(f"argument_{position}"))
+    return mode.from_tensor(argument, static_shapes=True)
+
+
+def _is_arithmetic(node: Node) -> bool:
+    """Return whether a node does nothing but compute a number: one that enters a transform returns how deep that is."""
+    if node.op == "call_method":
+        return node.target in ASKS_FOR_SIZES
+    return node.op == "call_function" and getattr(node.target, "__module__", "") in ARITHMETIC
 
 
 def _put(node: Node, number: Number) -> None:

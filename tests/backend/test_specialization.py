@@ -124,6 +124,28 @@ def test_the_option_turns_it_off() -> None:
     assert len(graphs) == 1 and fixed(graphs) == 0
 
 
+def test_transforms_inside() -> None:
+    def gradient(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.grad(lambda w: F.layer_norm(x, x.shape[1:], w).square().sum() / x.shape[0])(weight)
+
+    call = compiled(gradient, dynamic=True, specialize_after=3)
+    with recorded() as graphs:
+        for _ in range(4):
+            x, weight = torch.randn(6, 9), torch.randn(9)
+            torch.testing.assert_close(call(x, weight), gradient(x, weight), rtol=1e-4, atol=1e-4)
+    assert fixed(graphs) == len(graphs) // 2 > 0
+
+
+def test_numbers_that_are_arguments_may_change() -> None:
+    """Dynamo hands over a float of a module, or of a call, as a tensor of its own."""
+    call = compiled(lambda x, scale: (x * scale).softmax(0) + scale, dynamic=True, specialize_after=3)
+    with recorded() as graphs:
+        for scale in (0.5, 0.25, 3.0, 0.125, -2.5):
+            x = torch.randn(6, 9)
+            torch.testing.assert_close(call(x, scale), (x * scale).softmax(0) + scale)
+    assert len(graphs) == 2 and fixed(graphs) == 1
+
+
 def test_threads_call_it_at_once() -> None:
     call = compiled(block, dynamic=True, specialize_after=2)
     with torch.no_grad():
