@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.utils import dynamo_timed, preserve_rng_state
 from torch._guards import TracingContext
 from torch._subclasses import FakeTensorMode
@@ -132,7 +133,10 @@ def _specialized(gm: GraphModule, positions: Sequence[int], arguments: Sequence[
     with compiling(mode):
         with dynamo_timed("dynafuse.specialize"), preserve_rng_state():
             examples = fix_sizes(gm, positions, arguments, mode)
-        function = compiled(gm, examples)
+        try:
+            function = compiled(gm, examples)
+        except TensorifyScalarRestartAnalysis:  # Dynamo would trace again with the number in its place
+            return None
     if numbers.guards:
         return None
     return without_subclasses(function, [argument for i, argument in enumerate(arguments) if i not in positions])

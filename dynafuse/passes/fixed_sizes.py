@@ -68,9 +68,10 @@ def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence
         An example of each argument that is left.
     """
     inputs = module.graph.find_nodes(op="placeholder")
+    others = [i for i in range(len(inputs)) if i not in positions]
+    examples = [_example(arguments[i], inputs[i], mode) for i in others]
     for position in positions:
         _put(inputs[position], arguments[position])
-    examples = [_example(argument, i, mode) for i, argument in enumerate(arguments) if i not in positions]
     with mode:
         _Examples(module).run(*examples)
     for node in list(module.graph.nodes):
@@ -81,15 +82,16 @@ def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence
     return examples
 
 
-def _example(argument: Any, position: int, mode: FakeTensorMode) -> Any:
+def _example(argument: Any, node: Node, mode: FakeTensorMode) -> Any:
     """Return a fake tensor of fixed sizes; of a number that Dynamo hands over as a tensor one that has the same number.
 
-    Torch gives such a number a symbol if it is told where it comes from.
+    Torch gives such a number a symbol if it is told where it comes from, and an example that is finite.
     """
     if not isinstance(argument, Tensor):
         return argument
-    if argument.dim() == 0 and argument.dtype is torch.float64 and argument.device.type == "cpu":
-        return mode.from_tensor(argument, static_shapes=False, source=ConstantSource(f"argument_{position}"))
+    if any(user.op == "call_method" and user.target == "item" for user in node.users):
+        finite = argument if argument.isfinite() else torch.ones_like(argument)
+        return mode.from_tensor(finite, static_shapes=False, source=ConstantSource(node.name))
     return mode.from_tensor(argument, static_shapes=True)
 
 
