@@ -134,7 +134,8 @@ def _specialized(gm: GraphModule, positions: Sequence[int], arguments: Sequence[
         with dynamo_timed("dynafuse.specialize"), preserve_rng_state():
             examples = fix_sizes(gm, positions, arguments, mode)
         try:
-            function = compiled(gm, examples)
+            with observers.compiling_for(tuple(arguments[i] for i in positions)):
+                function = compiled(gm, examples)
         except TensorifyScalarRestartAnalysis:  # Dynamo would trace again with the number in its place
             return None
     if numbers.guards:

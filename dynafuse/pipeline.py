@@ -435,7 +435,7 @@ def _report(setting: Setting, plan: CanonicalPlan, meanwhile: Meanwhile | None =
         why = "" if intent is None else str(intent.verdict)
         replays = intent.replays if intent is not None and intent.verdict.may_be_recorded else None
         return Compiled(setting.kind, plan, setting.device, setting.unusable, _is_captured(setting, intent), setting.calls,
-                        meanwhile, why, replays)
+                        meanwhile, why, replays, setting.sizes)
 
     tell(compiled, kernel_cache.ORIGINS, setting.guard)
 

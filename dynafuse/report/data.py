@@ -180,7 +180,7 @@ class ReportedGraph:
     how often a step of training or inference calls the graph: more than once for layers that ``reuse_layers`` compiles
     once. All times are those of one call. ``kept`` is None except for a forward. ``capture`` says why the graph is captured
     or not; it is empty if the option ``capture`` does not ask for it. ``replays`` counts the calls of a graph that may be
-    captured, in this process.
+    captured, in this process. ``sizes`` are those for which alone a graph with dynamic sizes was compiled once more.
     """
 
     kind: str
@@ -192,11 +192,13 @@ class ReportedGraph:
     kept: Kept | None = None
     capture: str = ""
     replays: Replays | None = None
+    sizes: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
-        """Return the kind, with the number of calls if that is more than one."""
-        return self.kind if self.called == 1 else f"{self.kind}, {self.called} times a step"
+        """Return the kind, with the number of calls if that is more than one, and the sizes for which alone it is."""
+        called = "" if self.called == 1 else f", {self.called} times a step"
+        return f"{self.kind}{called}" + (f", for sizes of {', '.join(map(str, self.sizes))} alone" if self.sizes else "")
 
     @property
     def fused(self) -> tuple[ReportedStep, ...]:

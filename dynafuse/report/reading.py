@@ -73,7 +73,7 @@ def _graph(compiled: Compiled, number: int, priced: bool, captured: bool, kernel
     outputs = plan.annotated.graph.output_node().meta.get("desc")  # a subgraph's are not described
     kept_bytes = _kept(plan.annotated, outputs) if compiled.kind == "forward" and outputs is not None else None
     graph = ReportedGraph(compiled.kind, tuple(steps), len(computed) + calls, plan.refusals, captured or compiled.captured,
-                          compiled.calls, kept_bytes, compiled.capture, compiled.replays)
+                          compiled.calls, kept_bytes, compiled.capture, compiled.replays, compiled.sizes)
     bound_by = graph.bound_by
     return replace(graph, steps=tuple(replace(step, prices=_ordered(step, bound_by)) for step in steps))
 

@@ -47,6 +47,7 @@ class Compiled:
     meanwhile: Meanwhile | None = None  # what an interim plan loses and saves; None for any other plan
     capture: str = ""  # whether it is captured, and why or why not; empty if nobody has asked for it
     replays: Replays | None = None  # of its calls, which go on; None if it cannot be captured
+    sizes: tuple[int, ...] = ()  # for which alone it was compiled once more, of a graph with dynamic sizes
 
     @property
     def plan(self) -> Plan:
@@ -82,11 +83,31 @@ _listeners: list[Listener] = []
 # A thread that only plans has its own: other threads run what they compile.
 _own_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("own_listeners", default=())
 _plan_only: ContextVar[bool] = ContextVar("plan_only", default=False)
+_sizes: ContextVar[tuple[int, ...]] = ContextVar("sizes", default=())
 
 
 def plan_only() -> bool:
     """Return whether this thread only plans: nothing is lowered, and graphs run eager."""
     return _plan_only.get()
+
+
+def sizes() -> tuple[int, ...]:
+    """Return the sizes for which alone this thread compiles graphs; none where these serve whatever they are called with."""
+    return _sizes.get()
+
+
+@contextmanager
+def compiling_for(sizes: tuple[int, ...]) -> Iterator[None]:
+    """Have graphs that are compiled in the block say that they are for some sizes alone.
+
+    Args:
+        sizes: The dynamic sizes of a call.
+    """
+    before = _sizes.set(sizes)
+    try:
+        yield
+    finally:
+        _sizes.reset(before)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from dynafuse.lowering.base import Compilation, Use
 from dynafuse.lowering.triton import compiler
 from dynafuse.partition.forcing import Forcing
 from dynafuse.runtime.capture.decide import Shared
-from dynafuse.runtime.observers import plan_only
+from dynafuse.runtime.observers import plan_only, sizes
 from dynafuse.runtime.trace import Trace
 from dynafuse.select.enable import fusing, how_to_enable, tell, usable
 
@@ -44,6 +44,7 @@ class Setting:
     guard: Guard
     trace: Trace
     shared: Shared | None = None  # what the graphs of one model tell each other; None for a graph inside another
+    sizes: tuple[int, ...] = field(default_factory=sizes)  # for which alone it is compiled; none if for any
     process: int = field(default_factory=os.getpid)
 
     @property

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+import dynafuse
 from tests.support.differential import compare, compiled, copies, run
 from tests.support.graphs import recorded
 
@@ -114,6 +115,17 @@ def test_sizes_that_grow_are_compiled_once() -> None:
         for length in range(3, 30):
             call(*given(2, length))
     assert len(graphs) == 1
+
+
+def test_the_report_names_the_sizes() -> None:
+    dynafuse.process_report()  # which watches from its first import on
+    torch.compiler.reset()
+    call = compiled(block, dynamic=True, specialize_after=3)
+    with torch.no_grad():
+        for _ in range(3):
+            call(*given(2, 7))
+    titles = [graph.title for graph in dynafuse.process_report().graphs]
+    assert titles == ["inference", "inference, for sizes of 2, 7, 64 alone"]
 
 
 def test_the_option_turns_it_off() -> None:
