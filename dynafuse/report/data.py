@@ -242,6 +242,7 @@ class ReportedGraph:
         return {
             "kind": self.kind,
             "called": self.called,
+            "sizes": list(self.sizes),
             "ops": self.ops,
             "device_us": self.device_us,
             "host_us": self.host_us,

@@ -124,8 +124,9 @@ def test_the_report_names_the_sizes() -> None:
     with torch.no_grad():
         for _ in range(3):
             call(*given(2, 7))
-    titles = [graph.title for graph in dynafuse.process_report().graphs]
-    assert titles == ["inference", "inference, for sizes of 2, 7, 64 alone"]
+    graphs = dynafuse.process_report().graphs
+    assert [graph.to_dict()["sizes"] for graph in graphs] == [[], [2, 7, 64]]
+    assert [graph.title for graph in graphs] == ["inference", "inference, for sizes of 2, 7, 64 alone"]
 
 
 def test_the_option_turns_it_off() -> None:

@@ -24,7 +24,7 @@ from tests.support.processes import ROOT
 from tests.support.report_samples import small
 
 PROMISED = {"executor", "ops", "key", "bytes", "predicted_us", "reused"}
-GRAPH_NAMES = {"kind", "called", "ops", "device_us", "host_us", "eager_us", "eager_host_us", "bound_by", "captured",
+GRAPH_NAMES = {"kind", "called", "sizes", "ops", "device_us", "host_us", "eager_us", "eager_host_us", "bound_by", "captured",
                "capture", "replays", "kept", "reuse", "steps", "refusals"}
 GOLDEN = Path(__file__).with_name("report.expected")
 
