@@ -51,7 +51,7 @@ from dynafuse.runtime.catchable import catchable
 from dynafuse.runtime.observers import Compiled, listening
 from dynafuse.runtime.repro import guard_of
 from dynafuse.runtime.setting import allowing, device_of, executors_for, fused_device, values_of
-from dynafuse.runtime.specialized import Specialized, compiling
+from dynafuse.runtime.specialized import Specialized, compiling, of_some
 from dynafuse.runtime.subclasses import is_called_with_fakes, returns_plain_tensors, without_subclasses
 from dynafuse.select import MEASUREMENTS
 from dynafuse.select.families import LENGTHS
@@ -101,13 +101,12 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     forcing = Forcing.of(config.force, config.executors or ())
     guard.stage("force patterns", lambda: forcing.check(gm.graph, config.strict), left_out)
 
-    def compiled(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        as_given = Snapshot.of(gm)
-        rewritten = guard.stage("rewrites of the Dynamo graph", lambda: rewrite(gm), as_given.restored)
+    def compiled(gm: GraphModule, before: Snapshot, inputs: Sequence[Any]) -> Callable[..., Any]:
+        rewritten = guard.stage("rewrites of the Dynamo graph", lambda: rewrite(gm), before.restored)
         return without_subclasses(_compile_rewritten(rewritten, inputs, config, forcing, guard), inputs)
 
     positions = size_arguments(gm) if config.specialize_after and not observers.plan_only() else ()
-    function = compiled(gm, example_inputs)
+    function = compiled(gm, before, example_inputs)
     if not positions:
         return function
     return Specialized(function, positions, config.specialize_after, lambda arguments: guard.stage(
@@ -115,18 +114,20 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
 
 
 @pipeline.without_garbage_collection()
-def _specialized(gm: GraphModule, positions: Sequence[int], arguments: Sequence[Any],
-                 compiled: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> Callable[..., Any] | None:
+def _specialized(
+    gm: GraphModule, positions: Sequence[int], arguments: Sequence[Any],
+    compiled: Callable[[GraphModule, Snapshot, Sequence[Any]], Callable[..., Any]],
+) -> Callable[..., Any] | None:
     """Compile a Dynamo graph with dynamic sizes for those of a call, as if Dynamo had made it for these alone.
 
     Args:
         gm: The graph. It is rewritten in place.
         positions: Which of its arguments are sizes.
         arguments: The arguments of the call.
-        compiled: Compiles a graph, given an example of each of its inputs.
+        compiled: Compiles a graph, given a snapshot of it and an example of each of its inputs.
 
     Returns:
-        A function of the arguments that are no sizes; None if it would depend on numbers that are arguments, too.
+        A function of all arguments; None if it would depend on numbers that are arguments, too.
     """
     numbers = ShapeEnv()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=numbers)
@@ -135,12 +136,12 @@ def _specialized(gm: GraphModule, positions: Sequence[int], arguments: Sequence[
             examples = fix_sizes(gm, positions, arguments, mode)
         try:
             with observers.compiling_for(tuple(arguments[i] for i in positions)):
-                function = compiled(gm, examples)
+                function = compiled(gm, Snapshot.of(gm), list(examples.values()))
         except TensorifyScalarRestartAnalysis:  # Dynamo would trace again with the number in its place
             return None
     if numbers.guards:
         return None
-    return without_subclasses(function, [argument for i, argument in enumerate(arguments) if i not in positions])
+    return of_some(list(examples), without_subclasses(function, [arguments[i] for i in examples]))
 
 
 def _compile_rewritten(gm: GraphModule, example_inputs: Sequence[Any], config: Config, forcing: Forcing,

@@ -208,16 +208,16 @@ def _symbols(environment: ShapeEnv) -> Collection[sympy.Expr]:
     """Return what the sizes, strides and offsets of inputs are, and the numbers among them."""
     if environment.tracked_fakes is None:  # traced by something else than Dynamo
         return environment.var_to_sources
-    numbers = itertools.chain.from_iterable(_numbers(tracked.fake) for tracked in environment.tracked_fakes)
+    numbers = itertools.chain.from_iterable(numbers_of(tracked.fake) for tracked in environment.tracked_fakes)
     return {number.node.expr for number in numbers if isinstance(number, torch.SymInt)}
 
 
-def _numbers(value: object) -> Iterable[object]:
+def numbers_of(value: object) -> Iterable[object]:
     """Return the sizes, strides and offset of a tensor, of a subclass those of what it wraps; what is no tensor as it is."""
     if not isinstance(value, torch.Tensor):
         return [value]
     if is_traceable_wrapper_subclass(value):
-        return itertools.chain.from_iterable(_numbers(getattr(value, name)) for name in value.__tensor_flatten__()[0])
+        return itertools.chain.from_iterable(numbers_of(getattr(value, name)) for name in value.__tensor_flatten__()[0])
     return value.shape if is_sparse_any(value) else [*value.shape, *value.stride(), value.storage_offset()]
 
 

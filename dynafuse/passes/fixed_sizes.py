@@ -11,6 +11,7 @@ rows, there remains ``f(x)`` with ``reshape = x.reshape(8, -1)``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
+
+from dynafuse.fx import numbers_of
 
 Number = int | float | bool
 
@@ -40,22 +43,19 @@ def size_arguments(module: GraphModule) -> tuple[int, ...]:
     sizes = {i: example.node.expr for i, example in enumerate(inputs) if isinstance(example, torch.SymInt)}
     given = frozenset(sizes.values())
     values = (value for node in module.graph.nodes for value in tree_leaves(node.meta.get("example_value")))
-    return tuple(sizes) if sizes and all(_is_given(value, given) for value in values) else ()
+    numbers = chain.from_iterable(map(numbers_of, values))
+    return tuple(sizes) if sizes and all(_is_given(number, given) for number in numbers) else ()
 
 
-def _is_given(value: Any, given: frozenset[Any]) -> bool:
-    """Return whether a number, or the layout of a tensor, is known from some symbols; a float may also be an argument's."""
-    if isinstance(value, torch.SymFloat):
-        return bool(value.node.has_hint())
-    if isinstance(value, torch.SymInt | torch.SymBool):
-        return bool(value.node.expr.free_symbols <= given)
-    if not isinstance(value, Tensor):
-        return True
-    layout = (*value.shape, *value.stride(), value.storage_offset()) if value.layout is torch.strided else value.shape
-    return all(_is_given(size, given) for size in layout)
+def _is_given(number: object, given: frozenset[Any]) -> bool:
+    """Return whether a number is known from some symbols; a float may also be that of an argument."""
+    if isinstance(number, torch.SymFloat):
+        return bool(number.node.has_hint())
+    return not isinstance(number, torch.SymInt | torch.SymBool) or bool(number.node.expr.free_symbols <= given)
 
 
-def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
+def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence[Any],
+              mode: FakeTensorMode) -> dict[int, Any]:
     """Put numbers in the place of a Dynamo graph's sizes, in place; these arguments are gone afterwards.
 
     Args:
@@ -65,15 +65,14 @@ def fix_sizes(module: GraphModule, positions: Sequence[int], arguments: Sequence
         mode: Whose tensors the examples of the graph's nodes become.
 
     Returns:
-        An example of each argument that is left.
+        An example of each argument that is left, by its position among all.
     """
     inputs = module.graph.find_nodes(op="placeholder")
-    others = [i for i in range(len(inputs)) if i not in positions]
-    examples = [_example(arguments[i], inputs[i], mode) for i in others]
+    examples = {i: _example(arguments[i], node, mode) for i, node in enumerate(inputs) if i not in positions}
     for position in positions:
         _put(inputs[position], arguments[position])
     with mode:
-        _Examples(module).run(*examples)
+        _Examples(module).run(*examples.values())
     for node in list(module.graph.nodes):
         example = node.meta.get("example_value")
         if isinstance(example, Number) and _is_arithmetic(node):

@@ -41,7 +41,7 @@ class Specialized:
             dynamic: The function of all arguments.
             positions: Which arguments are sizes.
             after: How many calls with the same sizes follow each other when a function of fixed sizes is made.
-            make: Makes one for the arguments of a call: a function of those that are no sizes. None if that fails.
+            make: Makes one, of all arguments too, for those of a call. None if that fails.
         """
         self.dynamic = dynamic
         self.static: dict[tuple[int, ...], Callable[..., Any]] = {}
@@ -69,17 +69,20 @@ class Specialized:
         with self._lock:
             if sizes not in self.static:
                 log.info("compiled once more for sizes %s", sizes)
-                static = self._make(arguments)
-                self.static[sizes] = self.dynamic if static is None else _without(self._positions, len(arguments), static)
+                self.static[sizes] = self._make(arguments) or self.dynamic
             return self.static[sizes]
 
 
-def _without(positions: Sequence[int], count: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of ``count`` arguments that calls one of those that are not at some positions."""
-    others = [i for i in range(count) if i not in positions]
-    if len(others) < 2:
-        return lambda *arguments: function(*(arguments[i] for i in others))
-    picked = itemgetter(*others)
+def of_some(positions: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of many arguments that calls one of those at some positions.
+
+    Args:
+        positions: Where its arguments are among all.
+        function: The function that is called.
+    """
+    if len(positions) < 2:
+        return lambda *arguments: function(*(arguments[i] for i in positions))
+    picked = itemgetter(*positions)
     return lambda *arguments: function(*picked(arguments))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynafuse.runtime.specialized import MOST_SIZES, Specialized
+from dynafuse.runtime.specialized import MOST_SIZES, Specialized, of_some
 
 CALLS = [4, 4, 4, 4, 5, 5, 4, 5, 5]
 """Calls with 4 that have a function do not come between those with 5."""
@@ -16,17 +16,19 @@ CALLS = [4, 4, 4, 4, 5, 5, 4, 5, 5]
 class Maker:
     """Makes functions that say for which arguments they were made, and notes these."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, positions: Sequence[int] = (0,), fails: bool = False) -> None:
         self.made: list[tuple[Any, ...]] = []
+        self.positions = positions
         self.fails = fails
 
     def __call__(self, arguments: Sequence[Any]) -> Callable[..., Any] | None:
         self.made.append(tuple(arguments))
-        return None if self.fails else lambda *others: ("static", arguments[0], *others)
+        others = [i for i in range(len(arguments)) if i not in self.positions]
+        return None if self.fails else of_some(others, lambda *given: ("static", arguments[0], *given))
 
 
-def of(maker: Maker, positions: Sequence[int] = (0,), after: int = 3) -> Specialized:
-    return Specialized(lambda *arguments: ("dynamic", *arguments), positions, after, maker)
+def of(maker: Maker, after: int = 3) -> Specialized:
+    return Specialized(lambda *arguments: ("dynamic", *arguments), maker.positions, after, maker)
 
 
 def test_sizes_that_keep_coming_get_a_function() -> None:
@@ -59,5 +61,5 @@ def test_what_fails_is_not_tried_again() -> None:
 
 @pytest.mark.parametrize(("positions", "rest"), [((0,), ("b", "c")), ((1, 2), ("a",)), ((0, 1, 2), ())])
 def test_a_function_of_fixed_sizes_takes_the_others(positions: Sequence[int], rest: tuple[str, ...]) -> None:
-    call = of(Maker(), positions, after=1)
+    call = of(Maker(positions), after=1)
     assert call("a", "b", "c") == ("static", "a", *rest)

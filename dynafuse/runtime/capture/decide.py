@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import Prediction
 from dynafuse.cost.replay import Copies, Saving, saving
+from dynafuse.fx import numbers_of
 from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
 from dynafuse.passes.given_numbers import is_sent
@@ -316,9 +317,7 @@ def _saved(module: GraphModule) -> frozenset[int]:
 
 
 def _is_sized(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
-        return False
-    return any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in numbers_of(value))
 
 
 def _leaving(plan: Plan, in_place: frozenset[int], handed: frozenset[int]) -> tuple[list[int], list[int]]:
