@@ -50,10 +50,19 @@ PARTS = re.compile(r"\[['\"](.*?)['\"]\]|\[(\d+)\]|\.([^.\[]+)|^([^.\[]+)")
 
 def arguments(node: Node) -> dict[str, Any]:
     """Return a call's arguments by schema name, defaults filled in."""
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return arguments_of(node.target, node.args, node.kwargs)
+
+
+def arguments_of(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an overload is called with by schema name, defaults filled in.
+
+    Args:
+        target: The overload.
+        args, kwargs: What it is called with.
+    """
     defaults = _defaults(target)
-    given = dict(zip(defaults, node.args, strict=False)) | node.kwargs
+    given = dict(zip(defaults, args, strict=False)) | dict(kwargs)
     return {name: given.get(name, default) for name, default in defaults.items()}
 
 

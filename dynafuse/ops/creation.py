@@ -18,6 +18,9 @@ from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, eager, register, rewrite
 
 INT32_MOST = 2**31 - 1
+COUNTED = "{2} + {1} * {0}"
+"""An element of a range of integers: its place, the step and the start."""
+
 _RANDOM_FLOPS = 60.0  # ten rounds of Philox
 
 
@@ -63,7 +66,7 @@ def _counted(build: Builder, start: sympy.Expr, step: sympy.Expr, index: sympy.E
     if expr == index or (len(known) == 2 and max(map(abs, known)) <= INT32_MOST):
         return build.index_value(expr)
     operands = [build.index_value(part) for part in (index, step, start)]
-    return build.expression("{2} + {1} * {0}", torch.int64, *operands)
+    return build.expression(COUNTED, torch.int64, *operands)
 
 
 def _accepts_range(call: Call) -> str:

@@ -1,4 +1,4 @@
-"""Constants of a Dynamo graph: what depends on no input, and what its value is.
+"""Constants of a Dynamo graph: what depends on no input but sizes, and what its value is.
 
 A graph may be in pieces: torch compiles one after the other for DDP, a piece for each bucket of gradients, and what is
 checkpointed is a graph inside the graph. Pieces share the fake tensors that Dynamo traced them with, so that a constant
@@ -49,13 +49,17 @@ class Constants:
     def sources(self, node: Node) -> set[Node] | None:
         """Return the nodes that a node is computed from, itself included; None if it is no constant.
 
-        It is none if it depends on an input that is none, on random numbers, or on what something writes to.
+        It is none if it depends on an input that is none, on random numbers, or on what something writes to. Sizes that are
+        symbolic are among the nodes, and what they are computed from is not.
         """
         sources: set[Node] = set()
         stack = [node]
         while stack:
             current = stack.pop()
             if current in sources:
+                continue
+            if _is_size(current):
+                sources.add(current)
                 continue
             if not _is_known(current) and (current.op not in ("call_function", "call_method") or not is_pure(current)):
                 return None
@@ -70,11 +74,23 @@ class Constants:
 
         Args:
             node: The constant.
+            sources: What it is computed from: no sizes.
+        """
+        with torch.no_grad(), unset_fake_temporarily():
+            return self.recipe(node, sources)()
+
+    def sizes(self, sources: Collection[Node]) -> list[torch.SymInt]:
+        """Return the sizes among what a constant is computed from, in the order of the graph."""
+        return [_example(source) for source in self.module.graph.nodes if source in sources and _is_size(source)]
+
+    def recipe(self, node: Node, sources: Collection[Node]) -> GraphModule:
+        """Return a graph that computes a constant from its :meth:`sizes`, and that holds nothing of this one.
+
+        Args:
+            node: The constant.
             sources: What it is computed from.
         """
-        recipe = self._recipe(node, sources)
-        with torch.no_grad(), unset_fake_temporarily():
-            return GraphModule(torch.nn.Module(), recipe)()
+        return GraphModule(torch.nn.Module(), self._recipe(node, sources))
 
     def hand_on(self, node: Node) -> None:
         """Note what a node computes for the graphs that read it as an input, if it is a constant.
@@ -85,14 +101,15 @@ class Constants:
         if not isinstance(_example(node), FakeTensor) or _is_known(node):
             return
         sources = self.sources(node)
-        if sources is not None:
+        if sources is not None and not self.sizes(sources):
             _handed_on[_example(node)] = self._recipe(node, sources)
 
     def _recipe(self, node: Node, sources: Collection[Node]) -> Graph:
-        """Return a graph without inputs that computes a constant, and that holds nothing of this one."""
         recipe, copies = Graph(), dict[Node, Any]()
         for source in (n for n in self.module.graph.nodes if n in sources):
-            if _is_known(source):
+            if _is_size(source):
+                copies[source] = recipe.placeholder(source.name)
+            elif _is_known(source):
                 copies[source] = recipe.graph_copy(_handed_on[_example(source)], {})
             else:
                 copies[source] = recipe.node_copy(source, copies.__getitem__)
@@ -133,6 +150,10 @@ def _body(module: GraphModule, node: Node) -> GraphModule | None:
 
 def _example(node: Node) -> Any:
     return node.meta.get("example_value")
+
+
+def _is_size(node: Node) -> bool:
+    return isinstance(_example(node), torch.SymInt)
 
 
 def _is_known(node: Node) -> bool:

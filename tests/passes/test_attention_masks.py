@@ -257,15 +257,6 @@ def test_large_masks_are_not_evaluated(monkeypatch: pytest.MonkeyPatch, largest:
     check(lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).tril()), expected, Q)
 
 
-def test_masks_of_dynamic_sizes_stay() -> None:
-    def function(q: Tensor) -> Tensor:
-        n = q.size(2)
-        return attention(q, torch.ones(n, n, dtype=torch.bool).tril())
-
-    module = rewrite(traced(function, torch.randn(2, 3, 9, 4), dynamic=True))
-    assert [meaning(node) for node in attentions(module)] == ["mask"]
-
-
 # Graphs in pieces -----------------------------------------------------------------------------------------------------
 
 
