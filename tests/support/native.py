@@ -41,6 +41,7 @@ CAPABILITY = 90
 USED = re.compile(r"REG:(\d+) STACK:(\d+)")
 SPILLED = re.compile(r"(\d+) bytes spill")
 TOUCHED = re.compile(r"\b(ld|st|atom|red|cp\.async|prefetch)\.[\w:.]*global")
+WIDE = re.compile(r"\b(?:ld|st)\.global\.\S*v4\.b32")
 NARROWED = re.compile(r"cvt\.rn\.bf16\.s\d+")
 
 
@@ -209,11 +210,30 @@ def scans() -> Iterator[CanonicalRegion]:
         yield from graph.bounds.values()
 
 
+def aligned() -> Iterator[CanonicalRegion]:
+    """Dynamic sizes that leave rows aligned, in each class of kernels."""
+    functions: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
+        (lambda x: torch.relu(x) + 1, ((8192, 1024),)),
+        (lambda x, w: torch.relu(x * w[:, None, None]), ((64, 64, 28, 28), (64,))),
+        (lambda x, mask: (x.float() / 8 + mask).softmax(-1).to(x.dtype), ((8, 16, 1024, 1024), (1024, 1024))),
+        (lambda x, w: F.layer_norm(x, x.shape[-1:], w), ((4096, 1024), (1024,))),
+        (lambda x: x.float().mean((0, 2, 3)), ((16, 16, 28, 28),)),
+        (lambda x: x.float().sum(0), ((4096, 512),)),
+        (lambda x, y: torch.cat([x, y], -1) * 2, ((8192, 512), (8192, 1024))),
+        (lambda x: F.pad(x, (0, 8)) * 2, ((8192, 1024),)),
+        (lambda x: x.transpose(1, 2).contiguous() * 2, ((8, 1024, 512),)),
+    ]
+    for function, shapes in functions:
+        arguments = tuple((shape, torch.bfloat16) for shape in shapes)
+        yield from representative.bounds_of(representative.Case(function, arguments, dynamic=True))
+
+
 def resources(kernel: Any) -> dict[str, int]:
-    """What a compiled kernel's binary says that it uses, whether it came from libdevice in part, and its integers made bfloat16."""
+    """What a compiled kernel's binary says that it uses, whether it came from libdevice in part, its integers made bfloat16, and its accesses of 16 bytes."""
     ((used, stack),) = USED.findall(said_of(kernel, "cubin", str(triton.knobs.nvidia.cuobjdump.path), "-res-usage"))
     return {"registers": int(used), "spills": spills(kernel) if int(stack) else 0, "shared": kernel.metadata.shared,
-            "libdevice": "__nv_" in kernel.asm["ttgir"], "narrowed": len(NARROWED.findall(kernel.asm["ptx"]))}
+            "libdevice": "__nv_" in kernel.asm["ttgir"], "narrowed": len(NARROWED.findall(kernel.asm["ptx"])),
+            "wide": len(WIDE.findall(kernel.asm["ptx"]))}
 
 
 def spills(kernel: Any) -> int:
@@ -259,5 +279,5 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
 if __name__ == "__main__":
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
               "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs,
-              "windows": windows, "scans": scans}
+              "windows": windows, "scans": scans, "aligned": aligned}
     print(json.dumps({name: compiled(groups[name]()) for name in sys.argv[1:]}))

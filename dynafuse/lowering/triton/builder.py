@@ -15,6 +15,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse.ir import ARRIVED, Classed, Launch, Size, Spec, Store, Workspace
+from dynafuse.lowering.triton.aligned_sizes import ANY, in_two_forms, multiples_of
 from dynafuse.lowering.triton.dependent import WAITS, prologue
 from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
@@ -259,11 +260,25 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
         parameters += [f"{PROGRAM}0", f"{PROGRAM}1", X_SIZE, *_typed(constants)]
     else:
         parameters += [*_typed(constants), f"{WAITS}: tl.constexpr = False"]
-    builder.sources.append(render(emitter, tiles, name, parameters, docstring, first))
+    multiples = {} if suffix else _multiples(builder, parts)
+    if multiples:
+        builder.sources.append(render(emitter, tiles, name + ANY, parameters, docstring, []))
+        builder.sources.append(in_two_forms(name, parameters, multiples, first))
+    else:
+        builder.sources.append(render(emitter, tiles, name, parameters, docstring, first))
     elsewhere = set() if function is None else {access.tensor for access in function.accesses}
     over = (pair for pair in overwrites(builder.spec, emitter, block, warps) if elsewhere.isdisjoint(pair))
     builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps,
                                    asserts=any(part.has_asserts for part in parts), overwrites=tuple(over)))
+
+
+def _multiples(builder: KernelBuilder, parts: Sequence[Emitter]) -> dict[str, int]:
+    """Return the symbols for whose multiples a kernel of some parts has a form of its own."""
+    spec, offsets = builder.spec, (access.offset for part in parts for access in part.accesses)
+    if builder.inside or not spec.examples:
+        return {}
+    totals = (builder.numel(tile) for tile in builder.schedule.order if builder.is_of_lanes(tile))
+    return multiples_of(offsets, totals, dict(zip(spec.symbols, spec.examples, strict=True)))
 
 
 def add_function(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimension], suffix: str,
