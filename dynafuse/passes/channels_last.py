@@ -12,11 +12,14 @@ layouts: it gets the other strides, and is not copied.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
+from dynafuse.fx import fake_mode_of, hint
+from dynafuse.ops.indexing_math import as_expr, known_equal
 from dynafuse.passes.strides import (
     CHANNELS_LAST,
     Strides,
@@ -66,28 +69,70 @@ def convolutions(module: GraphModule) -> list[Node]:
 def pays(kind: str, module: GraphModule) -> bool:
     """Return whether Inductor's heuristic would move this graph's convolutions to channels-last."""
     nodes = convolutions(module)
-    if not nodes or not all(_may_move(node) for node in nodes):
+    if not nodes or not all(_may_move(node, kind) for node in nodes):
         return False
     if kind == "backward":  # its forward decided: follow the tensors that it saved
-        return any(_is_channels_last(operand.meta["val"]) for node in nodes for operand in _operands(node))
+        return any(is_channels_last(operand.meta["val"]) for node in nodes for operand in _operands(node))
     from torch._inductor.graph import GraphLowering  # slow to import
 
-    return bool(GraphLowering.decide_layout_opt(module, is_inference=kind == "inference"))
+    return bool(GraphLowering.decide_layout_opt(with_examples(module), is_inference=kind == "inference"))
 
 
-def _may_move(node: Node) -> bool:
+def _may_move(node: Node, kind: str) -> bool:
+    """Return whether a convolution can run in channels-last.
+
+    Of dynamic sizes, a batch in training has numbers for strides only if nothing but its images are as many as they happen
+    to be, and AOTAutograd takes numbers only.
+    """
     value = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return value.dim() == 4 and value.is_cuda and all(isinstance(s, int) for s in value.shape)
+    if value.dim() != 4 or not value.is_cuda or any(isinstance(part, Node) for part in chain(*map(_parts, node.args[3:]))):
+        return False
+    return kind == "inference" or all(isinstance(size, int) for size in value.shape[1:])
+
+
+def _parts(argument: Any) -> Sequence[Any]:
+    return argument if isinstance(argument, (list, tuple)) else (argument,)
+
+
+def with_examples(module: GraphModule) -> GraphModule:
+    """Return a graph whose convolutions read tensors of the examples' sizes: the heuristic knows no dynamic ones.
+
+    Args:
+        module: The graph. It is returned itself if its convolutions have no dynamic sizes.
+    """
+    operands = dict.fromkeys(operand for node in convolutions(module) for operand in _operands(node))
+    dynamic = [operand for operand in operands if not _is_static(operand.meta["val"])]
+    if not dynamic:
+        return module
+    graph, copies = Graph(), dict[Node, Node]()
+    graph.output(graph.graph_copy(module.graph, copies))
+    with fake_mode_of(dynamic):
+        for operand in dynamic:
+            value = operand.meta["val"]
+            sizes, strides = (list(map(hint, numbers)) for numbers in (value.shape, value.stride()))
+            example = value.new_empty_strided(sizes, strides)
+            copies[operand].meta = {**operand.meta, "val": example}
+    return GraphModule(module, graph)
+
+
+def _is_static(value: torch.Tensor) -> bool:
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def _operands(node: Node) -> list[Node]:
     return [a for i in CONVOLUTIONS[node.target] if isinstance(a := node.args[i], Node)]  # type: ignore[index]
 
 
-def _is_channels_last(value: Any) -> bool:
+def is_channels_last(value: Any) -> bool:
+    """Return whether a value is a tensor that is dense in channels-last, and in no other layout; asks nothing of sizes."""
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
-    return bool(value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous())
+    if _is_static(value):
+        return bool(value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous())
+    _, channels, height, width = map(as_expr, value.shape)
+    _, *strides = map(as_expr, value.stride())
+    is_last = all(map(known_equal, strides, (1, width * channels, channels)))
+    return is_last and channels != 1 and (height, width) != (1, 1)
 
 
 # ---------------------------------------------------------------------- the change

@@ -22,7 +22,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import fake_mode_of, is_view, looked_at, makes_memory, shares_memory
+from dynafuse.fx import fake_mode_of, hint, is_view, looked_at, makes_memory, shares_memory
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.passes.stride_readers import may_look_at_strides, places_by_strides, wants_dense_rows, wants_eagers_strides
@@ -150,7 +150,7 @@ def in_order(source: Node, order: Sequence[int], after: Node, share: bool = True
         share: Whether the result may be a view of ``source``.
     """
     value, inverse = source.meta["val"], [order.index(dim) for dim in range(len(order))]
-    if share and value.is_contiguous() and value.permute(order).is_contiguous():
+    if share and _is_static(value) and value.is_contiguous() and value.permute(order).is_contiguous():
         flat = _insert(after, aten.view.default, source, [value.numel()])
         permuted = _insert(flat, aten.view.default, flat, [value.shape[dim] for dim in order])
         return _insert(permuted, aten.permute.default, permuted, inverse)
@@ -272,7 +272,21 @@ def order_of(value: torch.Tensor, strides: Strides) -> list[int]:
         return CHANNELS_LAST
     if strides == _strides_of(torch.empty_like(value, memory_format=torch.contiguous_format)):
         return order
-    return sorted(order, key=lambda dim: -strides[dim]) if all(isinstance(stride, int) for stride in strides) else order
+    examples = _examples(strides, value)
+    return sorted(order, key=lambda dim: -examples[dim])
+
+
+def _examples(strides: Strides, value: torch.Tensor) -> list[int]:
+    """Return strides that are made of a tensor's sizes, in the example inputs."""
+    symbolic: Any = next((size for size in value.shape if isinstance(size, torch.SymInt)), None)
+    if symbolic is None:
+        return list(strides)
+    environment = symbolic.node.shape_env
+    return [s if isinstance(s, int) else hint(environment.create_symintnode(s, hint=None)) for s in strides]
+
+
+def _is_static(value: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in value.shape)
 
 
 # ---------------------------------------------------------------------- inputs and outputs of the graph

@@ -143,6 +143,31 @@ def test_net(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_net(name, "cpu", monkeypatch)
 
 
+@pytest.mark.parametrize("name", NETS)
+def test_net_of_any_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (function, shapes), make, moved = NETS[name], Maker("cpu", torch.float32), move_all(monkeypatch)
+    with torch.no_grad():
+        check(function, *(make(*shape) for shape in shapes), dynamic=True)
+    assert len(moved) == 1
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_net_of_any_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second batch has another size: from then on that is dynamic, and what the forward keeps still has known strides."""
+    (function, shapes), make, moved = NETS[name], Maker("cpu", torch.float32), move_all(monkeypatch)
+    net = compiled(function, dynamic=None, specialize_after=0)
+    batched = {0, 2} if name == "frozen" else {0}
+    torch._dynamo.reset()
+    for batch in (2, 11, 13):
+        given = [make(batch, *shape[1:]) if place in batched else make(*shape) for place, shape in enumerate(shapes)]
+        ours, eager = (run(call, copies(given)) for call in (net, function))
+        torch.testing.assert_close(ours.result, eager.result, atol=1e-4, rtol=1e-4)
+        for mine, theirs in zip(ours.gradients, eager.gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+            assert mine is None or significant(mine) == significant(theirs)
+    assert len(moved) == {"frozen": 2, "in memory": 6}.get(name, 4)  # torch compiles the latter anew for each size
+
+
 def test_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     check_batch_norm("cpu", monkeypatch)
 

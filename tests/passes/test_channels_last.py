@@ -35,6 +35,27 @@ def moved(module: GraphModule, *inputs: torch.Tensor) -> GraphModule:
     return module
 
 
+def test_the_heuristic_is_asked_for_the_sizes_of_the_examples() -> None:
+    module = graphs.built(lambda g, x, w: conv(g, x, w), X, WEIGHT, dynamic=True)
+    asked = layout.with_examples(module)
+    (static,) = layout.convolutions(asked)
+    for operand, example in zip(static.args[:2], (X, WEIGHT), strict=True):
+        value = operand.meta["val"]
+        assert (value.shape, value.stride(), value.dtype) == (example.shape, example.stride(), example.dtype)
+    (dynamic,) = layout.convolutions(module)
+    assert all(isinstance(size, torch.SymInt) for operand in dynamic.args[:2] for size in operand.meta["val"].shape)
+    known = graphs.built(lambda g, x, w: conv(g, x, w), X, WEIGHT)
+    assert layout.with_examples(known) is known
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_which_tensors_are_channels_last(dynamic: bool) -> None:
+    last, point = (torch.empty(shape).to(memory_format=torch.channels_last) for shape in ((2, 4, 6, 5), (2, 4, 1, 1)))
+    module = graphs.built(lambda g, *xs: xs, X, last, X[:, :, 1:], last[:, 1:], point, last.flatten(1), dynamic=dynamic)
+    found = [layout.is_channels_last(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
+    assert found == [False, True, False, False, False, False]
+
+
 def read_by(module: GraphModule, target: Any) -> set[str]:
     """The names of what calls of an op read."""
     return {node.args[0].name for node in module.graph.nodes if node.target is target}
