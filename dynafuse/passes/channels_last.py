@@ -26,6 +26,7 @@ from dynafuse.passes.strides import (
     adopt,
     after_of,
     in_order,
+    is_static,
     propagate,
     report_strides,
     restore_outputs,
@@ -81,8 +82,8 @@ def pays(kind: str, module: GraphModule) -> bool:
 def _may_move(node: Node, kind: str) -> bool:
     """Return whether a convolution can run in channels-last.
 
-    Of dynamic sizes, a batch in training has numbers for strides only if nothing but its images are as many as they happen
-    to be, and AOTAutograd takes numbers only.
+    In training, sizes beside the batch's have to be known: strides of what the forward keeps are made of them, and
+    AOTAutograd takes numbers only.
     """
     value = node.args[0].meta["val"]  # type: ignore[union-attr]
     if value.dim() != 4 or not value.is_cuda or any(isinstance(part, Node) for part in chain(*map(_parts, node.args[3:]))):
@@ -101,7 +102,7 @@ def with_examples(module: GraphModule) -> GraphModule:
         module: The graph. It is returned itself if its convolutions have no dynamic sizes.
     """
     operands = dict.fromkeys(operand for node in convolutions(module) for operand in _operands(node))
-    dynamic = [operand for operand in operands if not _is_static(operand.meta["val"])]
+    dynamic = [operand for operand in operands if not is_static(operand.meta["val"])]
     if not dynamic:
         return module
     graph, copies = Graph(), dict[Node, Node]()
@@ -115,10 +116,6 @@ def with_examples(module: GraphModule) -> GraphModule:
     return GraphModule(module, graph)
 
 
-def _is_static(value: torch.Tensor) -> bool:
-    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
-
-
 def _operands(node: Node) -> list[Node]:
     return [a for i in CONVOLUTIONS[node.target] if isinstance(a := node.args[i], Node)]  # type: ignore[index]
 
@@ -127,7 +124,7 @@ def is_channels_last(value: Any) -> bool:
     """Return whether a value is a tensor that is dense in channels-last, and in no other layout; asks nothing of sizes."""
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
-    if _is_static(value):
+    if is_static(value):
         return bool(value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous())
     _, channels, height, width = map(as_expr, value.shape)
     _, *strides = map(as_expr, value.stride())

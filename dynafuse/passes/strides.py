@@ -150,7 +150,7 @@ def in_order(source: Node, order: Sequence[int], after: Node, share: bool = True
         share: Whether the result may be a view of ``source``.
     """
     value, inverse = source.meta["val"], [order.index(dim) for dim in range(len(order))]
-    if share and _is_static(value) and value.is_contiguous() and value.permute(order).is_contiguous():
+    if share and is_static(value) and value.is_contiguous() and value.permute(order).is_contiguous():
         flat = _insert(after, aten.view.default, source, [value.numel()])
         permuted = _insert(flat, aten.view.default, flat, [value.shape[dim] for dim in order])
         return _insert(permuted, aten.permute.default, permuted, inverse)
@@ -285,8 +285,9 @@ def _examples(strides: Strides, value: torch.Tensor) -> list[int]:
     return [s if isinstance(s, int) else hint(environment.create_symintnode(s, hint=None)) for s in strides]
 
 
-def _is_static(value: torch.Tensor) -> bool:
-    return all(isinstance(size, int) for size in value.shape)
+def is_static(value: torch.Tensor) -> bool:
+    """Return whether a tensor's sizes and strides are numbers."""
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 # ---------------------------------------------------------------------- inputs and outputs of the graph
