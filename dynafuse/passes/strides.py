@@ -282,7 +282,7 @@ def _examples(strides: Strides, value: torch.Tensor) -> list[int]:
     if symbolic is None:
         return list(strides)
     environment = symbolic.node.shape_env
-    return [s if isinstance(s, int) else hint(environment.create_symintnode(s, hint=None)) for s in strides]
+    return [s if isinstance(s, int) else hint(environment.create_symintnode(as_expr(s), hint=None)) for s in strides]
 
 
 def is_static(value: torch.Tensor) -> bool:
