@@ -126,11 +126,17 @@ def _interpreted(function: Any, launch: Launch, places: Places) -> Launcher:
             with _INTERPRETING:
                 function[(x, y, z)](*arguments, **constants)
         except Exception as error:
-            if isinstance(error.__cause__, IndexOutOfRange):
-                raise _placed(error.__cause__, places) from None
+            cause = _first_cause(error)
+            if isinstance(cause, IndexOutOfRange):
+                raise _placed(cause, places) from None
             raise
 
     return call
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return what was raised first: the interpreter wraps an error in one of its own for each function that it leaves."""
+    return error if error.__cause__ is None else _first_cause(error.__cause__)
 
 
 def _placed(error: IndexOutOfRange, places: Places) -> IndexOutOfRange:
