@@ -279,6 +279,16 @@ def hint(size: int | torch.SymInt) -> int:
     return int(known) if known.is_number and known.is_finite else UNKNOWN_SIZE
 
 
+def hint_of(size: Size, environment: ShapeEnv) -> int:
+    """Return the value in the example inputs of a size that is an expression, for costs.
+
+    Args:
+        size: The size.
+        environment: What torch knows of its symbols.
+    """
+    return size if isinstance(size, int) else hint(environment.create_symintnode(size, hint=None))
+
+
 # New calls ------------------------------------------------------------------------------------------------------------
 
 

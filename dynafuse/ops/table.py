@@ -166,6 +166,16 @@ class Call:
         return self.args[name]
 
 
+COMPARISONS: Mapping[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""The operators of ops that compare, by their names without the overload."""
+
+
+def op_name(call: Call) -> str:
+    """Return the name of an op of torch without its overload; "" for any other op."""
+    namespace, _, name = call.target.name().partition("::")
+    return name.partition(".")[0] if namespace in ("aten", "prims") else ""
+
+
 Indexed = tuple[Any, Any, Any]
 """An index tensor, the tensor that it indexes, and the dimension: arguments of a call."""
 

@@ -24,10 +24,11 @@ from dynafuse.fx import arguments_of
 from dynafuse.ops import Builder, Call, Index, Kind, Value, lookup, refusal, row_of
 from dynafuse.ops.creation import COUNTED
 from dynafuse.ops.indexing_math import as_expr, known_nonnegative, symbol
+from dynafuse.ops.table import op_name
 from dynafuse.ops.views import aligned, dim_of
 from dynafuse.passes.cases import Cases, NotKnownError, both, chosen, combined, compared, without_remainders
 from dynafuse.passes.decompositions import decompositions
-from dynafuse.passes.pointwise_cases import RULES, Told, cast, integer, number, op_name, told
+from dynafuse.passes.pointwise_cases import RULES, Told, cast, integer, number, told
 from dynafuse.passes.size_checks import SizeChecks
 
 REWRITES = (Kind.VIEW, Kind.INDEX, Kind.GATHER, Kind.CREATION)

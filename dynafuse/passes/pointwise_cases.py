@@ -16,6 +16,7 @@ from sympy import S
 
 from dynafuse.ops import Call, Value
 from dynafuse.ops.indexing_math import as_expr, expanded, known_nonnegative
+from dynafuse.ops.table import COMPARISONS, op_name
 from dynafuse.passes.cases import Cases, Holds, NotKnownError, always, chosen, combined, compared
 
 MOST_FACTOR = 2**16
@@ -109,12 +110,6 @@ def _checked(value: sympy.Expr) -> Cases:
     return always(expanded(value))
 
 
-def op_name(call: Call) -> str:
-    """Return the name of an op without its namespace and overload."""
-    name: str = call.target.name()
-    return name.partition("::")[2].partition(".")[0]
-
-
 def _comparison(op: str) -> Rule:
     def rule(call: Call, holds: Holds, left: Told, right: Told) -> Told:
         operands = (cast(operand, torch.int64).cases for operand in (left, right))
@@ -164,8 +159,7 @@ BOOLEAN: Mapping[str, Callable[..., bool]] = {
 }
 
 RULES: Mapping[str, Rule] = {
-    "eq": _comparison("=="), "ne": _comparison("!="), "lt": _comparison("<"), "le": _comparison("<="),
-    "gt": _comparison(">"), "ge": _comparison(">="),
+    **{name: _comparison(op) for name, op in COMPARISONS.items()},
     **{f"{kind}_{name}": _of_bools(of) for kind in ("logical", "bitwise") for name, of in BOOLEAN.items()},
     "add": _of_integers(lambda a, b, alpha=1: a + b * alpha), "sub": _of_integers(lambda a, b, alpha=1: a - b * alpha),
     "mul": _of_integers(lambda a, b: a * b), "neg": _of_integers(lambda a: -a), "abs": _absolute, "where": _where,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from dynafuse.fx import can_be_checked, hint, takes_checks
+from dynafuse.fx import can_be_checked, hint_of, takes_checks
 from dynafuse.ops.indexing_math import IndexSymbol, known_nonnegative, limits
 
 
@@ -32,7 +32,7 @@ class SizeChecks:
         low = limits(expr)[0]
         if low is None or low.has(IndexSymbol) or not takes_checks(self.environment):
             return False
-        if not can_be_checked(low, self.environment) or hint(self.environment.create_symintnode(low, hint=None)) < 0:
+        if not can_be_checked(low, self.environment) or hint_of(low, self.environment) < 0:
             return False
         self._taken[low] = None
         return True

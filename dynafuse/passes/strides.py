@@ -22,7 +22,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import fake_mode_of, hint, is_view, looked_at, makes_memory, shares_memory
+from dynafuse.fx import fake_mode_of, hint_of, is_view, looked_at, makes_memory, shares_memory
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.passes.stride_readers import may_look_at_strides, places_by_strides, wants_dense_rows, wants_eagers_strides
@@ -282,7 +282,7 @@ def _examples(strides: Strides, value: torch.Tensor) -> list[int]:
     if symbolic is None:
         return list(strides)
     environment = symbolic.node.shape_env
-    return [s if isinstance(s, int) else hint(environment.create_symintnode(as_expr(s), hint=None)) for s in strides]
+    return [hint_of(as_expr(stride), environment) for stride in strides]
 
 
 def is_static(value: torch.Tensor) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 import sympy
 import torch
 
-from dynafuse.lowering.triton.ranges import op_name
 from dynafuse.ops import Call
 from dynafuse.ops.indexing_math import expanded, floordiv, known_nonnegative, limits, mod
+from dynafuse.ops.table import COMPARISONS, op_name
 
 MOST = 2**30
 """The largest number that an index expression may reach: where offsets have 32 bits, so has all of its arithmetic."""
@@ -115,9 +115,6 @@ def _floor_divide(value: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
 def _divides(value: sympy.Expr, divisor: sympy.Expr) -> bool:
     return bool(divisor.is_Integer and divisor > 0) and known_nonnegative(value)
 
-
-COMPARISONS: Mapping[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-"""The operators of ops that compare integers, by their names without the overload."""
 
 RULES: Mapping[str, Rule] = {
     "add": _add, "sub": _sub, "mul": _mul, "neg": _neg, "remainder": _remainder, "fmod": _remainder,

@@ -22,6 +22,7 @@ from dynafuse.ir import Ref, Spec
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.indexing_math import expanded, product
 from dynafuse.ops.reductions import reduced_dims
+from dynafuse.ops.table import op_name
 
 MOST_COEFFICIENT = 2**16
 """The largest coefficient, and number of terms, in a bound that int64 is taken to hold: no such sum of sizes overflows."""
@@ -110,12 +111,6 @@ class Operands:
         """Return the sizes of a tensor argument."""
         spec = self.ranges.spec
         return tuple(map(sympy.sympify, spec.tensor(arg).shape))
-
-
-def op_name(call: Call) -> str:
-    """Return the name of an op of torch without its overload; "" for any other op."""
-    namespace, _, name = call.target.name().partition("::")
-    return name.partition(".")[0] if namespace in ("aten", "prims") else ""
 
 
 def _dtype_range(dtype: torch.dtype) -> Range:
