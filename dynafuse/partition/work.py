@@ -312,20 +312,24 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, share_of:
     lanes compute though some need it counts for all, or for those alone (``LOADED``): lanes that need nothing load nothing.
 
     What is known per row is computed once for each, what only becomes a part of something, there. What is picked from counts
-    for each reader that picks; what is read at several offsets in other ways, for each offset.
+    for each reader that picks; what is read at several offsets in other ways, for each offset, but no more often than it is
+    read: at two of three offsets a rotation reads a half of each row.
     """
     closure = frozenset(asked.closure)
     along = {member.node: float(rows if _is_per_row(member, asked.shape) else points) for member in asked.members
              if not _is_part(spaces, member, closure)}
     evaluations = dict.fromkeys(asked.closure, 0.0) | along
     once, picked = dict(evaluations), dict.fromkeys(asked.closure, 0.0)  # for the reader that asks most; for those that pick
+    together = dict(picked)  # for all readers
     for node in reversed(asked.closure):
-        evaluations[node] = max(evaluations[node], once[node] * asked.times.get(node, 1))
+        at_offsets = min(once[node] * asked.times.get(node, 1), max(once[node], together[node]))
+        evaluations[node] = max(evaluations[node], at_offsets)
         for argument, operand in spaces.operands[node].items():
             if argument in evaluations:
                 share = share_of(operand)
                 once[argument] = max(once[argument], once[node] * share)
                 reads = evaluations[node] * share
+                together[argument] += reads * max(operand.reach, 1)
                 if operand.is_picked:  # elsewhere than any other reader
                     reads = picked[argument] = picked[argument] + reads
                 evaluations[argument] = max(evaluations[argument], reads)

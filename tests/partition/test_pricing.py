@@ -126,6 +126,24 @@ def test_what_is_spread_is_computed_for_each_element() -> None:
     assert [len(plan.regions) for plan in plans] == [1, 2]
 
 
+def test_what_is_read_at_several_offsets_is_computed_no_more_often_than_it_is_read() -> None:
+    """Keys that are repeated and rotated are read at three offsets, but at two of these by a half of each row."""
+    def write(g: graphs.Builder, projected: Node, *, rotates: bool) -> Node:
+        keys = g.op("aten.slice.Tensor", g.op("aten.permute.default", projected, [0, 2, 3, 1, 4]), 2, 4, 5)
+        spread = g.op("aten.expand.default", keys, [2, 8, 4, 4096, 128])
+        repeated = g.op("aten.view.default", g.op("aten.clone.default", spread, memory_format=torch.contiguous_format), [2, 32, 4096, 128])
+        if not rotates:
+            return g.op("aten.neg.default", repeated)
+        left, right = (g.op("aten.slice.Tensor", repeated, 3, 64 * half, 64 * half + 64) for half in (0, 1))
+        turned = g.op("aten.cat.default", [g.op("aten.neg.default", right), left], 3)
+        return g.op("aten.add.Tensor", repeated, turned)
+
+    projected = torch.empty(2, 4096, 8, 6, 128, dtype=BF16)
+    plans = (region_of(lambda g, x, r=rotates: write(g, x, rotates=r), projected) for rotates in (False, True))
+    copied, turned = (region.predicted_us for region in plans)
+    assert copied <= turned < 1.1 * copied
+
+
 def test_windows_are_computed_before_what_reduces_them() -> None:
     """Lanes that hold rows have no registers for windows of each element; two windows side by side stay in one kernel."""
     def write(g: graphs.Builder, x: Node, *, reduces: bool) -> Node:

@@ -10,6 +10,7 @@ so that the reads of both tensors are contiguous.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -31,6 +32,7 @@ from dynafuse.partition.kernel_class import LANES, PROCESSORS
 Order = dict[str, tuple[int, ...]]
 
 MOST_ORDERS = 4  # ways to walk memory whose order is tried
+MUCH = 8 << 20  # bytes of a tensor from which on it is not in a cache whenever it is read again
 SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
 WIDEST_UNKNOWN = 64  # the same where their sizes are known at run time only: all beyond the end of a short row is in vain
@@ -129,12 +131,20 @@ def _is_run(cost: TileCost, columns: tuple[int, ...]) -> bool:
 
 def _row_orders(cost: TileCost, probed: Probe, accesses: Sequence[Access],
                 base: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield orders in which rows may be walked: that of the largest access, and those of accesses that lie across it."""
+    """Yield orders in which rows may be walked: that of the largest access, and those of accesses that lie across it.
+
+    Axes along which an access reads the same again are outermost; if it reads much, innermost as well: then it is still in
+    the processor's cache.
+    """
     yield base
-    ways = dict.fromkeys(tuple(strides_of(probed, access)) for access in accesses)
-    for strides in list(ways)[:MOST_ORDERS]:
+    ways: dict[tuple[int | None, ...], float] = {}
+    for access in accesses:
+        ways.setdefault(tuple(strides_of(probed, access)), weight(access))
+    for strides, moved in itertools.islice(ways.items(), MOST_ORDERS):
         if any(stride == 1 and size > 1 for stride, size in zip(strides, cost.sizes, strict=True)):
             yield tuple(sorted(base, key=lambda k: (strides[k] is not None, strides[k] != 0, -(strides[k] or 0))))
+            if moved > MUCH and any(stride == 0 and size > 1 for stride, size in zip(strides, cost.sizes, strict=True)):
+                yield tuple(sorted(base, key=lambda k: (strides[k] is not None, -(strides[k] or 0))))
 
 
 # ---------------------------------------------------------------------- tiles

@@ -51,6 +51,7 @@ class Probe(Emitter):
         super().__init__(spec, [str(k) for k in range(len(spec.axes))])
         self.work: list[Work] = []
         self.from_memory: set[str] = set()  # names of what is loaded, or computed from that
+        self.places: dict[str, frozenset[int]] = {}  # axes whose own indices a value is computed with: compared, say
         self._apart: set[str] = set()  # names of these that neighbours compute each, or from what they compute so
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
@@ -64,6 +65,9 @@ class Probe(Emitter):
         value = super().define(text, dtype, tiles, *exprs, comment=comment)
         names = {*NAME.findall(text), *(symbol.name for expr in exprs for symbol in expr.free_symbols)}
         is_loaded = text.startswith("tl.load(")
+        places = frozenset(k for k, axis in enumerate(self.axes) if axis.name in names)
+        if places and not is_loaded:
+            self.places[value.name] = places
         if is_loaded or not self.from_memory.isdisjoint(names):
             self.from_memory.add(value.name)
             if not is_loaded and (_branches(text) or not self._apart.isdisjoint(names)):

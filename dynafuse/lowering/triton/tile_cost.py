@@ -107,6 +107,7 @@ class TileCost:
         self.wide = spec.wide
         self._probed = probed
         self.conditions = probed.conditions()
+        self.places = probed.places
         self.accesses = [self._access(access) for access in probed.accesses]
         self.work: dict[tuple[frozenset[int], tuple[str, ...], bool], float] = defaultdict(float)  # by what it depends on
         for work in probed.work:
@@ -473,6 +474,20 @@ class _Tiling:
         """Return the instructions that take a point of a tile dimension apart into its axes."""
         return (WIDE_DIVISION if self.cost.wide else DIVISION) * 2 * max(0, len(self.groups[tile]) - 1)
 
+    def _place_instructions(self, tile: str) -> float:
+        """Return the instructions that take each point apart whose place along an axis is computed with.
+
+        What neighbours load is at one place, which Triton finds once. What they compare is at a place each, unless one
+        comparison counts for all of a program.
+        """
+        apart = (axes for name, axes in self.cost.places.items()
+                 if not (name in self.cost.conditions and self._is_uniform(name)))
+        places = frozenset(axis for axis in frozenset[int]().union(*apart)
+                           if self.tile_of[axis] == tile and self.cost.sizes[axis] > 1)
+        if len(self.groups[tile]) < 2 or not places:
+            return 0.0
+        return (WIDE_DIVISION if self.cost.wide else DIVISION) * len(places) * self._repeats_of_lanes(places)
+
     def instructions(self) -> float:
         """Return the instructions of all lanes."""
         per_point = sum(instructions * (self._repeats_of_lanes if is_apart else self._repeats)(axes) * self._needed(masks)
@@ -487,6 +502,8 @@ class _Tiling:
                     continue
                 along = frozenset(axis for axis in access.axes if self.tile_of[axis] == t)
                 indices[t] = max(indices.get(t, 0.0), self._index_instructions(t) * self._repeats(along) / width)
+        for t in self.block:
+            indices[t] = max(indices.get(t, 0.0), self._place_instructions(t))
         padded = math.prod(-(-self.walked[tile] // block) * block for tile, block in self.block.items())
         rounds = -(-self.programs // PROCESSORS) * PROCESSORS / self.programs
         return padded * rounds * (per_point + sum(indices.values()) + 1)

@@ -199,6 +199,36 @@ def test_what_branches_is_computed_by_each_of_neighbours_in_a_lane() -> None:
     assert choose_schedule(spec_of(of_indices, torch.empty(128, 384, 14, 14, dtype=BF16))).schedule_class == "flat"
 
 
+def test_places_that_are_compared_are_found_for_each_point() -> None:
+    """Of logits the label's is, among those that a lane takes of one row: in tiles of one row nothing is divided."""
+    logits, labels = torch.empty(4096, 32000, dtype=BF16), torch.empty(4096, dtype=torch.int64)
+    scale = torch.empty(4096)
+
+    def gradient(x: torch.Tensor, label: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        hit = torch.where(torch.arange(x.shape[1], device=x.device)[None] == label[:, None], scale[:, None], 0.0)
+        return (hit - scale[:, None] * x.float().exp()).to(x.dtype)
+
+    spec = spec_of(gradient, logits, labels, scale)
+    cost, asked = TileCost(spec, probe(spec)), TileCost(spec, probe(spec))
+    asked.places = {}
+    runs = Schedule("flat", {"x": (0, 1)}, {"x": 1024}, 4)
+    rows = Schedule("tiled", {"y": (0,), "x": (1,)}, {"y": 1, "x": 2048}, 4)
+    assert set(cost.places.values()) == {frozenset({1})}
+    assert cost.price(runs) > asked.price(runs) and cost.price(rows) == asked.price(rows)
+
+
+def test_what_is_read_again_is_read_by_tiles_that_have_it() -> None:
+    """Keys of few heads are repeated for the queries of their group: 16 MB, which no cache holds until all have been stored."""
+    def repeated(x: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+        keys = x.permute(0, 2, 1, 3)[:, :, None].expand(2, 8, 4, 4096, 128)
+        turned = torch.cat([-keys[..., 64:], keys[..., :64]], -1)
+        return (keys * cos + turned * cos).contiguous()
+
+    spec = spec_of(repeated, torch.empty(2, 4096, 8, 128, dtype=BF16), torch.empty(4096, 128, dtype=BF16))
+    found = choose_schedule(spec)
+    assert found.schedule_class == "tiled" and spec.axes[found.order["y"][-1]].size == 4
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_sizes_of_an_example_tell_no_neighbours_of_one_channel(is_known: bool) -> None:
     """As only the kernel's own sizes tell Triton."""
