@@ -22,6 +22,9 @@ from dynafuse.cost.model import Prediction
 from dynafuse.forks import Lock
 from dynafuse.ir import Spec
 
+DIFFER = 0.03
+"""Share of a kernel's time by which its timings differ: what is faster by less is not known to be faster."""
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -8,9 +8,9 @@ Worked example, for one graph whose region ``r0`` the model is unsure about::
         choice = cost.choose(measurement.predictions(predicted), device, captured, rest)
     print(tuner)     # tuned 1 region in 0.3 s of 20 s
 
-Each candidate is warmed up, then timed by replays of a CUDA graph that holds many calls over buffers which together are
-larger than the L2 cache, and on the host by calls that are not waited for. A kernel that cannot be captured is timed by
-events. Equal regions are measured once in a process.
+Each candidate is warmed up, then timed by replays of a CUDA graph that holds many calls, and on the host by calls that are
+not waited for. The calls take turns at several buffers: until it is one's turn again, others have moved more than the L2
+cache holds. A kernel that cannot be captured is timed by events. Equal regions are measured once in a process.
 
 Nothing here raises because a candidate fails: one that cannot be built, cannot run or does not fit into memory is not
 chosen, ``strict`` or not. If all others fail too and it is chosen nevertheless, compiling it for the graph fails in the
@@ -51,7 +51,7 @@ Build = Callable[[], Any]
 """Builds a candidate's kernel, as ``runners.runner`` takes it."""
 
 MEMORY_SHARE = 0.25  # of the free memory that a region's data may take
-CACHES = 2  # multiple of the L2 cache that all buffers together exceed, if there is memory
+CACHES = 2  # multiple of the L2 cache that is moved before the same buffers are used again, if there is memory
 MOST_SETS = 32  # of inputs
 TARGET_US = 2000.0  # device time of one captured graph
 MOST_CALLS = 200  # in a captured graph
@@ -202,11 +202,11 @@ class Tuner:
         return ""
 
     def _input_sets(self, spec: Spec, hints: Mapping[str, int], device: torch.device) -> list[list[torch.Tensor]]:
-        """Return sets of inputs: as many as exceed the L2 cache together, or as fit into memory. Raises NoData."""
+        """Return sets of inputs: as many that none is in the L2 cache when its turn comes, or as fit. Raises NoData."""
         each, share = max(1, data.needed_bytes(spec, hints)), int(self.free(device) * MEMORY_SHARE)
         if each > share:
             raise data.NoData(f"its data take {each / 1e6:.0f} MB, and {share / 1e6:.0f} MB may be taken")
-        count = min(math.ceil(CACHES * self.cache(device) / each), share // each, MOST_SETS)
+        count = min(1 + math.ceil(CACHES * self.cache(device) / each), share // each, MOST_SETS)
         first = data.inputs_for(spec, hints, device)
         return [first, *(data.copies(first) for _ in range(1, count))]
 

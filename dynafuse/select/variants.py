@@ -22,14 +22,11 @@ from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.registry import executor
 from dynafuse.select import Measurement, Tuner
 from dynafuse.select.compile import request
-from dynafuse.select.measurement import measurement_key
+from dynafuse.select.measurement import DIFFER, measurement_key
 from dynafuse.select.stored import measurements
 
 MOST_TIMED = 4
 """Variants of a region that are timed, the most promising ones."""
-
-LEAST_GAIN = 0.02
-"""By which share of its time another variant has to be faster than the usual one: less is what timings differ by."""
 
 
 def on_fastest_variants(plan: CanonicalPlan, compilation: Compilation) -> CanonicalPlan:
@@ -100,7 +97,7 @@ def _winner(measurement: Measurement, usual: str) -> str:
                             for name in (usual, fastest))
     if not measurement.decided:
         return usual
-    if usual_us is not None and fastest_us is not None and fastest_us > (1 - LEAST_GAIN) * usual_us:
+    if usual_us is not None and fastest_us is not None and fastest_us > (1 - DIFFER) * usual_us:
         return usual
     return fastest
 

@@ -91,6 +91,13 @@ def test_what_is_measured_decides(tuner: type[FakeTuner], monkeypatch: pytest.Mo
         assert region.predicted_us == region.decision.options[0].device_us and not region.decision.unsure
 
 
+@pytest.mark.parametrize(("us", "winner"), [(99.0, "triton"), (90.0, "inductor")])
+def test_another_executor_has_to_be_faster_by_more_than_timings_differ(
+        tuner: type[FakeTuner], monkeypatch: pytest.MonkeyPatch, us: float, winner: str) -> None:
+    monkeypatch.setattr(tuner, "times", {"triton": 100.0, "inductor": us})
+    assert {region.executor for region in tuned(planned(), tune="always").regions} == {winner}
+
+
 @pytest.mark.parametrize(("gain", "asked"), [(0.0, 2), (0.02, 2), (0.2, 0)])
 def test_what_can_gain_little_is_not_measured(tuner: type[FakeTuner], gain: float, asked: int) -> None:
     """Each of the two kernels takes about a third of the plan, and may be 15% off."""
