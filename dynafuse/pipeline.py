@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -39,7 +40,8 @@ from dynafuse.lowering.registry import executor
 from dynafuse.partition.annotate import annotate, signature
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing, index_lines
-from dynafuse.partition.search import partition
+from dynafuse.partition.search import quickest
+from dynafuse.partition.units import Units
 from dynafuse.passes.aliases import return_views_of_inputs
 from dynafuse.passes.channels_last import optimize_layout
 from dynafuse.passes.clones import remove_clones
@@ -149,15 +151,20 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
     facts = annotate(setting.module, setting.fused_device, demoted.to_eager, setting.forcing)
     trace.note("facts", lambda: str(facts))
     executors = Executors(facts.facts, setting.forcing.enabled, demoted.denied)
+    options: dict[str, Any] = {
+        "recompute": config.recompute, "max_ops": config.max_region_ops,
+        "joins": not config.size_classes and not demoted.apart}  # of several nests none is for a class of sizes
+
+    @cache
+    def units() -> Units:
+        return Units(facts, device, executors, **options)
 
     def grown(captured: bool) -> Plan:
-        options: dict[str, Any] = {
-            "captured": captured, "recompute": config.recompute, "max_ops": config.max_region_ops,
-            "joins": not config.size_classes and not demoted.apart}  # of several nests none is for a class of sizes
-        depends = (device.capability, sorted(device.constants.items()), str(executors), sorted(options.items()), uses_tf32())
+        depends = (device.capability, sorted(device.constants.items()), str(executors),
+                   sorted((options | {"captured": captured}).items()), uses_tf32())
 
         def grow() -> Plan:
-            return partition(facts, device, executors, **options)
+            return quickest(units(), captured)
 
         return grow() if plan_only() else plans.get_or_make(facts, depends, config, setting.guard, grow)
 

@@ -60,12 +60,14 @@ class Way:
     """How regions grow, other than by falling saving.
 
     Attributes:
+        captured: Whether the graph will be replayed as a CUDA graph, where no host time counts.
         one_pass: Whether long rows may be reduced in the kernel that reduces columns.
         beside: What is assumed to run beside the graph.
         first: Pairs that are merged before all others.
         apart: The names of pairs that are not merged.
     """
 
+    captured: bool = False
     one_pass: bool = True
     beside: Prediction = NOTHING
     first: tuple[Candidate, ...] = ()
@@ -86,7 +88,7 @@ class Growth:
         self._refused: dict[Candidate, tuple[Group, Group]] = {}  # the groups that a refusal is of
         self.group = units.apart()
         self.order = UnitOrder(units.dependencies, self.group)
-        self.pricing = Pricing(units.device, units.captured, units.calls, way.beside)
+        self.pricing = Pricing(units.device, way.captured, units.calls, way.beside)
         for unit, group in self.group.items():
             self._price(group, units.alone[unit])
         self.apart = self.pricing.now  # what all units cost before any are merged

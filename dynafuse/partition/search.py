@@ -48,10 +48,19 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
         max_ops: The most nodes of a region.
         joins: Whether regions that have nothing in common may share a launch.
     """
-    units = Units(annotated, device, executors or Executors(annotated.facts, (PREFERRED,)), captured=captured,
-                  recompute=recompute, max_ops=max_ops, joins=joins)
+    executors = executors or Executors(annotated.facts, (PREFERRED,))
+    return quickest(Units(annotated, device, executors, recompute=recompute, max_ops=max_ops, joins=joins), captured)
+
+
+def quickest(units: Units, captured: bool = False) -> Plan:
+    """Return the quickest plan of several for a graph.
+
+    Args:
+        units: The graph's units; what is found out about them is there for the next plan.
+        captured: Whether the graph will be replayed as a CUDA graph, where no host time counts.
+    """
     if units.unplaced:
-        return Plan(annotated, (), (), units.unplaced)
+        return Plan(units.spaces.annotated, (), (), units.unplaced)
 
     def made(way: Way) -> Grown:
         growth = Growth(units, way)
@@ -61,21 +70,21 @@ def partition(annotated: Annotated, device: Device, executors: Executors | None 
         plan, growth = made(way)
         return (plan, growth) if plan.steps else None
 
-    greedy = made(Way())
+    greedy = made(Way(captured))
     if not greedy[0].steps:
         return greedy[0]
-    others = filter(None, map(grown, _otherwise(*greedy, captured)))
+    others = filter(None, map(grown, _otherwise(*greedy)))
     best = min([greedy, *others], key=lambda plan: plan[1].us)
     return _improved(best, grown)[0]
 
 
-def _otherwise(plan: Plan, growth: Growth, captured: bool) -> Iterator[Way]:
+def _otherwise(plan: Plan, growth: Growth) -> Iterator[Way]:
     """Yield ways for the whole graph that may be better than the greedy one."""
     beside = any(region.decision.kernel_class == "rowcol" for region in plan.regions)
     if beside and any(refusal.kind is RefusalKind.ROWS_TOO_LONG for refusal in plan.refusals):
-        yield Way(one_pass=False)
-    if not captured and growth.apart.is_host_bound and not growth.pricing.now.is_host_bound:
-        yield Way(beside=Prediction(device_us=growth.apart.host_us))
+        yield replace(growth.way, one_pass=False)
+    if not growth.way.captured and growth.apart.is_host_bound and not growth.pricing.now.is_host_bound:
+        yield replace(growth.way, beside=Prediction(device_us=growth.apart.host_us))
 
 
 def _improved(best: Grown, grown: Callable[[Way], Grown | None]) -> Grown:

@@ -27,7 +27,6 @@ class Units:
     Attributes:
         max_ops: The most nodes of a region.
         joins: Whether regions that have nothing in common may share a launch.
-        captured: Whether the graph will be replayed as a CUDA graph, where no host time counts.
         reads: What each unit reads, and where.
         readers: Per tensor in memory or to be the units, eager nodes and outputs that read it.
         alone: The kernel of each unit that has one.
@@ -35,10 +34,9 @@ class Units:
         calls: What the graph's calls cost.
     """
 
-    def __init__(self, annotated: Annotated, device: Device, executors: Executors, *, captured: bool = False,
+    def __init__(self, annotated: Annotated, device: Device, executors: Executors, *,
                  recompute: bool = True, max_ops: int = 200, joins: bool = True) -> None:
         self.device = device
-        self.captured = captured
         self.max_ops = max_ops
         self.joins = joins
         self.spaces = Spaces(annotated, recompute)

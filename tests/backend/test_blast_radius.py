@@ -77,7 +77,7 @@ FAULTS = [
     Fault("bases of scatters", pipeline, "give_bases", spoils=True),
     Fault("planning", pipeline, "annotate", training=False),
     Fault("planning", pipeline, "Executors"),
-    Fault("planning", pipeline, "partition"),
+    Fault("planning", pipeline, "quickest"),
     Fault("planning", Pricing, "price"),
     Fault("planning", place, "canonical"),
     Fault("fold families", pipeline, "fold_families"),

@@ -236,7 +236,7 @@ def kinds(folder: Path) -> list[str]:
 def test_a_graph_is_planned_once(cached: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     first = compiled(graphs.built(layers, X, W, dynamic=dynamic))
     assert kinds(cached).count("plan") == 1
-    monkeypatch.setattr(pipeline, "partition", never)
+    monkeypatch.setattr(pipeline, "quickest", never)
     second = compiled(graphs.built(layers, X, W, dynamic=dynamic))
     assert str(second.plan) == str(first.plan)
     assert {name: bound.key for name, bound in second.bounds.items()} == {n: b.key for n, b in first.bounds.items()}

@@ -117,3 +117,10 @@ def test_large_graphs_are_not_searched(count: int, most: int, monkeypatch: pytes
     monkeypatch.setattr(search, "Growth", Counted)
     searched(lambda g, x, y: many(g, x, y, count=count), IMAGES, IMAGES)
     assert (len(made) > 2) == (count == 1) and len(made) <= most
+
+
+def test_what_is_known_of_kernels_is_there_for_a_plan_without_the_hosts_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = units_of(graphs.annotated(graphs.built(centred, IMAGES, IMAGES)))
+    plan = search.quickest(units)
+    monkeypatch.setattr(Kernels, "of", lambda *_: pytest.fail("a kernel is asked for that is known"))
+    assert regions(search.quickest(units, captured=True)) == regions(plan)

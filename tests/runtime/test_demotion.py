@@ -21,7 +21,7 @@ from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.nvfuser import availability, replay
 from dynafuse.lowering.triton import pool
 from dynafuse.ops import Row
-from dynafuse.partition.search import partition
+from dynafuse.partition.search import quickest
 from dynafuse.runtime import setting
 from dynafuse.select.place import moved
 from tests.support import graphs
@@ -257,7 +257,7 @@ def test_the_library_is_asked_once_for_all_equal_regions(
     library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     planned: list[Any] = []
-    monkeypatch.setattr(pipeline, "partition", lambda *args, **kwargs: planned.append(partition(*args, **kwargs)) or planned[-1])
+    monkeypatch.setattr(pipeline, "quickest", lambda *args, **kwargs: planned.append(quickest(*args, **kwargs)) or planned[-1])
     on_nvfuser(monkeypatch, tmp_path, halves, X, W)
     assert library.asked == 1 and len(planned) == 2
     on_nvfuser(monkeypatch, tmp_path, lambda g, x: softmax(g, x), X)

@@ -6,6 +6,7 @@ Worked example: in ``x + y.t()`` over ``[8, 4]`` the axes of ``x`` have strides 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,12 +132,13 @@ def traffic(spec: Spec, probed: Emitter, access: Access) -> float:
 
 def strides_of(probed: Emitter, access: Access) -> list[int | None]:
     """Return how far apart neighbours along each axis are in an access, in elements; None where the index is not linear."""
-    strides: list[int | None] = []
-    for axis in probed.axes:
-        factor = access.offset.coeff(axis)
-        rest = access.offset - factor * axis
-        strides.append(None if rest.has(axis) else with_symbols_at(factor, UNKNOWN_SIZE))
-    return strides
+    return [_stride(access.offset, axis) for axis in probed.axes]
+
+
+@functools.lru_cache(maxsize=4096)
+def _stride(offset: sympy.Expr, axis: sympy.Symbol) -> int | None:
+    factor = offset.coeff(axis)
+    return None if (offset - factor * axis).has(axis) else with_symbols_at(factor, UNKNOWN_SIZE)
 
 
 def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[int]) -> int:
