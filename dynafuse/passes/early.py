@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from dynafuse.passes.attention_masks import recover_constant_masks
 from dynafuse.passes.equal_sizes import equate_factors
+from dynafuse.passes.masks import recover_constant_masks
 
 
 def rewrite(module: GraphModule) -> GraphModule:

@@ -18,10 +18,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 from torch.utils.checkpoint import checkpoint
 
-from dynafuse.passes import attention_masks
-from dynafuse.passes.attention_masks import ATTENTION
 from dynafuse.passes.constants import Constants, are_handed_on, bodies
 from dynafuse.passes.early import rewrite
+from dynafuse.passes.masks import recovery
+from dynafuse.passes.masks.recovery import ATTENTION
 
 N = 5
 Q = torch.randn(2, 3, N, 4)
@@ -253,7 +253,7 @@ def test_a_mask_of_several_layers_is_evaluated_once(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("largest", "expected"), [(N * N, "causal"), (N * N - 1, "mask")])
 def test_large_masks_are_not_evaluated(monkeypatch: pytest.MonkeyPatch, largest: int, expected: str) -> None:
-    monkeypatch.setattr(attention_masks, "LARGEST_MASK", largest)
+    monkeypatch.setattr(recovery, "LARGEST_MASK", largest)
     check(lambda q: attention(q, torch.ones(N, N, dtype=torch.bool).tril()), expected, Q)
 
 

@@ -26,10 +26,10 @@ from dynafuse.ops.creation import COUNTED
 from dynafuse.ops.indexing_math import as_expr, known_nonnegative, symbol
 from dynafuse.ops.table import op_name
 from dynafuse.ops.views import aligned, dim_of
-from dynafuse.passes.cases import Cases, NotKnownError, both, chosen, combined, compared, without_remainders
 from dynafuse.passes.decompositions import decompositions
-from dynafuse.passes.pointwise_cases import RULES, Told, cast, integer, number, told
-from dynafuse.passes.size_checks import SizeChecks
+from dynafuse.passes.masks.cases import Cases, NotKnownError, both, chosen, combined, compared, without_remainders
+from dynafuse.passes.masks.pointwise_cases import RULES, Told, cast, integer, number, told
+from dynafuse.passes.masks.size_checks import SizeChecks
 
 REWRITES = (Kind.VIEW, Kind.INDEX, Kind.GATHER, Kind.CREATION)
 """Ops whose rows make an element of others, or of nothing."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dynafuse.passes.early import rewrite
-from tests.passes.test_attention_masks import attention, attentions, meaning
+from tests.passes.masks.test_recovery import attention, attentions, meaning
 
 N = 9
 OTHER_SIZES = (2, 3, 8, 17)

@@ -23,10 +23,10 @@ from torch.fx import GraphModule, Node
 from dynafuse.fallback import answered
 from dynafuse.ops.indexing_math import as_expr, known_equal
 from dynafuse.passes import strides
-from dynafuse.passes.cases import is_everywhere
 from dynafuse.passes.constants import Constants, are_handed_on, bodies, is_pure
-from dynafuse.passes.functions_of_place import element
-from dynafuse.passes.size_checks import SizeChecks
+from dynafuse.passes.masks.cases import is_everywhere
+from dynafuse.passes.masks.functions_of_place import element
+from dynafuse.passes.masks.size_checks import SizeChecks
 
 ATTENTION = (torch._C._nn.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
 WIDTH = 8  # of heads: the kernel without masks takes multiples of it, others are padded

@@ -17,7 +17,7 @@ from sympy import S
 from dynafuse.ops import Call, Value
 from dynafuse.ops.indexing_math import as_expr, expanded, known_nonnegative
 from dynafuse.ops.table import COMPARISONS, op_name
-from dynafuse.passes.cases import Cases, Holds, NotKnownError, always, chosen, combined, compared
+from dynafuse.passes.masks.cases import Cases, Holds, NotKnownError, always, chosen, combined, compared
 
 MOST_FACTOR = 2**16
 """By which an index or a size is multiplied at most: 64 bits hold all sums of a few such products."""
