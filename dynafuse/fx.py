@@ -279,6 +279,11 @@ def hint(size: int | torch.SymInt) -> int:
     return int(known) if known.is_number and known.is_finite else UNKNOWN_SIZE
 
 
+def environment_of(sizes: Iterable[Any]) -> ShapeEnv | None:
+    """Return where torch keeps what it knows of symbolic sizes among some values; None if there are none."""
+    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
+
+
 def hint_of(size: Size, environment: ShapeEnv) -> int:
     """Return the value in the example inputs of a size that is an expression, for costs.
 

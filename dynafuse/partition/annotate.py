@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynafuse import ops
-from dynafuse.fx import arguments, expression, hint, is_dense, owns_base, size_of
+from dynafuse.fx import arguments, environment_of, expression, hint, is_dense, owns_base, size_of
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO, is_done
@@ -68,7 +68,7 @@ def _environment(graph: Graph) -> ShapeEnv | None:
     """Return where torch keeps what it knows of a graph's sizes; None if all are numbers."""
     values = (node.meta.get("val") for node in graph.nodes)
     sizes = (size for value in values for size in (value.shape if isinstance(value, torch.Tensor) else (value,)))
-    return next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
+    return environment_of(sizes)
 
 
 def _facts(node: Node, module: GraphModule, device_type: str | None, before: Mapping[Node, Facts]) -> Facts:

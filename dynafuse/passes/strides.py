@@ -22,7 +22,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import fake_mode_of, hint_of, is_view, looked_at, makes_memory, shares_memory
+from dynafuse.fx import environment_of, fake_mode_of, hint_of, is_view, looked_at, makes_memory, shares_memory
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.passes.stride_readers import may_look_at_strides, places_by_strides, wants_dense_rows, wants_eagers_strides
@@ -278,11 +278,8 @@ def order_of(value: torch.Tensor, strides: Strides) -> list[int]:
 
 def _examples(strides: Strides, value: torch.Tensor) -> list[int]:
     """Return strides that are made of a tensor's sizes, in the example inputs."""
-    symbolic: Any = next((size for size in value.shape if isinstance(size, torch.SymInt)), None)
-    if symbolic is None:
-        return list(strides)
-    environment = symbolic.node.shape_env
-    return [hint_of(as_expr(stride), environment) for stride in strides]
+    environment = environment_of(value.shape)
+    return list(strides) if environment is None else [hint_of(as_expr(stride), environment) for stride in strides]
 
 
 def is_static(value: torch.Tensor) -> bool:

@@ -19,7 +19,6 @@ from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.registry import PREFERRED, executor
 from dynafuse.select import Tuner, contenders
 from dynafuse.select.compile import request
-from dynafuse.select.measurement import DIFFER
 from dynafuse.select.place import moved
 from dynafuse.select.stored import measurements
 from dynafuse.select.variants import on_fastest_variants
@@ -79,9 +78,7 @@ class _Measuring:
         builds = {name: _build(candidate, self.compilation) for name, candidate in candidates.items()}
         measurement = self.tuner.measure(before, builds, before.device)
         predicted = self.predicted[region.name]
-        known = measurement.predictions({name: predicted[name] for name in names})
-        if measurement.decided:
-            known = {name: _to_beat(name, times) for name, times in known.items()}
+        known = measurement.handicapped(PREFERRED).predictions({name: predicted[name] for name in names})
         beside = self.others.less(predicted[region.executor]) if region.executor in predicted else self.others
         chosen = choose(known, self.device, self.compilation.config.cudagraphs, beside).executor
         times = {name: timing.device_us for name, timing in measurement.timings.items() if timing.device_us is not None}
@@ -93,13 +90,6 @@ class _Measuring:
 def _predictions(region: Region) -> dict[str, Prediction]:
     """Return what a region was predicted to cost, by executor."""
     return {o.executor: Prediction(o.device_us, o.host_us, 0.0, o.device_us) for o in region.decision.options}
-
-
-def _to_beat(name: str, measured: Prediction) -> Prediction:
-    """Return what counts of an executor's times, which have to beat the preferred one's by more than timings differ."""
-    slower = 1.0 if name == PREFERRED else 1 + DIFFER
-    return replace(measured, device_us=slower * measured.device_us, host_us=slower * measured.host_us,
-                   captured_us=slower * measured.captured_us)
 
 
 def _build(region: CanonicalRegion, compilation: Compilation) -> Callable[[], Any]:

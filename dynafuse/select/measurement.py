@@ -40,6 +40,11 @@ class Timing:
     reason: str = ""
     transient: bool = False
 
+    def longer(self, factor: float) -> Timing:
+        """Return the timing with times that are some times as long; of one that failed there are none."""
+        device_us, host_us = (us and factor * us for us in (self.device_us, self.host_us))
+        return replace(self, device_us=device_us, host_us=host_us)
+
     def __str__(self) -> str:
         return self.reason if self.device_us is None else f"{self.device_us:.1f} µs"
 
@@ -70,6 +75,11 @@ class Measurement:
         if self.decided:
             return min(times, key=lambda name: times[name])
         return next((name for name in self._names if not self._failed(name)), self._names[0])
+
+    def handicapped(self, usual: str) -> Measurement:
+        """Return the measurement with longer times of all but the usual one, which these have to beat by ``DIFFER``."""
+        longer = {name: timing.longer(1 / (1 - DIFFER)) for name, timing in self.timings.items() if name != usual}
+        return replace(self, timings={**self.timings, **longer})
 
     @property
     def failures(self) -> dict[str, str]:

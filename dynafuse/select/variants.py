@@ -22,7 +22,7 @@ from dynafuse.lowering.base import Compilation
 from dynafuse.lowering.registry import executor
 from dynafuse.select import Measurement, Tuner
 from dynafuse.select.compile import request
-from dynafuse.select.measurement import DIFFER, measurement_key
+from dynafuse.select.measurement import measurement_key
 from dynafuse.select.stored import measurements
 
 MOST_TIMED = 4
@@ -92,14 +92,7 @@ class _Search:
 
 def _winner(measurement: Measurement, usual: str) -> str:
     """Return the fastest variant, or the usual one unless another is faster by more than timings differ."""
-    fastest = measurement.winner
-    usual_us, fastest_us = (measurement.timings[name].device_us if name in measurement.timings else None
-                            for name in (usual, fastest))
-    if not measurement.decided:
-        return usual
-    if usual_us is not None and fastest_us is not None and fastest_us > (1 - DIFFER) * usual_us:
-        return usual
-    return fastest
+    return measurement.handicapped(usual).winner if measurement.decided else usual
 
 
 def _reasons(measurement: Measurement, chosen: str, timed: int) -> tuple[str, ...]:

@@ -141,9 +141,10 @@ def _row_orders(cost: TileCost, probed: Probe, accesses: Sequence[Access],
     for access in accesses:
         ways.setdefault(tuple(strides_of(probed, access)), weight(access))
     for strides, moved in itertools.islice(ways.items(), MOST_ORDERS):
-        if any(stride == 1 and size > 1 for stride, size in zip(strides, cost.sizes, strict=True)):
+        walked = [stride for stride, size in zip(strides, cost.sizes, strict=True) if size > 1]
+        if 1 in walked:
             yield tuple(sorted(base, key=lambda k: (strides[k] is not None, strides[k] != 0, -(strides[k] or 0))))
-            if moved > MUCH and any(stride == 0 and size > 1 for stride, size in zip(strides, cost.sizes, strict=True)):
+            if moved > MUCH and 0 in walked:
                 yield tuple(sorted(base, key=lambda k: (strides[k] is not None, -(strides[k] or 0))))
 
 

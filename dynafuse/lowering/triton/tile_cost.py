@@ -34,7 +34,7 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
-from dynafuse.lowering.triton.tiles import Schedule, values_per_tile
+from dynafuse.lowering.triton.tiles import Schedule, stride_along, values_per_tile
 from dynafuse.ops.symbols import with_symbols_at
 from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate
 
@@ -105,6 +105,7 @@ class TileCost:
         self.sizes = [estimate(axis.size) for axis in spec.axes]
         self.points = math.prod(self.sizes)
         self.wide = spec.wide
+        self.division = WIDE_DIVISION if spec.wide else DIVISION  # instructions of one
         self._probed = probed
         self.conditions = probed.conditions()
         self.places = probed.places
@@ -143,9 +144,9 @@ class TileCost:
         variable = self._probed.axes[axis]
         if variable not in offset.free_symbols:
             return self._stride_of_computed(offset, axis)
-        factor = offset.coeff(variable)
-        if not (offset - factor * variable).has(variable):
-            return float(with_symbols_at(factor, UNKNOWN_SIZE))
+        stride = stride_along(offset, variable)
+        if stride is not None:
+            return float(stride)
         steps = min(PROBED, self.sizes[axis] - 1)
         ends = [self._valued(offset, {variable: sympy.Integer(at)}) for at in (0, steps)]
         return float(ends[1] - ends[0]) / steps if steps and all(end.is_finite for end in ends) else None
@@ -472,7 +473,7 @@ class _Tiling:
 
     def _index_instructions(self, tile: str) -> float:
         """Return the instructions that take a point of a tile dimension apart into its axes."""
-        return (WIDE_DIVISION if self.cost.wide else DIVISION) * 2 * max(0, len(self.groups[tile]) - 1)
+        return self.cost.division * 2 * max(0, len(self.groups[tile]) - 1)
 
     def _place_instructions(self, tile: str) -> float:
         """Return the instructions that take each point apart whose place along an axis is computed with.
@@ -486,7 +487,7 @@ class _Tiling:
                            if self.tile_of[axis] == tile and self.cost.sizes[axis] > 1)
         if len(self.groups[tile]) < 2 or not places:
             return 0.0
-        return (WIDE_DIVISION if self.cost.wide else DIVISION) * len(places) * self._repeats_of_lanes(places)
+        return self.cost.division * len(places) * self._repeats_of_lanes(places)
 
     def instructions(self) -> float:
         """Return the instructions of all lanes."""

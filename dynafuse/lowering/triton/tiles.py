@@ -132,11 +132,12 @@ def traffic(spec: Spec, probed: Emitter, access: Access) -> float:
 
 def strides_of(probed: Emitter, access: Access) -> list[int | None]:
     """Return how far apart neighbours along each axis are in an access, in elements; None where the index is not linear."""
-    return [_stride(access.offset, axis) for axis in probed.axes]
+    return [stride_along(access.offset, axis) for axis in probed.axes]
 
 
 @functools.lru_cache(maxsize=4096)
-def _stride(offset: sympy.Expr, axis: sympy.Symbol) -> int | None:
+def stride_along(offset: sympy.Expr, axis: sympy.Symbol) -> int | None:
+    """Return how far apart neighbours along an axis are at an offset, in elements; None where the offset is not linear."""
     factor = offset.coeff(axis)
     return None if (offset - factor * axis).has(axis) else with_symbols_at(factor, UNKNOWN_SIZE)
 
