@@ -163,15 +163,18 @@ def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[in
     return math.gcd(VECTOR // access.layout.dtype.itemsize, int(start), *others, *ends) if run > 1 else 1
 
 
-def by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:
+def by_stride(probed: Probe, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:
     """Return axes by falling stride in the largest access that runs along all of them, else in the largest of all.
+
+    An axis along which an index is loaded counts with what the index counts: rows that are looked up are as far apart as
+    rows are.
 
     Args:
         probed: The region's probe.
         accesses: Accesses of that, the largest first.
         axes: The axes; if no access tells their strides they stay in this order.
     """
-    all_strides = [strides_of(probed, access) for access in accesses]
+    all_strides = [_strides_by_indices(probed, access) for access in accesses]
     complete = [strides for strides in all_strides if all(strides[k] for k in axes)]
     for strides in (*complete, *all_strides):
         if all(strides[k] is not None for k in axes):
@@ -179,7 +182,17 @@ def by_stride(probed: Emitter, accesses: Sequence[Access], axes: Sequence[int]) 
     return tuple(axes)
 
 
-def along_row(spec: Spec, probed: Emitter, accesses: Sequence[Access], reduced: Iterable[int]) -> tuple[int, ...]:
+def _strides_by_indices(probed: Probe, access: Access) -> list[int | None]:
+    """Return what ``strides_of`` does, and along axes that only other indices vary along, how far those are apart."""
+    strides = strides_of(probed, access)
+    for index in access.offset.free_symbols - set(probed.axes):
+        for axis in probed.axes_along(index):
+            if strides[axis] == 0:
+                strides[axis] = stride_along(access.offset, index)
+    return strides
+
+
+def along_row(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: Iterable[int]) -> tuple[int, ...]:
     """Return the axes of a row, outermost first: in the order of the dimension that is scanned, else by falling stride.
 
     Args:

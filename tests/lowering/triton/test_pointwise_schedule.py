@@ -416,3 +416,14 @@ def test_scatters_along_columns_walk_one_dimension() -> None:
     inputs = [torch.empty(8, 640, 958), torch.zeros(640, 1, dtype=torch.int64), torch.zeros(958, dtype=torch.int64)]
     classes = [{schedule.schedule_class for schedule in candidates(bound.code)} for bound in bounds_of(scatter, *inputs)]
     assert classes[-1] == {"flat"}
+
+
+def test_rows_that_are_stored_at_loaded_indices_are_walked_along() -> None:
+    """Copies of a row go to rows anywhere: these are as far apart as rows are, though no index of theirs is an axis."""
+    def scatter(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        copies = x.unsqueeze(1).expand(512, 8, 2048).reshape(4096, 2048)
+        return torch.ops.aten.index_put(torch.zeros(4096, 2048), [rows], copies, True)
+
+    bound = bounds_of(scatter, torch.empty(512, 2048), torch.zeros(4096, dtype=torch.int64))[-1]
+    innermost = {bound.code.axes[schedule.order["x"][-1]].size for schedule in candidates(bound.code)}
+    assert innermost == {2048}
