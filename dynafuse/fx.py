@@ -72,6 +72,18 @@ def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
     return {a.name: a.default_value if a.has_default_value() else None for a in target._schema.arguments}
 
 
+FILLS = {torch.ops.aten.full.default: "fill_value", torch.ops.aten.full_like.default: "fill_value",
+         torch.ops.aten.scalar_tensor.default: "s"}
+
+
+def is_zeros(node: object) -> bool:
+    """Return whether a value is a tensor full of zeros that are literal."""
+    while isinstance(node, Node) and is_view(node):
+        node = node.args[0]
+    fill = arguments(node)[FILLS[node.target]] if isinstance(node, Node) and node.target in FILLS else None
+    return isinstance(fill, (int, float)) and fill == 0
+
+
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 

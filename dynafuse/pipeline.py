@@ -50,6 +50,7 @@ from dynafuse.passes.in_place import note_in_place
 from dynafuse.passes.joint import replace_random
 from dynafuse.passes.normalize import normalize
 from dynafuse.passes.padded_products import pad_products
+from dynafuse.passes.permutations import gather_by_inverses
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.passes.staged_reductions import stage_reductions
@@ -221,11 +222,14 @@ def _normalized(kind: str, config: Config, module: GraphModule, forcing: Forcing
         whole: Whether it is no graph inside another.
     """
     _compile_regions_inside(kind, config, module, forcing)
-    if kind == "inference" and not config.fallback_random:
+    inference = kind == "inference"  # of forward and backward the same is done in their joint graph
+    if inference and not config.fallback_random:
         replace_random(module, forcing)
     with dynamo_timed("dynafuse.normalize"):
-        normal = normalize(module, merge_equal=kind == "inference")
-        if kind == "inference":  # of forward and backward that was done in their joint graph
+        if inference:
+            gather_by_inverses(module.graph, forcing.forced_to_eager(module.graph))
+        normal = normalize(module, merge_equal=inference)
+        if inference:
             remove_clones(normal)
     return return_views_of_inputs(normal) if whole and kind != "backward" else normal
 

@@ -26,6 +26,7 @@ from dynafuse.passes.clones import remove_clones
 from dynafuse.passes.duplicates import merge_duplicates
 from dynafuse.passes.normalize import settle_strides
 from dynafuse.passes.overwritten import save_before_overwriting
+from dynafuse.passes.permutations import gather_by_inverses
 from dynafuse.passes.pool_gradients import use_offsets
 from dynafuse.passes.rematerialize import Sides
 from dynafuse.passes.snapshot import Snapshot
@@ -63,6 +64,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
         use_offsets(joint.graph)
         joint.graph.eliminate_dead_code()
         merge_duplicates(joint.graph)
+        gather_by_inverses(joint.graph, forcing.forced_to_eager(joint.graph))
         remove_clones(joint)
         merged_already = torch._functorch.config.patch(cse=False)
         with merged_already, _cutting(joint, cut, guard) if cut else nullcontext():

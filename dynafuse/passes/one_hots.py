@@ -19,13 +19,12 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import arguments, insert, is_view
+from dynafuse.fx import arguments, insert, is_zeros
 from dynafuse.ops.indexing_math import as_expr
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-FILLS = {aten.full.default: "fill_value", aten.full_like.default: "fill_value", aten.scalar_tensor.default: "s"}
 RESHAPES = {aten.view.default, aten.reshape.default, aten.unsqueeze.default}
 KEEP_ZERO: dict[Any, tuple[str, ...]] = {
     aten.mul.Tensor: ("self", "other"), aten.mul.Scalar: ("self",), aten.div.Tensor: ("self",), aten.div.Scalar: ("self",),
@@ -96,7 +95,7 @@ def _scattered(node: Node, dim: int) -> OneHot | None:
         return None
     given = arguments(node)
     index, value = given["index"], given.get("src", given.get("value"))
-    if given["dim"] % max(len(_sizes(node)), 1) != dim or not _is_zero(given["self"]):
+    if given["dim"] % max(len(_sizes(node)), 1) != dim or not is_zeros(given["self"]):
         return None
     return _known(node, dim, index, value, None)
 
@@ -107,7 +106,7 @@ def _selected(node: Node, dim: int) -> OneHot | None:
         return None
     condition, value, other = node.args
     length = node.meta["val"].shape[dim] if dim < node.meta["val"].dim() else None
-    if not isinstance(condition, Node) or condition.target is not aten.eq.Tensor or not _is_zero(other):
+    if not isinstance(condition, Node) or condition.target is not aten.eq.Tensor or not is_zeros(other):
         return None
     if not isinstance(length, int):
         return None
@@ -151,14 +150,6 @@ def _is_position(node: Node, like: Node, dim: int) -> bool:
         return False
     given = arguments(node)
     return bool(given["start"] == 0 and given["step"] == 1)
-
-
-def _is_zero(node: Any) -> bool:
-    """Return whether a tensor is full of zeros that are literal."""
-    while isinstance(node, Node) and is_view(node):
-        node = node.args[0]
-    fill = arguments(node)[FILLS[node.target]] if isinstance(node, Node) and node.target in FILLS else None
-    return isinstance(fill, (int, float)) and fill == 0
 
 
 def _is_same(operand: Node, node: Node, dim: int) -> bool:

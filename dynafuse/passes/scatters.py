@@ -121,7 +121,7 @@ def _give_base(node: Node, scatter: Scatter) -> None:
 def _may_be_overwritten(base: Node, scatter: Node) -> bool:
     """Return whether a node's memory is its own, and read by one argument of a scatter alone."""
     row = lookup(base.target)
-    known = row is not None and (row.library or (row.fusible and row.kind is not Kind.VIEW))
+    known = row is not None and (row.library or row.unfilled or (row.fusible and row.kind is not Kind.VIEW))
     reads: list[Node] = []
     map_arg((scatter.args, scatter.kwargs), reads.append)
     return known and makes_memory(base) and list(base.users) == [scatter] and reads.count(base) == 1
