@@ -72,8 +72,8 @@ def pays(kind: str, module: GraphModule) -> bool:
     nodes = convolutions(module)
     if not nodes or not all(_may_move(node, kind) for node in nodes):
         return False
-    if kind == "backward":  # its forward decided: follow the tensors that it saved
-        return any(is_channels_last(operand.meta["val"]) for node in nodes for operand in _operands(node))
+    if kind == "backward":  # its forward decided: follow the tensors that it saved, and gradients of its results
+        return any(has_channels_innermost(operand.meta["val"]) for node in nodes for operand in _operands(node))
     from torch._inductor.graph import GraphLowering  # slow to import
 
     return bool(GraphLowering.decide_layout_opt(with_examples(module), is_inference=kind == "inference"))
@@ -120,16 +120,15 @@ def _operands(node: Node) -> list[Node]:
     return [a for i in CONVOLUTIONS[node.target] if isinstance(a := node.args[i], Node)]  # type: ignore[index]
 
 
-def is_channels_last(value: Any) -> bool:
-    """Return whether a value is a tensor that is dense in channels-last, and in no other layout; asks nothing of sizes."""
+def has_channels_innermost(value: Any) -> bool:
+    """Return whether a value is a tensor whose channels lie side by side in memory, and that is in no other layout.
+
+    Others may lie in between, as where a gradient is part of a sequence with a class token. Nothing is asked of sizes.
+    """
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
-    if is_static(value):
-        return bool(value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous())
     _, channels, height, width = map(as_expr, value.shape)
-    _, *strides = map(as_expr, value.stride())
-    is_last = all(map(known_equal, strides, (1, width * channels, channels)))
-    return is_last and channels != 1 and (height, width) != (1, 1)
+    return channels != 1 and (height, width) != (1, 1) and known_equal(as_expr(value.stride(1)), 1)
 
 
 # ---------------------------------------------------------------------- the change

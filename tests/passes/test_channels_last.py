@@ -49,11 +49,11 @@ def test_the_heuristic_is_asked_for_the_sizes_of_the_examples() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_which_tensors_are_channels_last(dynamic: bool) -> None:
+def test_which_tensors_have_their_channels_innermost(dynamic: bool) -> None:
     last, point = (torch.empty(shape).to(memory_format=torch.channels_last) for shape in ((2, 4, 6, 5), (2, 4, 1, 1)))
     module = graphs.built(lambda g, *xs: xs, X, last, X[:, :, 1:], last[:, 1:], point, last.flatten(1), dynamic=dynamic)
-    found = [layout.is_channels_last(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
-    assert found == [False, True, False, False, False, False]
+    found = [layout.has_channels_innermost(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
+    assert found == [False, True, False, True, False, False]
 
 
 def read_by(module: GraphModule, target: Any) -> set[str]:
@@ -179,3 +179,15 @@ def test_what_calls_graphs_sees_eagers_strides() -> None:
     identity = Identity()
     moved(graphs.built(write, X, WEIGHT), X, WEIGHT)
     assert seen == [(128, 16, 4, 1)] * 2
+
+
+def test_a_gradient_that_is_part_of_a_sequence_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a vision transformer's patches lies between those of class tokens."""
+    def write(g: graphs.Builder, rows: Node, x: Node, weight: Node) -> list[Node]:
+        patches = g.op("aten.slice.Tensor", rows, 1, 1, 37)
+        grad = g.op("aten.view.default", g.op("aten.permute.default", patches, [0, 2, 1]), [2, 4, 6, 6])
+        return backward(g, grad, x, weight)
+
+    monkeypatch.setattr(layout, "_may_move", lambda node, kind: True)
+    assert layout.pays("backward", graphs.built(write, torch.randn(2, 37, 4), IMAGE, POINT))
+    assert not layout.pays("backward", graphs.built(backward, GRAD, IMAGE, POINT))
