@@ -37,7 +37,7 @@ from dynafuse.fallback import left_out
 from dynafuse.futures import has_failed, outcome
 from dynafuse.ir import Launch, Plan
 from dynafuse.lowering.registry import executor
-from dynafuse.partition.annotate import annotate, signature
+from dynafuse.partition.annotate import annotate, signature, unknown_to_device
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.forcing import Forcing, index_lines
 from dynafuse.partition.search import quickest
@@ -149,7 +149,8 @@ def plan_graph(setting: Setting, demoted: Demoted) -> tuple[CanonicalPlan, Demot
         demoted: The nodes that are kept from some executors, or from all, and whether regions may share launches.
     """
     config, device, trace = setting.config, setting.device, setting.trace
-    facts = annotate(setting.module, setting.fused_device, demoted.to_eager, setting.forcing)
+    eager_nodes = {**unknown_to_device(setting.module, setting.capability), **demoted.to_eager}
+    facts = annotate(setting.module, setting.fused_device, eager_nodes, setting.forcing)
     trace.note("facts", lambda: str(facts))
     executors = Executors(facts.facts, setting.forcing.enabled, demoted.denied)
     options: dict[str, Any] = {

@@ -49,6 +49,9 @@ _TRITON = {
     torch.float8_e5m2: "tl.float8e5",
 }
 
+_TO_EIGHT_BITS = {torch.float8_e4m3fn: "lm.to_float8e4nv", torch.float8_e5m2: "lm.to_float8e5"}
+"""Functions whose results are NaN, or infinite, beyond the largest number, where hardware saturates."""
+
 _NARROW_INTS = (torch.int8, torch.int16)
 _SIGNED_INTS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -131,6 +134,8 @@ def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:
         source: Its dtype.
         dest: The dtype that it is converted to.
     """
+    if dest in _TO_EIGHT_BITS and source is not dest:
+        return f"{narrowed(conversion(text, source, torch.float32), dest)}.to(tl.float32)"
     have, want = opmath(source), opmath(dest)
     if have is want:
         return text
@@ -141,6 +146,25 @@ def conversion(text: str, source: torch.dtype, dest: torch.dtype) -> str:
     if have in _SIGNED_INTS and want is torch.float32:
         return f"lm.to_float32({text})"
     return f"{text}.to({triton_type(want)})"
+
+
+def narrowed(text: str, dtype: torch.dtype) -> str:
+    """Return the expression that rounds a value to a float dtype of fewer bits than it is held in.
+
+    Args:
+        text: The expression of the value, which is held in the opmath type.
+        dtype: The dtype.
+    """
+    if dtype in _TO_EIGHT_BITS and not _saturates(dtype):
+        return f"{_TO_EIGHT_BITS[dtype]}({text})"
+    return f"{text}.to({triton_type(dtype)})"
+
+
+@cache
+def _saturates(dtype: torch.dtype) -> bool:
+    """Return whether this version of torch makes the largest number of what is beyond it."""
+    with _disable_current_modes():
+        return math.isfinite(torch.tensor(1e9).to(dtype).item())
 
 
 def _truncation(dest: torch.dtype) -> str:

@@ -545,11 +545,7 @@ def _convert(context: Context, value: Any, *unused: Any) -> str:
 
 
 def _accepts_dtype(call: Call) -> str:
-    if not supported(call.dtype):
-        return f"{call.dtype} has no Triton type"
-    if call.dtype.is_floating_point and call.dtype.itemsize == 1:
-        return f"{call.dtype}: saturation and rounding of 8-bit floats are left to eager"
-    return ""
+    return "" if supported(call.dtype) else f"{call.dtype} has no Triton type"
 
 
 def _accepts_copy(call: Call) -> str:

@@ -31,6 +31,12 @@ DTYPES = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
 })
+EIGHT_BITS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+"""Floats of which eager computes nothing: kernels cast and move them."""
+
+LEAST_CAPABILITY = 89
+"""From which on Triton has them."""
+
 NOT_ANY: Mapping[Node, str] = {}
 
 
@@ -125,6 +131,26 @@ def _computed(node: Node, tensor: Tensor | None, device_type: str | None, before
     return Facts(Role.EAGER if reason else Role.FUSED, tensor, row, call, reason)
 
 
+def unknown_to_device(module: GraphModule, capability: int | None) -> dict[Node, str]:
+    """Return the nodes that a device's compiler does not know the dtypes of, each with that as the reason to run eager.
+
+    Args:
+        module: The graph.
+        capability: The device's compute capability, as 90; None where nothing runs natively.
+    """
+    if capability is None or capability >= LEAST_CAPABILITY:
+        return {}
+    values = {node: node.meta.get("val") for node in module.graph.nodes}
+    narrow = {node for node, value in values.items() if isinstance(value, torch.Tensor) and value.dtype in EIGHT_BITS}
+    return {node: "floats of 8 bits need compute capability 8.9" for node in values
+            if node.op == "call_function" and not narrow.isdisjoint((node, *node.all_input_nodes))}
+
+
+def _moves(row: Row) -> bool:
+    """Return whether an op casts or copies elements."""
+    return row.casts or row.emit == "{0}" or row.kind in (Kind.INDEX, Kind.GATHER)
+
+
 def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str | None,
              before: Mapping[Node, Facts]) -> str:
     """Return why this call of a fusible op cannot be fused; "" if it can.
@@ -144,7 +170,7 @@ def obstacle(node: Node, row: Row, tensor: Tensor, call: Call, device_type: str 
     for t in tensors:
         if t.device.type != device_type or t.device != tensor.device:
             return f"on {t.device}, " + (f"fused kernels run on {device_type}" if device_type else "nothing is fused")
-        if t.dtype not in DTYPES:
+        if t.dtype not in DTYPES and not (t.dtype in EIGHT_BITS and _moves(row)):
             return f"dtype {t.dtype} is not fused"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
             return EMPTY

@@ -50,8 +50,10 @@ def test_roles() -> None:
     (lambda b, x: b.op("aten.var.correction", x), (torch.ones(()),), "reduces no more than one element"),
     (lambda b, x: b.op("aten.neg.default", x), (X[:, ::2],), ""),
     (lambda b, x: b.op("aten.roll.default", x, [1], [0]), (X,), ""),
-    (lambda b, x: b.op("prims.convert_element_type.default", x, torch.float8_e4m3fn), (X,), "torch.float8_e4m3fn"),
-], ids=range(13))
+    (lambda b, x: b.op("prims.convert_element_type.default", x, torch.float8_e4m3fn), (X,), ""),
+    (lambda b, x: b.op("prims.convert_element_type.default", x, torch.float8_e5m2fnuz), (X,), "torch.float8_e5m2fnuz"),
+    (lambda b, x: b.op("aten.neg.default", x), (X.to(torch.float8_e4m3fn),), "dtype torch.float8_e4m3fn is not fused"),
+], ids=range(15))
 def test_reasons(write: Any, inputs: Any, reason: str) -> None:
     role, said = last(write, *inputs)
     assert role == ("eager" if reason else "fused")

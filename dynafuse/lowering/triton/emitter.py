@@ -31,7 +31,7 @@ from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, 
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
 from dynafuse.ops.indexing_math import known_less, known_nonnegative, rejoin, symbol
-from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, number, opmath, triton_type
+from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, narrowed, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
 
 ROUNDING = {torch.float16: "lm.to_float16", torch.bfloat16: "lm.to_bfloat16"}
@@ -255,7 +255,7 @@ class Emitter(ControlFlow):
         if dtype is None or is_literal(value):
             return value
         held = self.cast(value, opmath(dtype))  # float64 is rounded to float32 first, as in eager
-        narrow = f"{held}.to({triton_type(dtype)})"
+        narrow = narrowed(str(held), dtype)
         if is_product and dtype in ROUNDING:
             narrow = self.define(f"{ROUNDING[dtype]}({held})", dtype, value.tiles).name
         rounded = self.define(f"{narrow}.to({triton_type(opmath(value.dtype))})", value.dtype, value.tiles)
@@ -563,7 +563,7 @@ class Emitter(ControlFlow):
             return self.as_tensor(converted).name if dtype is torch.float64 else converted.name
         if opmath(dtype) is dtype:
             return converted.name
-        return self._rounded_texts.get((converted.name, dtype)) or f"{converted}.to({triton_type(dtype)})"
+        return self._rounded_texts.get((converted.name, dtype)) or narrowed(str(converted), dtype)
 
 
 def _scatter(row: Row) -> Scatter:

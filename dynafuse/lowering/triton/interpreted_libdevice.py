@@ -75,6 +75,21 @@ def _rounding_cast(builder: InterpreterBuilder, src: TensorHandle, dest: tl.dtyp
 
 
 InterpreterBuilder.cast_impl = _rounding_cast
+_triton_fp_to_fp = InterpreterBuilder.create_fp_to_fp
+EIGHT_BITS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+def _cast_of_eight_bits(builder: InterpreterBuilder, src: TensorHandle, dest: tl.dtype, mode: Any) -> TensorHandle:
+    """Return a float32 as an 8-bit float, or one as a float32, as a GPU does. Triton's own function knows no NaN there."""
+    data = torch.from_numpy(np.ascontiguousarray(src.data))
+    if src.dtype.scalar == tl.float32 and dest.scalar in EIGHT_BITS:
+        return TensorHandle(data.to(EIGHT_BITS[dest.scalar]).view(torch.uint8).numpy(), dest.scalar)
+    if src.dtype.scalar in EIGHT_BITS and dest.scalar == tl.float32:
+        return TensorHandle(data.view(EIGHT_BITS[src.dtype.scalar]).float().numpy(), tl.float32)
+    return _triton_fp_to_fp(builder, src, dest, mode)
+
+
+InterpreterBuilder.create_fp_to_fp = _cast_of_eight_bits
 _triton_atomic = InterpreterBuilder.create_atomic_rmw
 
 

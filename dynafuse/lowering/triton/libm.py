@@ -280,6 +280,20 @@ def to_bfloat16(x):
 
 
 @jit
+def to_float8e4nv(x):
+    """Return a float32 as float8_e4m3fn, rounded to nearest; NaN beyond the largest one, where hardware saturates."""
+    return tl.where(tl.abs(x) > 464.0, float("nan"), x).to(tl.float8e4nv)
+
+
+@jit
+def to_float8e5(x):
+    """Return a float32 as float8_e5m2, rounded to nearest; infinity beyond the largest one, where hardware saturates."""
+    infinity = tl.where(x < 0, 0xFC, 0x7C).to(tl.uint8)
+    bits = tl.where(tl.abs(x) >= 61440.0, infinity, x.to(tl.float8e5).to(tl.uint8, bitcast=True))
+    return bits.to(tl.float8e5, bitcast=True)
+
+
+@jit
 def maximum(x, y):
     """Return the larger operand, NaN if either is. Takes integers too."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
