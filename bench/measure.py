@@ -273,12 +273,12 @@ def compile_phases() -> dict[str, float]:
 # ------ numerics
 def relative_rmse(out: Tensor, reference: Tensor) -> float:
     """|out - reference| / |reference| over elements that are finite in both; infinite when NaN or Inf sit elsewhere."""
-    out, reference = out.detach(), reference.detach().to(torch.float64)
+    out, reference = out.detach().to(torch.float64), reference.detach().to(torch.float64)
     kinds = (torch.isnan, torch.isposinf, torch.isneginf)
     if not all(torch.equal(kind(out), kind(reference)) for kind in kinds):
         return float("inf")
     finite = torch.isfinite(reference)
-    error = torch.where(finite, out.to(torch.float64) - reference, 0).norm()
+    error = torch.where(finite, out - reference, 0).norm()
     size = torch.where(finite, reference, 0).norm()
     return float(error / size) if float(size) > 0 else float(error)
 

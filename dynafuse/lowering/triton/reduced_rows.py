@@ -217,7 +217,8 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
         stores_late=sum(store.op in late and runs_along(store, reduced) for store in spec.stores),
         flops=sum(row.flops for row in (lookup(overload(op.target)) for op in spec.ops) if row),
-        instructions=sum(work.instructions for work in probed.work if work.axes & reduced and work.axes - reduced),
+        instructions=sum(work.instructions for work in probed.work
+                         if work.axes & reduced and (work.axes - reduced or not remaining)),
         is_static=is_static,
         lanes=lanes,
         vector=max(vectors.values(), default=1),

@@ -47,8 +47,8 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 16384  # elements of a row from which on what is loaded late is loaded as fast
-VERY_HEAVY = 100.0  # instructions per element from which on a lane has registers for few elements, as those of windows
-HEAVY_HELD = 60.0  # the same where a row is held
+HEAVY_HELD = 60.0  # instructions per element from which on a lane has registers for few elements, as those of windows
+MOST_WARPS, MOST_OF_WARP = 16, 4096  # of a program that holds rows, and elements of such a warp
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 
 
@@ -83,16 +83,16 @@ def _is_far_when_read_again(facts: Rows, passes: int, is_online: bool) -> bool:
     """Return whether a loop of usual tiles reads long rows again when others have taken their place in the cache.
 
     They are held then if they are aligned, or walked in large tiles, so that few are under way at a time: rows of 20,000 to
-    128,256 elements take 0.79 of the time on average of 56 kernels, and 0.80 of 30 others. Where no row is stored, small
-    programs are faster all the same if two of three hold: there are sums of exponentials; elements have 16 bits; the last of
-    large tiles reaches far beyond the row.
+    128,256 elements take 0.79 of the time on average of 56 kernels, and 0.80 of 30 others; an instance norm over 65,536
+    elements and its gradient, of two tensors, 0.80 and 0.79. Where no row is stored, small programs are faster all the same
+    if two of three hold: there are sums of exponentials; elements have 16 bits; the last of large tiles reaches far beyond.
 
     Args:
         facts: What the schedule depends on.
         passes: How often a loop passes over a row.
         is_online: Whether it adds up exponentials in one pass.
     """
-    is_usual = facts.tensors == 1 and not facts.counts and facts.instructions < HEAVY_HELD
+    is_usual = facts.tensors <= 2 and facts.instructions < HEAVY_HELD
     if passes == 1 or facts.length <= LONGEST_HELD or not is_usual:
         return False
     beyond = -facts.length % LONG_ROW if facts.length > LONGEST_PERSISTENT else 0
@@ -129,7 +129,7 @@ def _persistent(facts: Rows) -> Iterator[Schedule]:
     most = power_of_two(facts.rows)
     yield from (Schedule("persistent", facts.order, {"x": x, "r": r}, warps,
                          loads_early=_loads_early(-(-facts.rows // x), r, warps)) for x, warps in tiles
-                if x <= most and warps <= 16 and x * r <= 4096 * warps)
+                if x <= most and warps <= MOST_WARPS and x * r <= MOST_OF_WARP * warps)
 
 
 def _loads_early(programs: int, r: int, warps: int) -> bool:
@@ -145,25 +145,25 @@ def _rows_held(facts: Rows, r: int) -> int:
     """Return how many rows of ``r`` elements a program holds: several short ones, but no more than leave enough programs."""
     share = power_of_two(facts.rows // PROCESSORS + 1)  # of a processor
     x = min(max((1024 if r > LONGEST_IN_LANE else 512) // r, 1), clamp(share // 4, 1, 128))
-    if facts.is_mixed:  # what lies across the rows fills sectors too
-        x = clamp(share, x, 2 * SECTOR // min(facts.itemsize, SECTOR))
+    if facts.is_mixed:  # what lies across the rows fills sectors too, as far as there are registers
+        x = min(clamp(share, x, 2 * SECTOR // min(facts.itemsize, SECTOR)), max(MOST_WARPS * MOST_OF_WARP // r, 1))
     moved = facts.length * (facts.bytes_read + facts.itemsize * facts.stores_along)  # of a row
     return 2 * x if facts.rows >= MANY_ROWS * x and x * moved < LEAST_MOVED else x
 
 
 def _warps_of_held(facts: Rows, x: int, r: int) -> int:
     """Return the warps that hold ``x`` rows of ``r`` elements: what registers ask for, more where little else runs."""
+    is_heavy = facts.instructions >= HEAVY_HELD
     per_lane = clamp(power_of_two(64 // max(facts.tensors, facts.held)), 16, 64 if r >= LONG_ROW else 32)
-    warps = clamp(power_of_two(x * r // (LANES * per_lane)), 1, 16)
+    warps = clamp(power_of_two(x * r // (LANES * (EVEN_LOAD // 2 if is_heavy else per_lane))), 1, 16)
     if r == 128 and not facts.is_mixed:  # a row is what a warp loads at a time
         return max(1, x // 2)
-    if r == 2048:
+    if r == 2048 and not is_heavy:
         return 2 if facts.rows >= RESIDENT else 4
     if r == LONG_ROW // 2 and facts.length <= FULL * r:
         warps = max(warps // 2, 1)
     if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:  # one that has a processor to itself has registers for more warps
         return r // (LANES * MOST_IN_LANE) * (2 if facts.rows <= PROCESSORS else 1)
-    is_heavy = facts.instructions >= HEAVY_HELD
     few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (FEW_WARPS, EVEN_LOAD)
     if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
         warps *= 4 if is_heavy or (facts.is_scattered and x == 1) else 2
@@ -250,7 +250,7 @@ def split_rows(facts: Rows) -> Iterator[Schedule]:
     least = 512
     if facts.counts and facts.rows * facts.length <= 1024 * 4 * RESIDENT:
         least = most = lanes = 1024  # a tile for each program, summed up twice: that takes less than to count in a loop
-    elif facts.instructions >= VERY_HEAVY:
+    elif facts.instructions >= HEAVY_HELD:
         most, lanes = 1024, 128
     elif facts.counts or facts.states > 2:
         most = lanes = 512

@@ -401,6 +401,34 @@ def test_rows_that_others_lie_across_are_held_while_they_are_short(length: int, 
     assert scheduled(write, torch.empty(length, 1 << 16, dtype=BF16).t()).schedule_class == kind
 
 
+def test_rows_that_others_lie_across_are_as_many_as_registers_hold() -> None:
+    """Columns whose largest elements scale them, stored as rows: each alone would be read a sector an element."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        scaled = g.op("aten.div.Tensor", x, g.op("aten.amax.default", x, [0], True))
+        return g.op("aten.clone.default", g.op("aten.permute.default", scaled, [1, 0]), memory_format=torch.contiguous_format)
+
+    found = scheduled(write, torch.empty(8192, 4096, dtype=BF16))
+    assert (found.schedule_class, found.block, found.warps) == ("persistent", {"x": 8, "r": 8192}, 16)
+
+
+@pytest.mark.parametrize(("errors", "warps"), [(0, 2), (3, 8)])
+def test_rows_of_much_arithmetic_are_held_by_many_warps(errors: int, warps: int) -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.sum.dim_IntList", functools.reduce(lambda x, _: g.op("aten.erf.default", x), range(errors), x), [1])
+
+    found = scheduled(write, torch.empty(4000, 2000))
+    assert (found.schedule_class, found.block["r"], found.warps) == ("persistent", 2048, warps)
+
+
+@pytest.mark.parametrize(("errors", "tile", "warps"), [(0, 4096, 4), (3, 1024, 8)])
+def test_all_of_a_tensor_with_much_arithmetic_is_summed_by_many_warps(errors: int, tile: int, warps: int) -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.sum.default", functools.reduce(lambda x, _: g.op("aten.erf.default", x), range(errors), x))
+
+    found = scheduled(write, torch.empty(1 << 24))
+    assert (found.schedule_class, found.block["r"], found.warps) == ("split", tile, warps)
+
+
 @pytest.mark.parametrize(("rows", "warps"), [(512, 4), (1 << 14, 1)])
 def test_few_rows_that_are_loaded_one_by_one_have_more_warps(rows: int, warps: int) -> None:
     """Images of 7 × 7: runs of 49 elements, which no lane loads side by side."""
@@ -469,6 +497,11 @@ def total_of_softmax(g: graphs.Builder, x: Node) -> Node:
     return g.op("aten.sum.dim_IntList", g.op("aten.mul.Tensor", share, share), [1])
 
 
+def centred(g: graphs.Builder, x: Node) -> Node:
+    scaled = g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
+    return g.op("aten.mul.Tensor", scaled, g.op("aten.rsqrt.default", g.op("aten.var.correction", x, [1], keepdim=True)))
+
+
 @pytest.mark.parametrize(("write", "length", "dtype", "expected"), [
     (softmax, 32000, F32, ("persistent", 32768, 16)),
     (softmax, 32000, BF16, ("persistent", 32768, 16)),
@@ -485,11 +518,20 @@ def total_of_softmax(g: graphs.Builder, x: Node) -> Node:
     (total_of_softmax, 50257, F32, ("looped", 8192, 16)),
     (total_of_softmax, 50257, BF16, ("looped", 2048, 8)),
     (squared, 32001, BF16, ("looped", 16384, 32)),
+    (centred, 65536, BF16, ("looped", 16384, 32)),
 ])
 def test_long_rows_that_are_read_again_are_held_or_few_are_under_way(
         write: Any, length: int, dtype: torch.dtype, expected: tuple[str, int, int]) -> None:
     schedule = scheduled(write, torch.empty(4096, length, dtype=dtype))
     assert (schedule.schedule_class, schedule.block["r"], schedule.warps) == expected
+
+
+def test_long_rows_of_two_tensors_that_are_read_again_are_few_under_way() -> None:
+    def write(g: graphs.Builder, x: Node, y: Node) -> Node:
+        return g.op("aten.mul.Tensor", x, g.op("aten.sum.dim_IntList", g.op("aten.mul.Tensor", x, y), [1], True))
+
+    schedule = scheduled(write, *[torch.empty(1024, 65536, dtype=BF16)] * 2)
+    assert (schedule.schedule_class, schedule.block["r"], schedule.warps) == ("looped", 16384, 32)
 
 
 def two_sums(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
