@@ -74,6 +74,7 @@ def _defaults(target: torch._ops.OpOverload) -> dict[str, Any]:
 
 FILLS = {torch.ops.aten.full.default: "fill_value", torch.ops.aten.full_like.default: "fill_value",
          torch.ops.aten.scalar_tensor.default: "s"}
+"""Ops that make a tensor of one number, and the names of the arguments with the number."""
 
 
 def is_zeros(node: object) -> bool:

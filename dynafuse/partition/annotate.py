@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dynafuse import ops
-from dynafuse.fx import arguments, environment_of, expression, hint, is_dense, owns_base, size_of
+from dynafuse.fx import arguments, environment_of, expression, hint, is_dense, owns_base, shares_memory, size_of
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO, is_done
@@ -142,8 +142,9 @@ def unknown_to_device(module: GraphModule, capability: int | None) -> dict[Node,
         return {}
     values = {node: node.meta.get("val") for node in module.graph.nodes}
     narrow = {node for node, value in values.items() if isinstance(value, torch.Tensor) and value.dtype in EIGHT_BITS}
-    return {node: "floats of 8 bits need compute capability 8.9" for node in values
-            if node.op == "call_function" and not narrow.isdisjoint((node, *node.all_input_nodes))}
+    calls = (node for node in values if node.op == "call_function" and not shares_memory(node))
+    return {node: "floats of 8 bits need compute capability 8.9" for node in calls
+            if not narrow.isdisjoint((node, *node.all_input_nodes))}
 
 
 def _moves(row: Row) -> bool:

@@ -104,10 +104,11 @@ def _note_order(order: Node, permutations: Permutations) -> None:
     """Note that a sort's order is a permutation: of a permutation it is the inverse, for which nothing need be sorted."""
     given = arguments(order.args[0])  # type: ignore[arg-type]
     origin = _origin(given["self"])
-    if origin not in permutations.inverses or given["descending"]:
-        permutations.add(order)
-    else:
+    is_inverse = origin in permutations.inverses and not given["descending"]
+    if is_inverse and isinstance(order.meta["val"].shape[0], int):
         order.replace_all_uses_with(permutations.inverse(origin, order))
+    else:
+        permutations.add(order)
 
 
 def _inserted_inverse(permutation: Node, before: Node) -> Node:

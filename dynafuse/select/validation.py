@@ -73,8 +73,9 @@ def differs(result: torch.Tensor, reference: torch.Tensor) -> bool:
         return False
     if not result.dtype.is_floating_point:
         return bool((result != reference).float().mean() > GROSS)
+    result, reference = result.float(), reference.float()
     if bool((result.isfinite() != reference.isfinite()).float().mean() > GROSS):
         return True
     finite = result.isfinite() & reference.isfinite()
-    values, expected = (torch.where(finite, tensor.float(), 0.0) for tensor in (result, reference))
+    values, expected = (torch.where(finite, tensor, 0.0) for tensor in (result, reference))
     return bool((values - expected).norm() > GROSS * expected.norm() + 1e-3)

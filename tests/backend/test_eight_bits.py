@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from dynafuse.partition.annotate import unknown_to_device
 from tests.support import graphs
@@ -87,7 +88,10 @@ def test_there_and_back(dtype: torch.dtype, device: str) -> None:
 
 
 def test_devices_without_them() -> None:
-    module = graphs.built(lambda g, x: g.op("aten.neg.default", g.op("prims.convert_element_type.default", x, DTYPES[0])),
-                          torch.randn(4))
-    assert len(unknown_to_device(module, 80)) == 2
+    def write(g: graphs.Builder, x: Node) -> Node:
+        narrow = g.op("prims.convert_element_type.default", x, DTYPES[0])
+        return g.op("aten.clone.default", g.op("aten.view.default", narrow, [2, 2]))
+
+    module = graphs.built(write, torch.randn(4))
+    assert [node.name for node in unknown_to_device(module, 80)] == ["convert_element_type_default", "clone_default"]
     assert unknown_to_device(module, 90) == unknown_to_device(module, None) == {}

@@ -163,6 +163,14 @@ def test_experts(function: Function, dtype: torch.dtype) -> None:
     check(function, x, torch.rand(TOKENS, COPIES), weight)
 
 
+def test_an_order_of_dynamic_sizes_is_sorted() -> None:
+    def function(x: Tensor, scores: Tensor) -> Tensor:
+        return x[order(scores).argsort()] * 2
+
+    for count in (TOKENS, TOKENS + 3):
+        check(function, torch.randn(count * COPIES, WIDTH, requires_grad=True), torch.rand(count, COPIES), dynamic=True)
+
+
 def test_experts_of_dynamic_sizes() -> None:
     for count in (TOKENS, TOKENS + 3):
         x = torch.randn(count, WIDTH, requires_grad=True)
