@@ -164,6 +164,8 @@ def _row_of(index: Node) -> Node | None:
 def _fits(scatter: Scatter) -> bool:
     """Return whether there is a place for each row, rows are as long as the base's, and all sizes are known."""
     base, place, rows = (node.meta["val"] for node in (scatter.base, scatter.place, scatter.rows))
+    if not (base.dim() and place.dim() and rows.dim()):
+        return False
     sizes = [*base.shape, *place.shape, *rows.shape]
     return (all(isinstance(size, int) and size for size in sizes) and place.dtype is torch.int64
             and place.numel() == place.shape[0] == rows.shape[0] and rows.shape[1:] == base.shape[1:]

@@ -92,7 +92,7 @@ def _is_far_when_read_again(facts: Rows, passes: int, is_online: bool) -> bool:
         passes: How often a loop passes over a row.
         is_online: Whether it adds up exponentials in one pass.
     """
-    is_usual = facts.tensors <= 2 and facts.instructions < HEAVY_HELD
+    is_usual = facts.tensors <= 2 and not facts.spec.scans and facts.instructions < HEAVY_HELD
     if passes == 1 or facts.length <= LONGEST_HELD or not is_usual:
         return False
     beyond = -facts.length % LONG_ROW if facts.length > LONGEST_PERSISTENT else 0
