@@ -158,7 +158,7 @@ def _row_of(index: Node) -> Node | None:
         index = index.args[0]  # type: ignore[assignment]
     narrow = index.meta["val"].shape
     is_same = len(narrow) == len(sizes) and all(size == 1 for size in narrow[1:])
-    return index if is_same and narrow[0] == sizes[0] else None
+    return index if is_same and narrow[:1] == sizes[:1] else None
 
 
 def _fits(scatter: Scatter) -> bool:

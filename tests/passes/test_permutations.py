@@ -83,6 +83,7 @@ GATHERED: dict[str, Function] = {
 KEPT: dict[str, Function] = {
     "a number": lambda s, x, base: zeros().index_put([order(s)], x[0, 0], accumulate=True),
     "at a number": lambda s, x, base: torch.zeros(ROWS).index_put([order(s)[0]], x[0, 0], accumulate=True),
+    "into a number": lambda s, x, base: torch.zeros(()).scatter_add(0, order(s)[0] * 0, x[0, 0]),
     "a sort of rows": lambda s, x, base: zeros().index_put([s.argsort().view(-1)], x, accumulate=True),
     "the sorted values": lambda s, x, base: zeros().index_put([s.view(-1).sort()[0].long()], x, accumulate=True),
     "part of an order": lambda s, x, base: zeros().index_put([order(s)[:5]], x[:5], accumulate=True),
