@@ -85,6 +85,12 @@ def is_zeros(node: object) -> bool:
     return isinstance(fill, (int, float)) and fill == 0
 
 
+def is_count(node: Node) -> bool:
+    """Return whether a call returns 0, 1, 2 …"""
+    given = arguments(node) if node.target is torch.ops.prims.iota.default else {}
+    return bool(given and given["start"] == 0 and given["step"] == 1)
+
+
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 

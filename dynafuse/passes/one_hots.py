@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import arguments, insert, is_zeros
+from dynafuse.fx import arguments, insert, is_count, is_zeros
 from dynafuse.ops.indexing_math import as_expr
 
 aten = torch.ops.aten
@@ -146,10 +146,7 @@ def _is_position(node: Node, like: Node, dim: int) -> bool:
         return False
     while node.target in RESHAPES:
         node = node.args[0]  # type: ignore[assignment]
-    if node.target is not prims.iota.default:
-        return False
-    given = arguments(node)
-    return bool(given["start"] == 0 and given["step"] == 1)
+    return is_count(node)
 
 
 def _is_same(operand: Node, node: Node, dim: int) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dynafuse.fx import arguments, fake_mode_of, insert, is_zeros, looked_at
+from dynafuse.fx import arguments, fake_mode_of, insert, is_count, is_zeros, looked_at
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -78,8 +78,8 @@ def gather_by_inverses(graph: Graph, eager: Collection[Node] = ()) -> None:
         if _is_order(node):
             _note_order(node, permutations)
         elif (scatter := _scatter(node)) is not None:
-            place = _origin(scatter.place)
-            if place in permutations.inverses and _counts(scatter.rows) and not scatter.adds and _has_size(scatter, place):
+            place, counts = _origin(scatter.place), is_count(_origin(scatter.rows)) and not scatter.adds
+            if counts and place in permutations.inverses and _has_size(scatter, place):
                 permutations.add(node, place)
             elif (gathered := _gathered(node, scatter, permutations)) is not None:
                 node.replace_all_uses_with(gathered)
@@ -118,15 +118,6 @@ def _inserted_inverse(permutation: Node, before: Node) -> Node:
         count = insert(before, prims.iota.default, (value.shape[0],), start=0, step=1, dtype=torch.int64,
                        device=value.device, requires_grad=False)
         return insert(before, aten.index_put.default, (memory, [permutation], count))
-
-
-def _counts(node: Node) -> bool:
-    """Return whether a value is 0, 1, 2 …"""
-    origin = _origin(node)
-    if origin.target is not prims.iota.default:
-        return False
-    given = arguments(origin)
-    return bool(given["start"] == 0 and given["step"] == 1)
 
 
 # Scatters -------------------------------------------------------------------------------------------------------------
@@ -217,5 +208,5 @@ def _copies(node: Node) -> int | None:
         return None
     single: Any = origin.args[0]
     rows, copies = origin.meta["val"].shape
-    is_repeated = tuple(single.meta["val"].shape) == (rows, 1) and isinstance(copies, int) and _counts(single)
+    is_repeated = tuple(single.meta["val"].shape) == (rows, 1) and isinstance(copies, int) and is_count(_origin(single))
     return copies if is_repeated else None

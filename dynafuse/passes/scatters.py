@@ -21,7 +21,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import OWNS_BASE, arguments, in_place, insert, makes_memory, owns_base
+from dynafuse.fx import OWNS_BASE, arguments, in_place, insert, is_zeros, makes_memory, owns_base
 from dynafuse.ops import Call, Combine, Kind, Row, Scatter, lookup, refusal
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.literals import opmath
@@ -178,7 +178,7 @@ def _chain(add: Node, places: Mapping[Node, int]) -> None:
         return
     earlier, later = sorted(operands, key=places.__getitem__)
     base = arguments(later)["self"]
-    if not _is_zeros(base) or not _alike(earlier, add) or not _alike(later, add):
+    if base.target is not aten.full.default or not is_zeros(base) or not _alike(earlier, add) or not _alike(later, add):
         return
     _replace_argument(later, "self", earlier)
     add.replace_all_uses_with(later)
@@ -192,11 +192,6 @@ def _adds_alone(node: Node, reader: Node) -> bool:
         return False
     scatter = _scattering(row).scatter
     return scatter is not None and scatter.combine(arguments(node)) is Combine.ADD
-
-
-def _is_zeros(node: Node) -> bool:
-    fill = arguments(node).get("fill_value") if node.target is aten.full.default else None
-    return isinstance(fill, int | float) and fill == 0
 
 
 def _alike(left: Node, right: Node) -> bool:
