@@ -102,8 +102,12 @@ def dynafuse(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None
     guard.stage("force patterns", lambda: forcing.check(gm.graph, config.strict), left_out)
 
     def compiled(gm: GraphModule, before: Snapshot, inputs: Sequence[Any]) -> Callable[..., Any]:
-        rewritten = guard.stage("rewrites of the Dynamo graph", lambda: rewrite(gm), before.restored)
-        return without_subclasses(_compile_rewritten(rewritten, inputs, config, forcing, guard), inputs)
+        def rewritten() -> GraphModule:
+            joins = config.join_attention and not torch.are_deterministic_algorithms_enabled()
+            return rewrite(gm, device_of(_dynamo_values(gm, inputs), config) if joins else None, forcing.orders(gm.graph))
+
+        module = guard.stage("rewrites of the Dynamo graph", rewritten, before.restored)
+        return without_subclasses(_compile_rewritten(module, inputs, config, forcing, guard), inputs)
 
     positions = size_arguments(gm) if config.specialize_after and not observers.plan_only() else ()
     function = compiled(gm, before, example_inputs)

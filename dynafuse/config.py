@@ -303,6 +303,14 @@ OPTIONS: tuple[Option, ...] = (
         "run matrix products whose rows are no multiple of 16 bytes in padded sizes, where that is predicted to be faster",
     ),
     Option(
+        "join_attention",
+        True,
+        BOOL,
+        "DYNAFUSE_JOIN_ATTENTION",
+        "run attention in 16-bit floats that a model writes out, as products and a softmax, by torch's attention, where "
+        "that is predicted to be faster",
+    ),
+    Option(
         "reuse_buffers",
         True,
         BOOL,
@@ -440,6 +448,7 @@ class Config:
     recompute: bool
     rematerialize: str
     pad_products: bool
+    join_attention: bool
     reuse_buffers: bool
     max_region_ops: int
     reuse_layers: str

@@ -22,11 +22,11 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.fallback import answered
 from dynafuse.ops.indexing_math import as_expr, known_equal
-from dynafuse.passes import strides
-from dynafuse.passes.constants import Constants, are_handed_on, bodies, is_pure
+from dynafuse.passes.constants import Constants, are_handed_on, bodies
 from dynafuse.passes.masks.cases import is_everywhere
 from dynafuse.passes.masks.functions_of_place import element
 from dynafuse.passes.masks.size_checks import SizeChecks
+from dynafuse.passes.shown_strides import shows_strides
 
 ATTENTION = (torch._C._nn.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
 WIDTH = 8  # of heads: the kernel without masks takes multiples of it, others are padded
@@ -68,7 +68,7 @@ def _recover(node: Node, masks: Masks) -> None:
     if any(map(_is_padded_across, (query, key, value))):
         return
     node.args, node.kwargs = (query, key, value), arguments
-    if _shows_strides(node):
+    if shows_strides(node):
         node.args, node.kwargs = with_mask
     else:
         masks.rely_on(mask)
@@ -160,33 +160,3 @@ def _told(constant: Any) -> str:
     rows, columns = constant.shape[-2:]
     triangle = torch.ones(rows, columns, dtype=torch.bool, device=constant.device).tril()
     return "causal" if rows == columns and bool((constant == triangle).all()) else "other"
-
-
-def _shows_strides(changed: Node) -> bool:
-    """Return whether a result of the graph has other strides since a call's arguments have changed; in doubt it has."""
-    return answered(lambda: _strides_reach_results(changed)) is not False
-
-
-def _strides_reach_results(changed: Node) -> bool:
-    """Return whether a result has other strides; what reads the call is evaluated as far as its own strides have changed."""
-    values: dict[Node, Any] = {}
-    pending = [changed]
-    with changed.meta["example_value"].fake_mode:  # Dynamo's, which is not the one of whoever compiles
-        while pending:
-            node = pending.pop()
-            if node.op == "output" or (node is not changed and not is_pure(node)):
-                return True
-            args, kwargs = torch.fx.map_arg(
-                (node.args, node.kwargs), lambda n: values[n] if n in values else n.meta["example_value"])
-            value = _called(node, args, kwargs)
-            before = values[node] if node in values else node.meta["example_value"]
-            if strides.layout(value) != strides.layout(before):
-                values[node] = value
-                pending.extend(node.users)
-    return False
-
-
-def _called(node: Node, args: Any, kwargs: Any) -> Any:
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]

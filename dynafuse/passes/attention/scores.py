@@ -1,0 +1,282 @@
+"""What the scores of an attention are: products of queries and keys, times a factor, plus what is added by place.
+
+A Dynamo graph has torch's functions, methods and Python's operators, as the model calls them. :data:`CALLS` says which of
+them make or change scores, and :func:`scores_of` follows them from a softmax back to the product. Nothing else may read
+what lies in between: it would not be there any more.
+
+Worked example: ``(q @ k.transpose(-1, -2) / 8 + bias).masked_fill(mask, -1e9)`` are scores of ``q`` and of what is to be
+transposed, with the factor 1/8 and two terms: ``bias`` and, where ``mask`` holds, -1e9.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from dynafuse.ops.indexing_math import as_expr, known_equal
+
+MOST_CALLS = 16
+"""Calls between the product and the softmax that are followed."""
+
+FILLS = -1e4
+"""The largest value that a mask may fill in: a score that has it added instead has no weight either."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """What is added to scores: ``factor`` times a tensor or, with ``fill``, that number where a bool tensor holds.
+
+    ``fills_where`` is the value that the bool has there: a mask may say what is left out, or what is kept. ``lead`` are the
+    dimensions that the scores have in front where it is added.
+    """
+
+    node: Node
+    factor: float = 1.0
+    fill: float | None = None
+    fills_where: bool = True
+    lead: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores, whose last two dimensions are queries and keys.
+
+    ``turned`` are the keys as the product reads them, with the last two dimensions exchanged. ``lead`` are the dimensions
+    in front, as far as views have changed them, and ``over`` what queries are multiplied with besides ``factor``.
+    """
+
+    query: Node
+    turned: Node
+    lead: tuple[Any, ...]
+    factor: float = 1.0
+    over: tuple[tuple[Callable[..., Any], Node], ...] = ()
+    terms: tuple[Term, ...] = ()
+    path: tuple[Node, ...] = field(default=(), compare=False)  # the calls, the product first
+
+    def plus(self, *terms: Term) -> Scores:
+        """Return these scores with something added."""
+        return replace(self, terms=(*self.terms, *(replace(term, lead=self.lead) for term in terms)))
+
+    def times(self, factor: float) -> Scores | None:
+        """Return these scores times a number; None where that cannot be told."""
+        if any(term.fill is not None and term.fill * factor > FILLS for term in self.terms):
+            return None
+        terms = tuple(replace(t, factor=t.factor * factor, fill=None if t.fill is None else t.fill * factor)
+                      for t in self.terms)
+        return replace(self, factor=self.factor * factor, terms=terms)
+
+
+Given: TypeAlias = Mapping[str | int, Any]
+"""A call's arguments by position, and by name."""
+
+Change: TypeAlias = Callable[[Node, Node, Given, Scores], Scores | None]
+"""Returns what scores become by a call, given the call, the scores' node, the call's arguments and the scores."""
+
+
+def value_of(node: Any) -> Any:
+    """Return what Dynamo traced a node with; whatever else as it is."""
+    return node.meta.get("example_value") if isinstance(node, Node) else node
+
+
+def given_to(node: Node) -> Given:
+    """Return a call's arguments by position, and by name."""
+    given: dict[str | int, Any] = dict(enumerate(node.args))
+    return given | node.kwargs
+
+
+def scores_of(node: Any, calls: int = MOST_CALLS) -> Scores | None:
+    """Return what scores a node computes; None if it is not known to compute any.
+
+    Args:
+        node: The node, which nothing but what asks reads.
+        calls: How many calls may be followed.
+    """
+    if not isinstance(node, Node) or not calls or len(node.users) != 1 or not isinstance(value_of(node), torch.Tensor):
+        return None
+    row = CALLS.get(node.target) if node.op in ("call_function", "call_method") else None
+    if row is None:
+        return None
+    scores = row(node, calls - 1)
+    return None if scores is None else replace(scores, path=(*scores.path, node))
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+def operands_of_product(node: Node) -> tuple[Any, Any] | None:
+    """Return the operands of a product of matrices, or of batches of them; None if a node is none."""
+    if node.op not in ("call_function", "call_method") or node.target not in PRODUCTS:
+        return None
+    given = given_to(node)
+    operands = given.get(0, given.get("input")), given.get(1, given.get("other", given.get("mat2")))
+    return operands if all(_is_matrix(operand) for operand in operands) else None
+
+
+def _is_matrix(operand: Any) -> bool:
+    value = value_of(operand)
+    return isinstance(operand, Node) and isinstance(value, torch.Tensor) and value.dim() >= 2
+
+
+def _product(node: Node, calls: int) -> Scores | None:
+    operands = operands_of_product(node)
+    return None if operands is None else Scores(*operands, tuple(value_of(node).shape[:-2]))
+
+
+def _added_product(node: Node, calls: int) -> Scores | None:
+    """Return the scores that ``baddbmm`` computes."""
+    given = given_to(node)
+    added, query, turned = (given.get(i, given.get(name)) for i, name in enumerate(("input", "batch1", "batch2")))
+    alpha, beta = given.get("alpha", 1), given.get("beta", 1)
+    if not (_is_matrix(query) and _is_matrix(turned) and isinstance(added, Node) and _is_number(alpha) and _is_number(beta)):
+        return None
+    scores = Scores(query, turned, tuple(value_of(node).shape[:-2]), float(alpha))
+    return scores.plus(Term(added, float(beta))) if beta else scores
+
+
+# What scores become ---------------------------------------------------------------------------------------------------
+
+
+def _by(change: Change) -> Callable[[Node, int], Scores | None]:
+    """Return a row of calls on scores that are the first argument, and that keep the sizes of the last two dimensions."""
+    def row(node: Node, calls: int) -> Scores | None:
+        given = given_to(node)
+        first = given.get(0, given.get("input"))
+        scores = scores_of(first, calls)
+        return None if scores is None or not same_matrices(first, node) else change(node, first, given, scores)
+
+    return row
+
+
+def same_matrices(before: Node, after: Node) -> bool:
+    """Return whether the last two dimensions of two nodes have equal sizes, and the others as many elements."""
+    shapes = [value.shape if isinstance(value := value_of(node), torch.Tensor) else () for node in (before, after)]
+    if min(map(len, shapes)) < 2:
+        return False
+    return all(known_equal(*map(as_expr, pair)) for pair in zip(shapes[0][-2:], shapes[1][-2:], strict=True)) and (
+        known_equal(_count(shapes[0][:-2]), _count(shapes[1][:-2])))
+
+
+def _count(sizes: Sequence[Any]) -> Any:
+    product = as_expr(1)
+    for size in sizes:
+        product *= as_expr(size)
+    return product
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _same_lead(node: Node, scores: Scores) -> bool:
+    """Return whether a call's result has the scores' dimensions, and not more by broadcasting."""
+    lead = value_of(node).shape[:-2]
+    return len(lead) == len(scores.lead) and all(
+        known_equal(as_expr(a), as_expr(b)) for a, b in zip(lead, scores.lead, strict=True))
+
+
+def _sum(node: Node, calls: int) -> Scores | None:
+    """Return the scores that a sum is: of scores and something else."""
+    given = given_to(node)
+    operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
+    if not _is_number(given.get("alpha", 1)) or given.get("alpha", 1) != 1:
+        return None
+    for scores_at in (0, 1):
+        first, added = operands[scores_at], operands[1 - scores_at]
+        scores = scores_of(first, calls)
+        if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
+            if isinstance(added, Node) and isinstance(value_of(added), torch.Tensor):
+                return scores.plus(Term(added))
+            return scores if _is_number(added) else None  # which a softmax does not see
+    return None
+
+
+def _times(node: Node, calls: int) -> Scores | None:
+    given = given_to(node)
+    operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
+    for scores_at in (0, 1):
+        first, factor = operands[scores_at], operands[1 - scores_at]
+        scores = scores_of(first, calls)
+        if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
+            return _scaled(scores, operator.mul, factor)
+    return None
+
+
+def _quotient(node: Node, first: Node, given: Given, scores: Scores) -> Scores | None:
+    if given.get("rounding_mode") is not None or not _same_lead(node, scores):
+        return None
+    return _scaled(scores, operator.truediv, given.get(1, given.get("other")))
+
+
+def _scaled(scores: Scores, how: Callable[..., Any], by: Any) -> Scores | None:
+    """Return scores times, or by, a number or a tensor that is the same for all queries and keys."""
+    if _is_number(by):
+        return scores.times(float(how(1.0, by))) if by > 0 else None
+    value = value_of(by)
+    if not isinstance(by, Node) or not isinstance(value, torch.Tensor) or scores.terms:
+        return None
+    is_same = value.dim() == 0 or (value.dim() >= 2 and all(size == 1 for size in value.shape[-2:]))
+    is_early = tuple(value_of(scores.query).shape[:-2]) == scores.lead or value.dim() == 0
+    return replace(scores, over=(*scores.over, (how, by))) if is_same and is_early else None
+
+
+def _filled(node: Node, first: Node, given: Given, scores: Scores) -> Scores | None:
+    mask, fill = given.get(1, given.get("mask")), given.get(2, given.get("value"))
+    return _masked(node, scores, mask, fill, True)
+
+
+def _chosen(node: Node, calls: int) -> Scores | None:
+    """Return the scores that ``where`` chooses, which has scores in one place and a number in the other."""
+    given = given_to(node)
+    mask, *choices = (given.get(i, given.get(name)) for i, name in enumerate(("condition", "input", "other")))
+    for scores_at in (0, 1):
+        scores = scores_of(choices[scores_at], calls)
+        if scores is not None and same_matrices(choices[scores_at], node):
+            return _masked(node, scores, mask, choices[1 - scores_at], scores_at == 1)
+    return None
+
+
+def _masked(node: Node, scores: Scores, mask: Any, fill: Any, fills_where: bool) -> Scores | None:
+    value = value_of(mask)
+    is_mask = isinstance(mask, Node) and isinstance(value, torch.Tensor) and value.dtype is torch.bool
+    if not is_mask or not _is_number(fill) or not fill <= FILLS or not _same_lead(node, scores):
+        return None
+    return scores.plus(Term(mask, 1.0, float(fill), fills_where))
+
+
+def _same(node: Node, first: Node, given: Given, scores: Scores) -> Scores | None:
+    """Return the same scores: in another dtype, in memory of their own, or with other dimensions in front."""
+    value = value_of(node)
+    before = value_of(first)
+    is_other_memory = node.target == "view" and value.dtype != before.dtype
+    if is_other_memory or not value.dtype.is_floating_point or value.device != before.device:
+        return None
+    return replace(scores, lead=tuple(value.shape[:-2]))
+
+
+PRODUCTS = frozenset({torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__"})
+"""Calls of two matrices, or batches of them, that return their product."""
+
+SAME = frozenset({"float", "half", "bfloat16", "to", "type", "type_as", "contiguous", "view", "reshape", "unsqueeze",
+                  "squeeze", torch.reshape, torch.unsqueeze, torch.squeeze})
+"""Calls whose result has the elements of their first argument, in its order."""
+
+CALLS: Mapping[Any, Callable[[Node, int], Scores | None]] = {
+    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys((torch.baddbmm, "baddbmm"), _added_product),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), _sum),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"), _times),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), _by(_quotient)),
+    **dict.fromkeys((torch.masked_fill, "masked_fill", "masked_fill_"), _by(_filled)),
+    torch.where: _chosen,
+    **dict.fromkeys(SAME, _by(_same)),
+}
+"""What calls make of scores, by what is called."""
+
+SOFTMAXES = frozenset({torch.softmax, F.softmax, "softmax"})
+"""Calls that make probabilities of scores."""
