@@ -111,6 +111,15 @@ def test_infinite_masks_make_no_nan_where_a_row_keeps_something(device: str) -> 
     assert joined(check(function, *operands(device), mask, **CHEAP)) == 1
 
 
+def test_a_floor_keeps_infinite_masks_from_making_nan(device: str) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        low = torch.tensor(torch.finfo(q.dtype).min, dtype=q.dtype, device=q.device)
+        return attend(q, k, v, lambda scores: torch.max(scores.masked_fill(mask, float("-inf")), low))
+
+    inputs = (x.detach() for x in operands(device))
+    assert joined(check(function, *inputs, half_masked(device), **CHEAP)) == 1
+
+
 def test_the_triangle(device: str) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         later = torch.ones(N, N, dtype=torch.bool, device=q.device).triu(1)

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -33,31 +31,26 @@ from dynafuse.cost.attention import Attention, joined_us, written_us
 from dynafuse.cost.device import Device
 from dynafuse.fallback import answered
 from dynafuse.fx import hint
-from dynafuse.ops.indexing_math import as_expr, known_equal
+from dynafuse.passes.attention.bias import Biases, with_lost_rows
 from dynafuse.passes.attention.scores import (
-    FILLS,
     SAME,
     SOFTMAXES,
+    Reader,
     Scores,
-    Term,
     given_to,
     operands_of_product,
     same_matrices,
-    scores_of,
     value_of,
 )
+from dynafuse.passes.attention.writing import Writer, equal, static
 from dynafuse.passes.constants import Constants, bodies
-from dynafuse.passes.masks.recovery import Masks
-from dynafuse.passes.shown_strides import called, shows_strides
+from dynafuse.passes.shown_strides import shows_strides
 
 HALF = (torch.float16, torch.bfloat16)
 """Dtypes of operands. The products of others are exact in ways that torch's kernels are not."""
 
 GAIN = 0.95
 """Share of the time of what is written out that a kernel has to take at most."""
-
-LOST = -1e8
-"""A bias up to which a score that it is added to makes no difference in float32."""
 
 DROPOUTS = (F.dropout, torch.dropout)
 CASTS = frozenset({"float", "to", "type", "type_as"})
@@ -75,8 +68,6 @@ KERNELS: Mapping[Any, str] = {
 """Torch's kernels for attention, by the op that runs them."""
 
 log = logging.getLogger(__name__)
-
-Sizes = Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -106,24 +97,28 @@ def join_attention(module: GraphModule, device: Device, forced: Collection[Node]
     inner = bodies(module)
     softmaxes = [node for node in module.graph.nodes if node.op in ("call_function", "call_method")
                  and node.target in SOFTMAXES]
-    masks = Masks(Constants(module, inner)) if softmaxes else None
-    for node in softmaxes:
-        parts = _found(node)
-        if masks is not None and parts is not None and not any(call in forced for call in parts.calls):
-            answered(lambda parts=parts: _join(parts, masks, device))  # type: ignore[misc]
     if softmaxes:
+        _join_all(softmaxes, Constants(module, inner), device, forced)
         module.recompile()
     for body in inner.values():
         join_attention(body, device, forced)
 
 
-def _found(softmax: Node) -> Parts | None:
+def _join_all(softmaxes: Sequence[Node], constants: Constants, device: Device, forced: Collection[Node]) -> None:
+    reader, biases = Reader(constants), Biases(constants)
+    for softmax in softmaxes:
+        parts = _found(softmax, reader)
+        if parts is not None and not any(call in forced for call in parts.calls):
+            answered(lambda parts=parts: _join(parts, biases, device))  # type: ignore[misc]
+
+
+def _found(softmax: Node, reader: Reader) -> Parts | None:
     """Return the attention around a softmax; None if it is in none."""
     given = given_to(softmax)
     dim, value = given.get(1, given.get("dim")), value_of(softmax)
     if not isinstance(value, torch.Tensor) or dim not in (-1, value.dim() - 1):
         return None
-    scores = scores_of(given.get(0, given.get("input")))
+    scores = reader.scores(given.get(0, given.get("input")))
     node, between = softmax, list[Node]()
     while scores is not None and len(node.users) == 1:
         (user,) = node.users
@@ -152,12 +147,12 @@ def _keeps_probabilities(user: Node, node: Node) -> bool:
     return user.target in SAME and value_of(user).dtype.is_floating_point and not is_other_memory
 
 
-def _join(parts: Parts, masks: Masks, device: Device) -> None:
+def _join(parts: Parts, biases: Biases, device: Device) -> None:
     """Replace an attention by a call of torch's if that is possible and faster."""
-    writer = _Writer(parts.product)
+    writer = Writer(parts.product)
     joined = None
     try:
-        joined = _written(parts, masks, writer, device)
+        joined = _written(parts, biases, writer, device)
     finally:
         if joined is None:
             writer.undo()
@@ -173,7 +168,7 @@ def _join(parts: Parts, masks: Masks, device: Device) -> None:
         parts.product.graph.erase_node(call)
 
 
-def _written(parts: Parts, masks: Masks, writer: _Writer, device: Device) -> Node | None:
+def _written(parts: Parts, biases: Biases, writer: Writer, device: Device) -> Node | None:
     """Write the call of torch's attention, and return what takes the place of the last product; None where that is none."""
     scores = parts.scores
     lead, traced = scores.lead, tuple(value_of(scores.path[0]).shape[:-2])
@@ -190,20 +185,20 @@ def _written(parts: Parts, masks: Masks, writer: _Writer, device: Device) -> Nod
     after = tuple(value_of((parts.softmax, *parts.between)[-1]).shape[:-2])
     batches: list[Node] = [writer.with_lead(node, before, lead) for node, before in
                ((query, traced), (keys, traced), (values, after))]
-    bias, is_causal = _bias(scores, masks, writer, dtype)
+    bias, is_causal = biases.of(scores, writer, dtype)
     if bias is not None:
-        batches[0], bias = _with_lost_rows(batches[0], bias, writer, dtype)
+        batches[0], bias = with_lost_rows(batches[0], bias, writer, dtype)
     four = [writer.in_four(batch, lead) for batch in batches]
     options: dict[str, Any] = {"attn_mask": None if bias is None else writer.in_four(bias, lead), "scale": scores.factor}
     if is_causal:
         options["is_causal"] = True
-    kernel = writer.kernel_of(*four, **options)
+    kernel = _kernel_of(four, options)
     if kernel is None or not _is_faster(parts, four, bias is not None, kernel, device):
         return None
     joined = writer.call(F.scaled_dot_product_attention, *four, **options)
     shape = value_of(parts.product).shape
-    if value_of(joined).dim() != len(shape) or not _equal(value_of(joined).shape, shape):
-        joined = writer.call(torch.reshape, joined, _static(shape)) if len(lead) != 1 or after != lead else (
+    if value_of(joined).dim() != len(shape) or not equal(value_of(joined).shape, shape):
+        joined = writer.call(torch.reshape, joined, static(shape)) if len(lead) != 1 or after != lead else (
             writer.call(torch.squeeze, joined, 1))
     return writer.cast(joined, value_of(parts.product).dtype)
 
@@ -236,158 +231,12 @@ def _is_faster(parts: Parts, operands: Sequence[Node], biased: bool, kernel: str
     return joined <= GAIN * written
 
 
-# What is added to scores ----------------------------------------------------------------------------------------------
-
-
-def _bias(scores: Scores, masks: Masks, writer: _Writer, dtype: torch.dtype) -> tuple[Node | None, bool]:
-    """Return what a kernel is to add to scores, if anything, and whether it is to leave out what lies behind a query.
-
-    Raises:
-        ValueError: A kernel cannot add it.
-    """
-    terms = [term for term in scores.terms if value_of(term.node).dim()]  # a number makes no difference to a softmax
-    if len(terms) == 1:
-        meaning = _meaning(terms[0], scores, masks, writer)
-        if meaning != "other":
-            return None, meaning == "causal"
-    tensors = [writer.with_lead_of_bias(_added(term, writer, dtype), term.lead, scores.lead) for term in terms]
-    if not tensors:
-        return None, False
-    return writer.cast(reduce(lambda a, b: writer.call(operator.add, a, b), tensors), dtype), False
-
-
-def _with_lost_rows(query: Node, bias: Node, writer: _Writer, dtype: torch.dtype) -> tuple[Node, Node]:
-    """Return queries and their bias such that those which are left no key weigh all alike, or are NaN."""
-    lowest = torch.finfo(dtype).min
-    best = writer.call(torch.amax, bias, -1, True)
-    is_lost = writer.call(operator.le, best, max(LOST, lowest / 4))
-    nothing = writer.call(operator.mul, best, 0)  # or NaN
-    finite = writer.call(torch.clamp, bias, min=lowest / 2)
-    return writer.call(torch.where, is_lost, nothing, query), writer.call(torch.where, is_lost, 0.0, finite)
-
-
-def _added(term: Term, writer: _Writer, dtype: torch.dtype) -> Node:
-    """Return a term as a tensor."""
-    value = value_of(term.node)
-    if term.fill is not None:
-        fill = term.fill if math.isinf(term.fill) else torch.finfo(dtype).min / 4  # a few of which are finite
-        choices = (fill, 0.0) if term.fills_where else (0.0, fill)
-        return writer.call(torch.where, term.node, *choices)
-    if value.dtype != dtype or (value.requires_grad and torch.is_grad_enabled()):
-        raise ValueError(f"{term.node} would be rounded, or has a gradient")
-    return term.node if term.factor == 1 else writer.call(operator.mul, term.node, term.factor)
-
-
-def _meaning(term: Term, scores: Scores, masks: Masks, writer: _Writer) -> str:
-    """Return what a term does to scores if it is a constant: ``full``, ``causal`` or ``other``."""
-    value = value_of(term.node)
-    if not _equal(value.shape[-2:], value_of(scores.path[-1]).shape[-2:]):
-        return "other"
-    if term.fill is not None:
-        return masks.meaning(writer.call(torch.logical_not, term.node) if term.fills_where else term.node)
-    stays, untouched = (writer.call(how, term.node, number) for how, number in ((operator.gt, FILLS / term.factor),
-                                                                            (operator.eq, 0)))
-    meaning = masks.meaning(untouched)
-    return meaning if meaning != "other" and masks.meaning(stays) == meaning else "other"
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
-def _equal(left: Sizes, right: Sizes) -> bool:
-    return len(left) == len(right) and all(known_equal(as_expr(a), as_expr(b)) for a, b in zip(left, right, strict=True))
-
-
-def _static(sizes: Sizes) -> tuple[int, ...]:
-    """Return sizes that are known.
-
-    Raises:
-        ValueError: They are not.
-    """
-    if not all(isinstance(size, int) for size in sizes):
-        raise ValueError("sizes are dynamic")
-    return tuple(sizes)
-
-
-class _Writer:
-    """Writes calls before a product, each with the value that it has for fake tensors."""
-
-    def __init__(self, product: Node) -> None:
-        self.product = product
-        self.mode = value_of(product).fake_mode
-        self.made: list[Node] = []
-
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        """Write a call of a function."""
-        graph = self.product.graph
-        with graph.inserting_before(self.product):
-            node = graph.call_function(target, args, kwargs)
-        node.meta = {key: value for key, value in self.product.meta.items() if key != "example_value"}
-        self.made.append(node)
-        node.meta["example_value"] = self._value(node)
-        return node
-
-    def _value(self, node: Node) -> Any:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
-        with self.mode:
-            return called(node, args, kwargs)
-
-    def undo(self) -> None:
-        """Remove what was written."""
-        for node in reversed(self.made):
-            self.product.graph.erase_node(node)
-        self.made.clear()
-
-    def cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """Return a node in a dtype."""
-        return node if value_of(node).dtype == dtype else self.call(torch.Tensor.to, node, dtype)
-
-    def with_lead(self, node: Node, broadcast: Sizes, lead: Sizes) -> Node:
-        """Return a batch of matrices with other dimensions in front, which views have made of what they are broadcast to."""
-        value = value_of(node)
-        if not _equal(value.shape[:-2], broadcast):
-            node = self.call(torch.Tensor.expand, node, (*_static(broadcast), -1, -1))
-        if _equal(broadcast, lead):
-            return node
-        return self.call(torch.reshape, node, (*_static(lead), *_static(value.shape[-2:])))
-
-    def with_lead_of_bias(self, node: Node, broadcast: Sizes, lead: Sizes) -> Node:
-        """Return a bias with other dimensions in front.
-
-        Raises:
-            ValueError: It differs along some of them only.
-        """
-        value = value_of(node)
-        own, matrix = value.shape[:-2], value.shape[-2:]
-        if _equal(broadcast, lead):
-            return node
-        if all(isinstance(size, int) and size == 1 for size in own):
-            return self.call(torch.reshape, node, (*(1 for _ in lead), *_static(matrix))) if own else node
-        if not _equal(own, broadcast):
-            raise ValueError(f"{node} has other dimensions than its scores")
-        return self.call(torch.reshape, node, (*_static(lead), *_static(matrix)))
-
-    def in_four(self, node: Node, lead: Sizes) -> Node:
-        """Return a batch of matrices, or a bias, with two dimensions in front.
-
-        Args:
-            node: The batch; a bias may have fewer dimensions.
-            lead: The dimensions in front that it has, or is broadcast to.
-        """
-        own = value_of(node).shape[:-2]
-        if len(lead) == 2 or not own:
-            return node if own or len(lead) else self.call(operator.getitem, node, (None, None))
-        if len(lead) == 1:
-            return self.call(torch.unsqueeze, node, 1)
-        flat = (math.prod(_static(own[:-1])), own[-1]) if _equal(own, lead) else (1, 1)
-        return self.call(torch.reshape, node, _static((*flat, *value_of(node).shape[-2:])))
-
-    def kernel_of(self, query: Node, keys: Node, values: Node, **options: Any) -> str | None:
-        """Return which of KERNELS torch runs an attention by; None if by none."""
-        operands = map(value_of, (query, keys, values))
-        with self.mode, _Called() as seen:
-            F.scaled_dot_product_attention(*operands, **{name: value_of(option) for name, option in options.items()})
-        return next((KERNELS[op] for op in seen.ops if op in KERNELS), None)
+def _kernel_of(operands: Sequence[Node], options: Mapping[str, Any]) -> str | None:
+    """Return which of KERNELS torch runs an attention by; None if by none."""
+    named = {name: value_of(option) for name, option in options.items()}
+    with value_of(operands[0]).fake_mode, _Called() as seen:
+        F.scaled_dot_product_attention(*map(value_of, operands), **named)
+    return next((KERNELS[op] for op in seen.ops if op in KERNELS), None)
 
 
 class _Called(TorchDispatchMode):

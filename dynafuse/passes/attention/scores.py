@@ -1,7 +1,7 @@
 """What the scores of an attention are: products of queries and keys, times a factor, plus what is added by place.
 
 A Dynamo graph has torch's functions, methods and Python's operators, as the model calls them. :data:`CALLS` says which of
-them make or change scores, and :func:`scores_of` follows them from a softmax back to the product. Nothing else may read
+them make or change scores, and a :class:`Reader` follows them from a softmax back to the product. Nothing else may read
 what lies in between: it would not be there any more.
 
 Worked example: ``(q @ k.transpose(-1, -2) / 8 + bias).masked_fill(mask, -1e9)`` are scores of ``q`` and of what is to be
@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from dynafuse.fallback import answered
 from dynafuse.ops.indexing_math import as_expr, known_equal
+from dynafuse.passes.constants import Constants
 
 MOST_CALLS = 16
 """Calls between the product and the softmax that are followed."""
@@ -28,12 +30,16 @@ FILLS = -1e4
 """The largest value that a mask may fill in: a score that has it added instead has no weight either."""
 
 
+LOST = -1e8
+"""A bias up to which a score that it is added to makes no difference in float32."""
+
+
 @dataclass(frozen=True)
 class Term:
     """What is added to scores: ``factor`` times a tensor or, with ``fill``, that number where a bool tensor holds.
 
     ``fills_where`` is the value that the bool has there: a mask may say what is left out, or what is kept. ``lead`` are the
-    dimensions that the scores have in front where it is added.
+    dimensions that the scores have in front where it is added. ``finite`` tells that infinities count as low numbers.
     """
 
     node: Node
@@ -41,6 +47,7 @@ class Term:
     fill: float | None = None
     fills_where: bool = True
     lead: tuple[Any, ...] = ()
+    finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,11 @@ class Scores:
 Given: TypeAlias = Mapping[str | int, Any]
 """A call's arguments by position, and by name."""
 
-Change: TypeAlias = Callable[[Node, Node, Given, Scores], Scores | None]
-"""Returns what scores become by a call, given the call, the scores' node, the call's arguments and the scores."""
+Change: TypeAlias = "Callable[[Node, Given, Scores, Reader], Scores | None]"
+"""Returns what scores become by a call, given the call, its arguments, the scores and who reads them."""
+
+Row: TypeAlias = "Callable[[Node, Reader], Scores | None]"
+"""Returns the scores that a call computes."""
 
 
 def value_of(node: Any) -> Any:
@@ -90,20 +100,33 @@ def given_to(node: Node) -> Given:
     return given | node.kwargs
 
 
-def scores_of(node: Any, calls: int = MOST_CALLS) -> Scores | None:
-    """Return what scores a node computes; None if it is not known to compute any.
+@dataclass(frozen=True)
+class Reader:
+    """Reads scores out of a graph, whose ``constants`` it knows, along up to so many ``calls``."""
 
-    Args:
-        node: The node, which nothing but what asks reads.
-        calls: How many calls may be followed.
-    """
-    if not isinstance(node, Node) or not calls or len(node.users) != 1 or not isinstance(value_of(node), torch.Tensor):
-        return None
-    row = CALLS.get(node.target) if node.op in ("call_function", "call_method") else None
-    if row is None:
-        return None
-    scores = row(node, calls - 1)
-    return None if scores is None else replace(scores, path=(*scores.path, node))
+    constants: Constants
+    calls: int = MOST_CALLS
+
+    def scores(self, node: Any) -> Scores | None:
+        """Return what scores a node computes, which nothing but what asks reads; None if it is not known to compute any."""
+        if not isinstance(node, Node) or not self.calls or len(node.users) != 1 or (
+                not isinstance(value_of(node), torch.Tensor)):
+            return None
+        row = CALLS.get(node.target) if node.op in ("call_function", "call_method") else None
+        scores = None if row is None else row(node, replace(self, calls=self.calls - 1))
+        return None if scores is None else replace(scores, path=(*scores.path, node))
+
+    def number(self, given: Any) -> float | None:
+        """Return the number that a call is given, maybe as a constant tensor of one element; None if it is none."""
+        if _is_number(given):
+            return float(given)
+        value = value_of(given)
+        if not isinstance(given, Node) or not isinstance(value, torch.Tensor) or value.dim():
+            return None
+        sources = self.constants.sources(given)
+        if sources is None or self.constants.sizes(sources):
+            return None
+        return answered(lambda: float(self.constants.value(given, sources)))
 
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -123,12 +146,12 @@ def _is_matrix(operand: Any) -> bool:
     return isinstance(operand, Node) and isinstance(value, torch.Tensor) and value.dim() >= 2
 
 
-def _product(node: Node, calls: int) -> Scores | None:
+def _product(node: Node, reader: Reader) -> Scores | None:
     operands = operands_of_product(node)
     return None if operands is None else Scores(*operands, tuple(value_of(node).shape[:-2]))
 
 
-def _added_product(node: Node, calls: int) -> Scores | None:
+def _added_product(node: Node, reader: Reader) -> Scores | None:
     """Return the scores that ``baddbmm`` computes."""
     given = given_to(node)
     added, query, turned = (given.get(i, given.get(name)) for i, name in enumerate(("input", "batch1", "batch2")))
@@ -142,13 +165,13 @@ def _added_product(node: Node, calls: int) -> Scores | None:
 # What scores become ---------------------------------------------------------------------------------------------------
 
 
-def _by(change: Change) -> Callable[[Node, int], Scores | None]:
+def _by(change: Change) -> Row:
     """Return a row of calls on scores that are the first argument, and that keep the sizes of the last two dimensions."""
-    def row(node: Node, calls: int) -> Scores | None:
+    def row(node: Node, reader: Reader) -> Scores | None:
         given = given_to(node)
         first = given.get(0, given.get("input"))
-        scores = scores_of(first, calls)
-        return None if scores is None or not same_matrices(first, node) else change(node, first, given, scores)
+        scores = reader.scores(first)
+        return None if scores is None or not same_matrices(first, node) else change(node, given, scores, reader)
 
     return row
 
@@ -180,7 +203,7 @@ def _same_lead(node: Node, scores: Scores) -> bool:
         known_equal(as_expr(a), as_expr(b)) for a, b in zip(lead, scores.lead, strict=True))
 
 
-def _sum(node: Node, calls: int) -> Scores | None:
+def _sum(node: Node, reader: Reader) -> Scores | None:
     """Return the scores that a sum is: of scores and something else."""
     given = given_to(node)
     operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
@@ -188,7 +211,7 @@ def _sum(node: Node, calls: int) -> Scores | None:
         return None
     for scores_at in (0, 1):
         first, added = operands[scores_at], operands[1 - scores_at]
-        scores = scores_of(first, calls)
+        scores = reader.scores(first)
         if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
             if isinstance(added, Node) and isinstance(value_of(added), torch.Tensor):
                 return scores.plus(Term(added))
@@ -196,18 +219,18 @@ def _sum(node: Node, calls: int) -> Scores | None:
     return None
 
 
-def _times(node: Node, calls: int) -> Scores | None:
+def _times(node: Node, reader: Reader) -> Scores | None:
     given = given_to(node)
     operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
     for scores_at in (0, 1):
         first, factor = operands[scores_at], operands[1 - scores_at]
-        scores = scores_of(first, calls)
+        scores = reader.scores(first)
         if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
             return _scaled(scores, operator.mul, factor)
     return None
 
 
-def _quotient(node: Node, first: Node, given: Given, scores: Scores) -> Scores | None:
+def _quotient(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | None:
     if given.get("rounding_mode") is not None or not _same_lead(node, scores):
         return None
     return _scaled(scores, operator.truediv, given.get(1, given.get("other")))
@@ -225,34 +248,45 @@ def _scaled(scores: Scores, how: Callable[..., Any], by: Any) -> Scores | None:
     return replace(scores, over=(*scores.over, (how, by))) if is_same and is_early else None
 
 
-def _filled(node: Node, first: Node, given: Given, scores: Scores) -> Scores | None:
+def _filled(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | None:
     mask, fill = given.get(1, given.get("mask")), given.get(2, given.get("value"))
-    return _masked(node, scores, mask, fill, True)
+    return _masked(node, scores, mask, reader.number(fill), True)
 
 
-def _chosen(node: Node, calls: int) -> Scores | None:
+def _chosen(node: Node, reader: Reader) -> Scores | None:
     """Return the scores that ``where`` chooses, which has scores in one place and a number in the other."""
     given = given_to(node)
     mask, *choices = (given.get(i, given.get(name)) for i, name in enumerate(("condition", "input", "other")))
     for scores_at in (0, 1):
-        scores = scores_of(choices[scores_at], calls)
+        scores = reader.scores(choices[scores_at])
         if scores is not None and same_matrices(choices[scores_at], node):
-            return _masked(node, scores, mask, choices[1 - scores_at], scores_at == 1)
+            return _masked(node, scores, mask, reader.number(choices[1 - scores_at]), scores_at == 1)
     return None
 
 
-def _masked(node: Node, scores: Scores, mask: Any, fill: Any, fills_where: bool) -> Scores | None:
+def _masked(node: Node, scores: Scores, mask: Any, fill: float | None, fills_where: bool) -> Scores | None:
     value = value_of(mask)
     is_mask = isinstance(mask, Node) and isinstance(value, torch.Tensor) and value.dtype is torch.bool
-    if not is_mask or not _is_number(fill) or not fill <= FILLS or not _same_lead(node, scores):
+    if not is_mask or fill is None or not fill <= FILLS or not _same_lead(node, scores):
         return None
-    return scores.plus(Term(mask, 1.0, float(fill), fills_where))
+    return scores.plus(Term(mask, 1.0, fill, fills_where))
 
 
-def _same(node: Node, first: Node, given: Given, scores: Scores) -> Scores | None:
+def _raised(node: Node, reader: Reader) -> Scores | None:
+    """Return the scores of which the largest is taken with a number that none but masks reach."""
+    given = given_to(node)
+    operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
+    for scores_at in (0, 1):
+        scores, number = reader.scores(operands[scores_at]), reader.number(operands[1 - scores_at])
+        if scores is not None and number is not None and number <= LOST and _same_lead(node, scores):
+            return replace(scores, terms=tuple(replace(term, finite=True) for term in scores.terms))
+    return None
+
+
+def _same(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | None:
     """Return the same scores: in another dtype, in memory of their own, or with other dimensions in front."""
     value = value_of(node)
-    before = value_of(first)
+    before = value_of(given.get(0, given.get("input")))
     is_other_memory = node.target == "view" and value.dtype != before.dtype
     if is_other_memory or not value.dtype.is_floating_point or value.device != before.device:
         return None
@@ -266,7 +300,7 @@ SAME = frozenset({"float", "half", "bfloat16", "to", "type", "type_as", "contigu
                   "squeeze", torch.reshape, torch.unsqueeze, torch.squeeze})
 """Calls whose result has the elements of their first argument, in its order."""
 
-CALLS: Mapping[Any, Callable[[Node, int], Scores | None]] = {
+CALLS: Mapping[Any, Row] = {
     **dict.fromkeys(PRODUCTS, _product),
     **dict.fromkeys((torch.baddbmm, "baddbmm"), _added_product),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), _sum),
@@ -274,6 +308,7 @@ CALLS: Mapping[Any, Callable[[Node, int], Scores | None]] = {
     **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), _by(_quotient)),
     **dict.fromkeys((torch.masked_fill, "masked_fill", "masked_fill_"), _by(_filled)),
     torch.where: _chosen,
+    **dict.fromkeys((torch.max, torch.maximum, "max", "maximum"), _raised),
     **dict.fromkeys(SAME, _by(_same)),
 }
 """What calls make of scores, by what is called."""

@@ -18,7 +18,7 @@ from dynafuse.cost import device as devices
 from dynafuse.fx import hint
 from dynafuse.passes.attention import join_attention
 from dynafuse.passes.attention.scores import SOFTMAXES
-from dynafuse.passes.constants import bodies
+from dynafuse.passes.constants import Constants, bodies
 from dynafuse.passes.masks.recovery import ATTENTION
 
 B, H, N, D = 4, 8, 512, 64
@@ -130,7 +130,9 @@ def test_batches_that_views_change_in_between() -> None:
     lambda s, bias, mask: torch.where(mask, s, torch.finfo(s.dtype).min),
     lambda s, bias, mask: torch.where(mask, float("-inf"), s),
     lambda s, bias, mask: s.masked_fill_(mask, -10000.0),
-], ids=["bias", "biases", "in_place", "filled", "chosen", "infinite", "filled_in_place"])
+    lambda s, bias, mask: torch.where(mask, s, torch.full([], -1e9, dtype=s.dtype)),
+    lambda s, bias, mask: torch.max(s + bias, torch.tensor(torch.finfo(s.dtype).min)),
+], ids=["bias", "biases", "in_place", "filled", "chosen", "infinite", "filled_in_place", "constant", "largest"])
 def test_what_is_added(spell: Attend) -> None:
     bias, mask = torch.empty(1, H, N, N, dtype=torch.bfloat16), torch.empty(B, 1, 1, N, dtype=torch.bool)
     function = lambda q, k, v, bias, mask: heads_last(spell(q @ k.mT / 8, bias, mask).softmax(-1) @ v)  # noqa: E731
@@ -186,6 +188,7 @@ REFUSED: dict[str, Attend] = {
     "capped": lambda q, k, v: heads_last((torch.tanh(q @ k.mT / 50) * 50).softmax(-1) @ v),
     "negative factor": lambda q, k, v: heads_last((q @ k.mT * -1).softmax(-1) @ v),
     "factor of keys": lambda q, k, v: heads_last((q @ k.mT * torch.ones(N, dtype=q.dtype)).softmax(-1) @ v),
+    "raised": lambda q, k, v: heads_last(torch.max(q @ k.mT, torch.tensor(-1e3)).softmax(-1) @ v),
     "small fill": lambda q, k, v: heads_last((q @ k.mT).masked_fill(torch.eye(N, dtype=torch.bool), -5.0).softmax(-1) @ v),
     "fill that a factor makes small": lambda q, k, v: heads_last(
         ((q @ k.mT).masked_fill(torch.eye(N, dtype=torch.bool), -1e4) * 1e-3).softmax(-1) @ v),
@@ -210,6 +213,18 @@ def test_a_bias_with_a_gradient_stays() -> None:
     bias = torch.empty(1, H, N, N, dtype=torch.bfloat16)
     assert joined(biased, *matrices(), bias) == 1
     assert joined(biased, *matrices(), bias.requires_grad_()) == 0
+
+
+def test_a_mask_of_many_layers_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        later = torch.ones(N, N, dtype=torch.bool).triu(1)
+        for _ in range(4):
+            q = heads_last((q @ k.mT).masked_fill(later, -1e9).softmax(-1) @ v).view(B, N, H, D).transpose(1, 2)
+        return heads_last(q)
+
+    evaluated, value = [], Constants.value
+    monkeypatch.setattr(Constants, "value", lambda self, *given: evaluated.append(given) or value(self, *given))
+    assert joined(layers, *matrices()) == 4 and len(evaluated) == 1
 
 
 def test_calls_that_are_kept_stay() -> None:
