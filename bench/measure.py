@@ -322,6 +322,8 @@ def _norm_differences(got: Outcome, eager: Outcome) -> Metrics:
     floor = 1e-5 * sum(norm**2 for norm in norms.values()) ** 0.5
     kept = {name: norm for name, norm in norms.items() if norm > floor}
     ratios = {name: abs(float(got.gradients[name].double().norm()) / norm - 1) for name, norm in kept.items()}
+    if not ratios:  # eager's are all zero, or NaN
+        return {"grad_norm_left_out": len(norms)}
     worst = max(ratios, key=lambda name: _nan_last(ratios[name]))
     return {
         "grad_norm_max": ratios[worst],

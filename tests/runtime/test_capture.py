@@ -147,6 +147,37 @@ def test_an_input_that_is_read_in_place_is_not_kept(machine: Machine) -> None:
     assert [reference() for reference in ended] == [None, None] and machine.replayed() >= 3
 
 
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t()[1:]], ids=["whole", "part"])
+def test_an_input_that_is_saved_is_copied_once(machine: Machine, view: Callable[[Tensor], Tensor]) -> None:
+    """The backward reads what the forward has copied, which nothing that is done to the input changes."""
+    weight = machine.randn(24, 24, grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        return (view(x) @ weight[: view(x).shape[1]]).sin()
+
+    call = machine.compile(function)
+    for _ in range(STEPS):
+        x = machine.randn(24, 24)
+        expected, = torch.autograd.grad(function(x).sum(), weight)
+        gradient, = torch.autograd.grad(call(x).sum(), weight)
+        close(gradient, expected)
+    (backward,) = {recorded for recorded in machine.functions if recorded.kind == "backward"}
+    (slot,) = backward.slots.values()
+    assert machine.replayed("backward") >= 3 and slot.recording is not None
+    assert slot.recording.inputs.bytes <= 24 * 24 * 4  # the gradient of the result
+
+
+def test_saved_inputs_of_two_forwards(machine: Machine) -> None:
+    weight = machine.randn(8, 8, grad=True)
+    call = machine.compile(lambda x: (x @ weight).sin())
+    for _ in range(STEPS):
+        x, y = machine.randn(8, 8), machine.randn(8, 8)
+        ours, = torch.autograd.grad((call(x) * call(y)).sum(), weight)
+        expected, = torch.autograd.grad(((x @ weight).sin() * (y @ weight).sin()).sum(), weight)
+        close(ours, expected)
+    assert machine.replayed("forward") >= 3
+
+
 def test_memory_that_was_given_back_does_not_stay() -> None:
     """A later storage does not have the number of one that a recording read in place, and that is no more."""
     place = frozenset({0})

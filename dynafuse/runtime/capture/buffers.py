@@ -65,6 +65,11 @@ class Inputs:
         return frozenset(i for i, address in pairs if args[i].data_ptr() != address)
 
     @property
+    def copied(self) -> frozenset[int]:
+        """Return which inputs are copied as they are."""
+        return frozenset(i for batch in self.batches if isinstance(batch, Load) for i in batch.positions)
+
+    @property
     def bytes(self) -> int:
         """Count the bytes that are copied in."""
         return sum(target.nbytes for batch in self.batches for target in batch.targets)
@@ -211,7 +216,7 @@ class Outputs:
     """The outputs of a recording, and the ways in which they leave it."""
 
     def __init__(self, outputs: Sequence[Any], args: Sequence[Any], saved: frozenset[int], sharing: Sharing,
-                 own: Sequence[Tensor] = ()) -> None:
+                 own: Sequence[Tensor] = (), copied: frozenset[int] = frozenset()) -> None:
         """Take the outputs of a recorded call.
 
         Args:
@@ -220,32 +225,35 @@ class Outputs:
             saved: Positions of outputs that only the backward sees.
             sharing: Makes outputs that share memory with others.
             own: The memory of outputs that no other recording writes to.
+            copied: Positions of arguments that are buffers, into which inputs are copied. What of one only the backward
+                sees is handed over in the buffer, where a recorded backward finds it without a copy of its own.
         """
         self.sharing = sharing
         apart = {cdata_of(memory) for memory in own}
-        self.inputs = {cdata_of(arg): i for i, arg in enumerate(args) if isinstance(arg, Tensor)}
         members: dict[int, list[int]] = {}
         for i, output in enumerate(outputs):
-            if isinstance(output, Tensor) and cdata_of(output) not in self.inputs:
+            if isinstance(output, Tensor):
                 members.setdefault(cdata_of(output), []).append(i)
+        arguments = {cdata_of(arg): i for i, arg in enumerate(args) if isinstance(arg, Tensor)}
+        buffers = {cdata: i for cdata, i in arguments.items()
+                   if i in copied and cdata in members and saved.issuperset(members[cdata])}
+        self.inputs = {cdata: i for cdata, i in arguments.items() if cdata not in buffers}
+        members = {cdata: group for cdata, group in members.items() if cdata not in self.inputs}
         self.groups = tuple(_group([outputs[i] for i in group], saved.issuperset(group), cdata in apart)
                             for cdata, group in members.items())
         self.handed = tuple(group.cdata for group in self.groups if group.handed)
         self.gives_away = any(group.own for group in self.groups)
         self.copying = self._emission(outputs, args, hand_over=False)
         self.handing = self._emission(outputs, args, hand_over=True) if self.handed else self.copying
-        self.held = (*own, *[outputs[i] for group in members.values() for i in group])  # keeps the memory
+        held = [outputs[i] for group in members.values() for i in group]
+        self.held = (*own, *held, *[args[i] for i in buffers.values()])  # keeps the memory
+        storages = {cdata_of(output): output.untyped_storage() for output in self.held}
+        self.bytes = sum(storage.nbytes() for cdata, storage in storages.items() if cdata not in buffers)
         self.unused: tuple[int, ...] = ()  # how often the storages of handed outputs are held by nobody else
 
     def settle(self) -> None:
         """Note how often the storages of handed outputs are held; call it when nobody else does."""
         self.unused = tuple(map(use_count, self.handed))
-
-    @property
-    def bytes(self) -> int:
-        """Count the bytes of all outputs' memory."""
-        storages = {cdata_of(output): output.untyped_storage() for output in self.held}
-        return sum(storage.nbytes() for storage in storages.values())
 
     @property
     def busy(self) -> bool:
@@ -271,11 +279,11 @@ class Outputs:
     def _maker(self, output: Any, args: Sequence[Any], places: dict[int, int], sources: dict[int, Tensor]) -> Maker:
         if not isinstance(output, Tensor):
             return lambda args, fresh: output
-        for i, arg in enumerate(args):
-            if output is arg:
-                return itemgetter_of_arguments(i)
         cdata = cdata_of(output)
         if cdata in self.inputs:
+            for i, arg in enumerate(args):
+                if output is arg:
+                    return itemgetter_of_arguments(i)
             return _view_of_input(output, self.inputs[cdata], args[self.inputs[cdata]])
         size, stride, offset = tuple(output.size()), output.stride(), output.storage_offset()
         if cdata not in places:

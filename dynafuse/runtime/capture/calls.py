@@ -403,7 +403,7 @@ class Captured:
         saved = self.layout.saved
         loan = Loan(stream)
         results = loan.lend(recorded.outputs, lasting, saved, lambda storage: self.recorder.lent(storage, recorded))
-        outputs = Outputs(results, lasting, saved, sharing_of(self.kind), own)
+        outputs = Outputs(results, lasting, saved, sharing_of(self.kind), own, inputs.copied)
         outputs.settle()
         log.info("%s graph recorded: %d inputs in place, of which %d do not last, %d bytes copied in, %d out, "
                  "%d storages handed over", self.kind, len(inputs.positions), len(consumed.positions), inputs.bytes,
