@@ -146,6 +146,15 @@ def test_float32_in_between(device: str) -> None:
     assert joined(check(function, *operands(device), **CHEAP)) == 1
 
 
+def test_einsum(device: str) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.view(B, N, H, D) for x in (q, k, v))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) * D**-0.5
+        return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).reshape(B, N, H * D)
+
+    assert joined(check(function, *operands(device), **CHEAP)) == 1
+
+
 def test_under_autocast(device: str) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         with torch.autocast(device, torch.bfloat16, enabled=q.dtype is torch.float32):

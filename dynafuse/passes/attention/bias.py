@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dynafuse.passes.attention.scores import FILLS, LOST, Scores, Term, value_of
+from dynafuse.passes.attention.products import value_of
+from dynafuse.passes.attention.scores import FILLS, LOST, Scores, Term
 from dynafuse.passes.attention.writing import Writer, equal
 from dynafuse.passes.constants import Constants
 from dynafuse.passes.masks.recovery import Masks

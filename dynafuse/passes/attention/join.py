@@ -32,17 +32,9 @@ from dynafuse.cost.device import Device
 from dynafuse.fallback import answered
 from dynafuse.fx import hint
 from dynafuse.passes.attention.bias import Biases, with_lost_rows
-from dynafuse.passes.attention.scores import (
-    SAME,
-    SOFTMAXES,
-    Reader,
-    Scores,
-    given_to,
-    operands_of_product,
-    same_matrices,
-    value_of,
-)
-from dynafuse.passes.attention.writing import Writer, equal, static
+from dynafuse.passes.attention.products import Operand, Product, given_to, product_of, value_of
+from dynafuse.passes.attention.scores import SAME, SOFTMAXES, Reader, Scores, same_matrices
+from dynafuse.passes.attention.writing import Writer
 from dynafuse.passes.constants import Constants, bodies
 from dynafuse.passes.shown_strides import shows_strides
 
@@ -77,13 +69,13 @@ class Parts:
     scores: Scores
     softmax: Node
     between: tuple[Node, ...]  # calls between the softmax and the product
-    product: Node
-    values: Node
+    last: Node
+    product: Product  # which the last call computes
 
     @property
     def calls(self) -> tuple[Node, ...]:
         """Return the calls that go, in the order of the graph."""
-        return (*self.scores.path, self.softmax, *self.between, self.product)
+        return (*self.scores.path, self.softmax, *self.between, self.last)
 
 
 def join_attention(module: GraphModule, device: Device, forced: Collection[Node] = ()) -> None:
@@ -122,10 +114,10 @@ def _found(softmax: Node, reader: Reader) -> Parts | None:
     node, between = softmax, list[Node]()
     while scores is not None and len(node.users) == 1:
         (user,) = node.users
-        operands = operands_of_product(user)
-        if operands is not None:
-            is_left = operands[0] is node and operands[1] is not node
-            return Parts(scores, softmax, tuple(between), user, operands[1]) if is_left else None
+        product = product_of(user)
+        if product is not None:
+            is_left = product.left == Operand(node) and product.right.node is not node
+            return Parts(scores, softmax, tuple(between), user, product) if is_left else None
         if not _keeps_probabilities(user, node):
             return None
         between.append(user)
@@ -149,7 +141,7 @@ def _keeps_probabilities(user: Node, node: Node) -> bool:
 
 def _join(parts: Parts, biases: Biases, device: Device) -> None:
     """Replace an attention by a call of torch's if that is possible and faster."""
-    writer = Writer(parts.product)
+    writer = Writer(parts.last)
     joined = None
     try:
         joined = _written(parts, biases, writer, device)
@@ -158,49 +150,44 @@ def _join(parts: Parts, biases: Biases, device: Device) -> None:
             writer.undo()
     if joined is None:
         return
-    joined.meta["example_value"] = value_of(parts.product)
-    parts.product.replace_all_uses_with(joined)
+    joined.meta["example_value"] = value_of(parts.last)
+    parts.last.replace_all_uses_with(joined)
     if shows_strides(joined):
-        joined.replace_all_uses_with(parts.product)
+        joined.replace_all_uses_with(parts.last)
         writer.undo()
         return
     for call in reversed(parts.calls):
-        parts.product.graph.erase_node(call)
+        parts.last.graph.erase_node(call)
 
 
 def _written(parts: Parts, biases: Biases, writer: Writer, device: Device) -> Node | None:
     """Write the call of torch's attention, and return what takes the place of the last product; None where that is none."""
-    scores = parts.scores
-    lead, traced = scores.lead, tuple(value_of(scores.path[0]).shape[:-2])
-    operands = scores.query, scores.turned, parts.values
-    dtype = _exact_dtype(scores.query)
-    if dtype not in HALF or any(_exact_dtype(operand) != dtype for operand in operands):
+    scores, lead = parts.scores, parts.scores.lead
+    operands = scores.query, scores.turned, parts.product.right
+    dtype, result = _exact_dtype(scores.query.node), value_of(parts.last)
+    if dtype not in HALF or result.dtype not in (dtype, torch.float32) or (
+            any(_exact_dtype(operand.node) != dtype for operand in operands)):
         return None
-    query, turned, values = (writer.cast(operand, dtype) for operand in operands)
-    if value_of(parts.product).dtype not in (dtype, torch.float32):
-        return None
+    query, turned, values = (writer.cast(writer.operand(operand), dtype) for operand in operands)
     for how, by in scores.over:
         query = writer.cast(writer.call(how, query, by), dtype)
-    keys = writer.call(torch.transpose, turned, -2, -1)
     after = tuple(value_of((parts.softmax, *parts.between)[-1]).shape[:-2])
-    batches: list[Node] = [writer.with_lead(node, before, lead) for node, before in
-               ((query, traced), (keys, traced), (values, after))]
+    query = writer.with_lead(query, scores.batches, lead)
+    keys = writer.with_lead(writer.call(torch.transpose, turned, -2, -1), scores.batches, lead)
     bias, is_causal = biases.of(scores, writer, dtype)
     if bias is not None:
-        batches[0], bias = with_lost_rows(batches[0], bias, writer, dtype)
-    four = [writer.in_four(batch, lead) for batch in batches]
+        query, bias = with_lost_rows(query, bias, writer, dtype)
+    four = [writer.in_four(batch, lead) for batch in (query, keys, writer.with_lead(values, after, lead))]
     options: dict[str, Any] = {"attn_mask": None if bias is None else writer.in_four(bias, lead), "scale": scores.factor}
     if is_causal:
         options["is_causal"] = True
     kernel = _kernel_of(four, options)
     if kernel is None or not _is_faster(parts, four, bias is not None, kernel, device):
         return None
-    joined = writer.call(F.scaled_dot_product_attention, *four, **options)
-    shape = value_of(parts.product).shape
-    if value_of(joined).dim() != len(shape) or not equal(value_of(joined).shape, shape):
-        joined = writer.call(torch.reshape, joined, static(shape)) if len(lead) != 1 or after != lead else (
-            writer.call(torch.squeeze, joined, 1))
-    return writer.cast(joined, value_of(parts.product).dtype)
+    joined = writer.out_of_four(writer.call(F.scaled_dot_product_attention, *four, **options), lead, after)
+    if parts.product.order is not None:
+        joined = writer.ordered(joined, parts.product.order)
+    return writer.cast(joined, result.dtype)
 
 
 def _exact_dtype(node: Node) -> torch.dtype:

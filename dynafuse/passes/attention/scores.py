@@ -21,6 +21,7 @@ from torch.fx import Node
 
 from dynafuse.fallback import answered
 from dynafuse.ops.indexing_math import as_expr, known_equal
+from dynafuse.passes.attention.products import EINSUMS, PRODUCTS, Given, Operand, given_to, is_matrix, product_of, value_of
 from dynafuse.passes.constants import Constants
 
 MOST_CALLS = 16
@@ -54,12 +55,14 @@ class Term:
 class Scores:
     """Scores, whose last two dimensions are queries and keys.
 
-    ``turned`` are the keys as the product reads them, with the last two dimensions exchanged. ``lead`` are the dimensions
-    in front, as far as views have changed them, and ``over`` what queries are multiplied with besides ``factor``.
+    ``turned`` are the keys as the product reads them, with the last two dimensions exchanged. ``batches`` are the dimensions
+    in front as the product has them, ``lead`` those that views have made of them, and ``over`` what queries are multiplied
+    with besides ``factor``.
     """
 
-    query: Node
-    turned: Node
+    query: Operand
+    turned: Operand
+    batches: tuple[Any, ...]
     lead: tuple[Any, ...]
     factor: float = 1.0
     over: tuple[tuple[Callable[..., Any], Node], ...] = ()
@@ -79,25 +82,11 @@ class Scores:
         return replace(self, factor=self.factor * factor, terms=terms)
 
 
-Given: TypeAlias = Mapping[str | int, Any]
-"""A call's arguments by position, and by name."""
-
 Change: TypeAlias = "Callable[[Node, Given, Scores, Reader], Scores | None]"
 """Returns what scores become by a call, given the call, its arguments, the scores and who reads them."""
 
 Row: TypeAlias = "Callable[[Node, Reader], Scores | None]"
 """Returns the scores that a call computes."""
-
-
-def value_of(node: Any) -> Any:
-    """Return what Dynamo traced a node with; whatever else as it is."""
-    return node.meta.get("example_value") if isinstance(node, Node) else node
-
-
-def given_to(node: Node) -> Given:
-    """Return a call's arguments by position, and by name."""
-    given: dict[str | int, Any] = dict(enumerate(node.args))
-    return given | node.kwargs
 
 
 @dataclass(frozen=True)
@@ -132,23 +121,12 @@ class Reader:
 # Products -------------------------------------------------------------------------------------------------------------
 
 
-def operands_of_product(node: Node) -> tuple[Any, Any] | None:
-    """Return the operands of a product of matrices, or of batches of them; None if a node is none."""
-    if node.op not in ("call_function", "call_method") or node.target not in PRODUCTS:
-        return None
-    given = given_to(node)
-    operands = given.get(0, given.get("input")), given.get(1, given.get("other", given.get("mat2")))
-    return operands if all(_is_matrix(operand) for operand in operands) else None
-
-
-def _is_matrix(operand: Any) -> bool:
-    value = value_of(operand)
-    return isinstance(operand, Node) and isinstance(value, torch.Tensor) and value.dim() >= 2
-
-
 def _product(node: Node, reader: Reader) -> Scores | None:
-    operands = operands_of_product(node)
-    return None if operands is None else Scores(*operands, tuple(value_of(node).shape[:-2]))
+    product = product_of(node)
+    if product is None or product.order is not None:
+        return None
+    lead = tuple(value_of(node).shape[:-2])
+    return Scores(product.left, product.right, lead, lead)
 
 
 def _added_product(node: Node, reader: Reader) -> Scores | None:
@@ -156,9 +134,10 @@ def _added_product(node: Node, reader: Reader) -> Scores | None:
     given = given_to(node)
     added, query, turned = (given.get(i, given.get(name)) for i, name in enumerate(("input", "batch1", "batch2")))
     alpha, beta = given.get("alpha", 1), given.get("beta", 1)
-    if not (_is_matrix(query) and _is_matrix(turned) and isinstance(added, Node) and _is_number(alpha) and _is_number(beta)):
+    if not (is_matrix(query) and is_matrix(turned) and isinstance(added, Node) and _is_number(alpha) and _is_number(beta)):
         return None
-    scores = Scores(query, turned, tuple(value_of(node).shape[:-2]), float(alpha))
+    lead = tuple(value_of(node).shape[:-2])
+    scores = Scores(Operand(query), Operand(turned), lead, lead, float(alpha))
     return scores.plus(Term(added, float(beta))) if beta else scores
 
 
@@ -244,7 +223,7 @@ def _scaled(scores: Scores, how: Callable[..., Any], by: Any) -> Scores | None:
     if not isinstance(by, Node) or not isinstance(value, torch.Tensor) or scores.terms:
         return None
     is_same = value.dim() == 0 or (value.dim() >= 2 and all(size == 1 for size in value.shape[-2:]))
-    is_early = tuple(value_of(scores.query).shape[:-2]) == scores.lead or value.dim() == 0
+    is_early = scores.batches == scores.lead or value.dim() == 0
     return replace(scores, over=(*scores.over, (how, by))) if is_same and is_early else None
 
 
@@ -293,15 +272,12 @@ def _same(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | 
     return replace(scores, lead=tuple(value.shape[:-2]))
 
 
-PRODUCTS = frozenset({torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__"})
-"""Calls of two matrices, or batches of them, that return their product."""
-
 SAME = frozenset({"float", "half", "bfloat16", "to", "type", "type_as", "contiguous", "view", "reshape", "unsqueeze",
                   "squeeze", torch.reshape, torch.unsqueeze, torch.squeeze})
 """Calls whose result has the elements of their first argument, in its order."""
 
 CALLS: Mapping[Any, Row] = {
-    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys((*PRODUCTS, *EINSUMS), _product),
     **dict.fromkeys((torch.baddbmm, "baddbmm"), _added_product),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), _sum),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"), _times),

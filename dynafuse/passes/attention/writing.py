@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse.ops.indexing_math import as_expr, known_equal
-from dynafuse.passes.attention.scores import value_of
+from dynafuse.passes.attention.products import Operand, Order, value_of
 from dynafuse.passes.shown_strides import called
 
 Sizes: TypeAlias = "Sequence[Any]"
@@ -75,6 +75,22 @@ class Writer:
         """Return a node in a dtype."""
         return node if value_of(node).dtype == dtype else self.call(torch.Tensor.to, node, dtype)
 
+    def operand(self, operand: Operand) -> Node:
+        """Return a batch of matrices whose dimensions are in order."""
+        return operand.node if operand.order is None else self.ordered(operand.node, operand.order)
+
+    def ordered(self, node: Node, order: Order) -> Node:
+        """Return a node with its dimensions in another order.
+
+        Args:
+            node: The node.
+            order: The dimensions; None is a new one.
+        """
+        node = self.call(torch.permute, node, tuple(dim for dim in order if dim is not None))
+        for place, dim in enumerate(order):
+            node = self.call(torch.unsqueeze, node, place) if dim is None else node
+        return node
+
     def with_lead(self, node: Node, broadcast: Sizes, lead: Sizes) -> Node:
         """Return a batch of matrices with other dimensions in front.
 
@@ -128,3 +144,18 @@ class Writer:
             return self.call(torch.unsqueeze, node, 1)
         flat = (math.prod(static(own[:-1])), own[-1]) if equal(own, lead) else (1, 1)
         return self.call(torch.reshape, node, static((*flat, *value_of(node).shape[-2:])))
+
+    def out_of_four(self, node: Node, lead: Sizes, after: Sizes) -> Node:
+        """Return what attention returns with the dimensions in front that it has written out.
+
+        Args:
+            node: The result, with two dimensions in front.
+            lead: Those in front of the operands before they were two.
+            after: Those in front of the result.
+
+        Raises:
+            ValueError: They are not known.
+        """
+        if equal(after, lead) and len(lead) in (1, 2):
+            return node if len(lead) == 2 else self.call(torch.squeeze, node, 1)
+        return self.call(torch.reshape, node, static((*after, *value_of(node).shape[-2:])))

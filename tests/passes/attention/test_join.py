@@ -108,6 +108,27 @@ def test_spellings(spell: Attend) -> None:
     assert joined(lambda q, k, v: heads_last(spell(q, k, v)), *matrices()) == 1
 
 
+@pytest.mark.parametrize(("scores", "results"), [
+    ("bihd,bjhd->bhij", "bhij,bjhd->bihd"), ("bhid,bhjd->bhij", "bhij,bhjd->bhid"), ("bihd,bjd->bhij", "bhij,bjd->bhid"),
+    ("ibhd,jbhd->bhij", "bhij,jbhd->ibhd"), ("bhid,bhjd->hbij", "hbij,bhjd->bihd")])
+@pytest.mark.parametrize("turned", [False, True])
+def test_einsum(scores: str, results: str, turned: bool) -> None:
+    """Heads that lie before or behind tokens, keys of one head, operands the other way round."""
+    def product(equation: str, left: Tensor, right: Tensor) -> Tensor:
+        if not turned:
+            return torch.einsum(equation, left, right)
+        first, second, result = equation.replace("->", ",").split(",")
+        return torch.einsum(f"{second}, {first} -> {result}", [right, left])
+
+    def made(term: str) -> Tensor:
+        sizes = {"b": B, "h": H, "i": N, "j": N + 8, "d": D}
+        return torch.empty([sizes[letter] for letter in term], dtype=torch.bfloat16)
+
+    (query, keys), values = scores.split("->")[0].split(","), results.split("->")[0].split(",")[1]
+    assert joined(lambda q, k, v: product(results, product(scores, q, k).softmax(-1), v).contiguous() * 2,
+                  made(query), made(keys), made(values)) == 1
+
+
 @pytest.mark.parametrize("batch", [(B * H,), (2, 2, 8)])
 def test_any_number_of_batches(batch: tuple[int, ...]) -> None:
     assert joined(lambda q, k, v: ((q @ k.mT / 8).softmax(-1) @ v).contiguous() + 1, *matrices(*batch)) == 1
