@@ -27,6 +27,7 @@ from dynafuse.partition.pricing import Pricing
 MOST_NESTS = 32  # of a launch
 MOST_OPEN = 8  # launches at a time to which a region may still come
 LEAST_GAIN = 0.03  # of the time apart: what is left of large kernels is not worth that they hold registers for each other
+MOST_OF_NOTHING = 1 << 20  # bytes that a region which reads nothing may write, and share its launch
 CLASSES = frozenset({"pointwise", "row", "column"})
 """Kernel classes that take one launch, and nothing beside their tensors."""
 
@@ -113,7 +114,8 @@ class Joins:
 def may_join(spaces: Spaces, group: Group) -> bool:
     """Return whether a region may share its launch: it takes one, of known sizes, and writes at no loaded places.
 
-    What a collective takes is made as early as can be, so that other processes do not wait for what shares its launch.
+    What a collective takes is made as early as can be, so that other processes do not wait for what shares its launch. What
+    is large and made of nothing, such as zeros that are added to at the end of a backward, is made just before it is read.
 
     Args:
         spaces: The iteration spaces of the graph's nodes.
@@ -121,6 +123,8 @@ def may_join(spaces: Spaces, group: Group) -> bool:
     """
     priced = group.priced
     if priced is None or priced.choice.unsure or not executor(priced.choice.executor).joins:
+        return False
+    if not group.reads and priced.work.bytes > MOST_OF_NOTHING:
         return False
     return (priced.work.launches == 1 and priced.work.kernel_class in CLASSES
             and not any(spaces.is_scatter(node) or any(map(_is_collective, node.users)) for node in group.nodes)

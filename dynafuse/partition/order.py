@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch.fx import Node
@@ -182,6 +182,9 @@ class UnitOrder:
 def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, ...]:
     """Order regions, eager nodes, host scalars and views that must exist: each after its needs, near the graph's order.
 
+    What needs nothing, such as zeros that something is added to, comes just before what reads it: until then it would only
+    take memory.
+
     Args:
         spaces: The iteration spaces of the graph's nodes.
         regions: The regions, among which there is no cycle.
@@ -193,7 +196,8 @@ def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, 
     unit.update((node, node) for node in alive)
     needs = {id(step): _needs(spaces, step, unit) for step in (*regions, *alive)}
     _add_extra(spaces, unit, needs)
-    return _topological(unit, needs, {n: i for i, n in enumerate(spaces.graph.nodes)})
+    return _topological(unit, needs, {n: i for i, n in enumerate(spaces.graph.nodes)},
+                        lambda step: isinstance(step, Node) and spaces.facts[step].role is Role.VIEW)
 
 
 def _is_step(spaces: Spaces, node: Node) -> bool:
@@ -232,7 +236,8 @@ def _steps_computing(spaces: Spaces, node: Node, unit: Mapping[Node, Region | No
 
 
 def _topological(
-    unit: Mapping[Node, Region | Node], needs: Mapping[int, set[int]], place: Mapping[Node, int]
+    unit: Mapping[Node, Region | Node], needs: Mapping[int, set[int]], place: Mapping[Node, int],
+    is_view: Callable[[Region | Node], bool],
 ) -> tuple[Region | Node, ...]:
     steps = list({id(s): s for s in unit.values()}.values())
     by_id = {id(s): s for s in steps}
@@ -242,7 +247,17 @@ def _topological(
     for key, before in needs.items():
         for b in before:
             after.setdefault(b, []).append(key)
-    ready = [(rank[k], k) for k, n in missing.items() if n == 0]
+    def begin(key: int) -> float:
+        """Return the rank of a step that needs nothing."""
+        step = by_id[key]
+        makes = isinstance(step, Region) and not step.inputs and key in after
+        return first_use(key) - 0.5 if makes else rank[key]
+
+    def first_use(key: int) -> float:
+        """Return the first rank of what reads a step, also through views of it."""
+        return min(first_use(k) if is_view(by_id[k]) and k in after else rank[k] for k in after[key])
+
+    ready = [(begin(k), k) for k, count in missing.items() if count == 0]
     heapq.heapify(ready)
     order: list[Region | Node] = []
     while ready:

@@ -55,6 +55,17 @@ def test_what_a_collective_takes_waits_for_nothing() -> None:
     assert steps(plan_of(write, SMALL, OTHER))[:2] == [["sin_default"], "all_reduce_default"]
 
 
+@pytest.mark.parametrize(("count", "regions"), [(1 << 10, 1), (1 << 19, 2)])
+def test_large_zeros_stay_apart(count: int, regions: int) -> None:
+    """Beside something early they would take memory until what they are for."""
+    def write(g: graphs.Builder, x: Node, at: Node) -> list[Node]:
+        zeros = g.op("aten.full.default", [count], 0.0, dtype=torch.float32, device=torch.device("cpu"), pin_memory=False)
+        early = g.op("aten.sin.default", x)
+        return [early, g.op("aten.mm.default", g.op("aten.view.default", zeros, [32, -1]), at)]
+
+    assert len(plan_of(write, SMALL, torch.empty(count // 32, 4)).regions) == regions
+
+
 def test_columns_that_are_split_stay_apart() -> None:
     def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
         return [g.op("aten.sum.dim_IntList", x, [0]), g.op("aten.cos.default", y)]

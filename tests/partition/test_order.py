@@ -247,3 +247,18 @@ def test_what_writes_stays_between_its_readers(writes: str, write: Callable[...,
     torch.testing.assert_close(tuple(results), tuple(expected))
     torch.testing.assert_close(ours, eager)
 
+
+@pytest.mark.parametrize("through_view", [False, True])
+def test_what_needs_nothing_comes_just_before_what_reads_it(through_view: bool) -> None:
+    """Zeros that a scatter adds to would take memory from the first product to the last."""
+    def write(build: graphs.Builder, x: Node, at: Node) -> Node:
+        zeros = build.op("aten.full.default", [16, 4], 0.0, dtype=torch.float32, device=torch.device("cpu"), pin_memory=False)
+        base = build.op("aten.view.default", zeros, [16, 4]) if through_view else zeros
+        for _ in range(3):
+            x = build.op("aten.mm.default", x, x)
+        return build.op("aten.index_put.default", base, [at], x, True)
+
+    module = graphs.built(write, torch.randn(4, 4), torch.tensor([3, 1, 1, 15]))
+    plan = partition(graphs.annotated(module), devices.describe("h200"))
+    made = {node.target: i for i, step in enumerate(plan.steps) for node in (step.nodes if isinstance(step, Region) else [step])}
+    assert made[torch.ops.aten.full.default] > made[torch.ops.aten.mm.default], plan
