@@ -22,6 +22,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from dynafuse.cost.attention import Attention, backward_us, forward_us
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import LEAST, NOTHING, Prediction, Work, predict, total, work_us
 from dynafuse.cost.products import PRODUCTS, Product, aligned_dtype, product_of, product_tflops
@@ -112,6 +113,19 @@ FORMULAS: Mapping[Any, Callable[[Mapping[str, Any]], float]] = {
 """Flops of an op from its arguments by name, tensors as their sizes."""
 
 
+ATTENTION: Mapping[Any, tuple[str, Callable[[Attention, str, Device], float]]] = {
+    aten._scaled_dot_product_flash_attention: ("flash", forward_us),
+    aten._scaled_dot_product_efficient_attention: ("efficient", forward_us),
+    aten._scaled_dot_product_cudnn_attention: ("cudnn", forward_us),
+    aten._scaled_dot_product_flash_attention_for_cpu: ("cpu", forward_us),
+    aten._scaled_dot_product_flash_attention_backward: ("flash", backward_us),
+    aten._scaled_dot_product_efficient_attention_backward: ("efficient", backward_us),
+    aten._scaled_dot_product_cudnn_attention_backward: ("cudnn", backward_us),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: ("cpu", backward_us),
+}
+"""Torch's kernels for attention, by op, each with its price."""
+
+
 SORTED = frozenset({aten.index_put.default, aten._unsafe_index_put.default,
                     aten._unsafe_masked_index_put_accumulate.default})
 """Ops that sort their indices, to add the values of each in order."""
@@ -164,7 +178,28 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
     if not flops:
         return replace(memory, partial=flops is None)
     host_us = library_host_us(target, args, kwargs, device)
+    attention_us = _attention_us(target, args, kwargs, device)
+    if attention_us is not None:
+        busy = max(attention_us, work_us(moving, device, EAGER))
+        return Prediction(busy + device.launch_us_eager, host_us, 0.0, busy + device.replay_us)
     return _computing(flops, _tflops(target, args, kwargs, device), moving, host_us, device)
+
+
+def _attention_us(target: Any, args: Any, kwargs: Any, device: Device) -> float | None:
+    """Return what a kernel for attention takes in floats of 16 bits, in microseconds; None for anything else."""
+    packet = getattr(target, "overloadpacket", None)
+    if packet not in ATTENTION:
+        return None
+    kernel, us = ATTENTION[packet]
+    given = _named(target, args, kwargs)
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    *batch, rows, width = map(hint, query.shape)
+    is_biased = any(given.get(name) is not None for name in ("attn_bias", "attn_mask"))
+    sizes = hint(key.shape[-2]), width, hint(value.shape[-1])
+    is_causal = bool(given.get("is_causal", False))
+    return us(Attention(math.prod(batch), rows, *sizes, query.dtype, is_biased, is_causal), kernel, device)
 
 
 def product_prediction(product: Product, device: Device) -> Prediction:

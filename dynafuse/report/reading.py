@@ -19,6 +19,8 @@ from dynafuse.cost.library_calls import call_prediction, is_call
 from dynafuse.fx import base, moved_by, user_line
 from dynafuse.ir import Annotated, Option, Override, Plan, Region, Role
 from dynafuse.lowering.registry import EAGER
+from dynafuse.ops import lookup
+from dynafuse.passes.attention.join import JOINED
 from dynafuse.passes.padded_products import PADDED
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
@@ -137,6 +139,9 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
         notes = (PARTIAL,) if prediction.partial else ()
     if PADDED in node.meta:
         notes = (*notes, node.meta[PADDED])
+    joined = (node.meta.get("custom") or {}).get(JOINED)
+    if joined is not None and (row := lookup(node.target)) is not None and row.library == "attention":
+        notes = (*notes, joined)
     forced, fallback = _forcing([node], annotated, EAGER)
     return ReportedStep(
         node.name, EAGER, (str(node.target),), None, None if None in sizes else sum(filter(None, sizes)),

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dynafuse.cost.attention import KERNELS, Attention, joined_us, written_us
+from dynafuse.cost.attention import KERNELS, Attention, forward_us
 from dynafuse.cost.device import describe
+from dynafuse.cost.library_calls import op_prediction
+from dynafuse.passes.attention.price import joined_us, written_us
 
 H200 = describe("h200")
 MEASURED = [  # heads, rows, width, biased, trained; microseconds by cuDNN's kernel, and written out, on an H200
@@ -21,17 +23,30 @@ MEASURED = [  # heads, rows, width, biased, trained; microseconds by cuDNN's ker
 @pytest.mark.parametrize("row", MEASURED, ids=str)
 def test_the_faster_form_is_predicted(row: tuple[int, int, int, bool, bool, float, float]) -> None:
     heads, rows, width, biased, trained, joined, written = row
-    attention = Attention(heads, rows, rows, width, width, torch.bfloat16, biased, trained)
-    ours = joined_us(attention, "cudnn", H200), written_us(attention, H200)
+    attention = Attention(heads, rows, rows, width, width, torch.bfloat16, biased)
+    ours = joined_us(attention, trained, "cudnn", H200), written_us(attention, trained, H200)
     assert (ours[0] < ours[1]) == (joined < written)
     assert 0.6 < ours[0] / joined < 1.6 and (rows < 256 or 0.8 < ours[1] / written < 1.1)
 
 
 def test_what_takes_longer() -> None:
-    plain = Attention(64, 1024, 1024, 64, 64, torch.bfloat16, biased=False, trained=False)
-    for change in ({"biased": True}, {"trained": True}, {"columns": 2048}, {"rows": 2048}, {"batch": 256}, {"width": 128}):
+    plain = Attention(64, 1024, 1024, 64, 64, torch.bfloat16)
+    for change in ({"biased": True}, {"columns": 2048}, {"rows": 2048}, {"batch": 256}, {"width": 128}):
         changed = replace(plain, **change)
-        assert joined_us(changed, "cudnn", H200) > joined_us(plain, "cudnn", H200)
-        assert written_us(changed, H200) >= written_us(plain, H200)
-    by_kernel = [joined_us(plain, kernel, H200) for kernel in KERNELS]
-    assert min(by_kernel) == joined_us(plain, "cudnn", H200)
+        assert joined_us(changed, False, "cudnn", H200) > joined_us(plain, False, "cudnn", H200)
+        assert written_us(changed, False, H200) >= written_us(plain, False, H200)
+    assert joined_us(plain, True, "cudnn", H200) > joined_us(plain, False, "cudnn", H200)
+    assert forward_us(replace(plain, causal=True), "cudnn", H200) < 0.7 * forward_us(plain, "cudnn", H200)
+    by_kernel = [joined_us(plain, True, kernel, H200) for kernel in KERNELS]
+    assert min(by_kernel) == joined_us(plain, True, "cudnn", H200)
+
+
+def test_calls_are_priced_by_the_dtype_of_their_operands() -> None:
+    """The gradient is given sums of exponentials in float32 as well: it is no product of float32."""
+    aten = torch.ops.aten
+    q, k, v = (torch.empty(8, 16, 512, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    lse = torch.empty(8, 16, 512, device="meta")
+    forward = op_prediction(aten._scaled_dot_product_flash_attention.default, (q, k, v), {}, (q, lse), q.nbytes * 4, H200)
+    backward = op_prediction(aten._scaled_dot_product_flash_attention_backward.default,
+                             (q, q, k, v, q, lse, None, None, 512, 512, 0.0, False, lse, lse), {}, (q, k, v), q.nbytes * 8, H200)
+    assert 30 < forward.device_us < 50 and 80 < backward.device_us < 150

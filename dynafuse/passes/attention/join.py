@@ -27,11 +27,12 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynafuse.cost.attention import Attention, joined_us, written_us
+from dynafuse.cost.attention import Attention
 from dynafuse.cost.device import Device
 from dynafuse.fallback import answered
 from dynafuse.fx import hint
 from dynafuse.passes.attention.bias import Biases, with_lost_rows
+from dynafuse.passes.attention.price import joined_us, written_us
 from dynafuse.passes.attention.products import Operand, Product, given_to, product_of, value_of
 from dynafuse.passes.attention.scores import SAME, SOFTMAXES, Reader, Scores, same_matrices
 from dynafuse.passes.attention.writing import Writer
@@ -40,6 +41,9 @@ from dynafuse.passes.shown_strides import shows_strides
 
 HALF = (torch.float16, torch.bfloat16)
 """Dtypes of operands. The products of others are exact in ways that torch's kernels are not."""
+
+JOINED = "dynafuse_joined"
+"""Under which key of a node's annotation a line says why attention was joined."""
 
 GAIN = 0.95
 """Share of the time of what is written out that a kernel has to take at most."""
@@ -182,9 +186,12 @@ def _written(parts: Parts, biases: Biases, writer: Writer, device: Device) -> No
     if is_causal:
         options["is_causal"] = True
     kernel = _kernel_of(four, options)
-    if kernel is None or not _is_faster(parts, four, bias is not None, kernel, device):
+    why = None if kernel is None else _what_pays(parts, four, bias is not None, kernel, device)
+    if why is None:
         return None
-    joined = writer.out_of_four(writer.call(F.scaled_dot_product_attention, *four, **options), lead, after)
+    call = writer.call(F.scaled_dot_product_attention, *four, **options)
+    call.meta["custom"] = (call.meta.get("custom") or {}) | {JOINED: why}  # which torch hands on to the ops of the call
+    joined = writer.out_of_four(call, lead, after)
     if parts.product.order is not None:
         joined = writer.ordered(joined, parts.product.order)
     return writer.cast(joined, result.dtype)
@@ -206,16 +213,18 @@ def _exact_dtype(node: Node) -> torch.dtype:
     return dtype
 
 
-def _is_faster(parts: Parts, operands: Sequence[Node], biased: bool, kernel: str, device: Device) -> bool:
-    """Return whether a kernel is predicted to be faster than what is written out."""
+def _what_pays(parts: Parts, operands: Sequence[Node], biased: bool, kernel: str, device: Device) -> str | None:
+    """Return what a kernel saves, if it is predicted to be faster than what is written out."""
     query, keys, values = map(value_of, operands)
     *batch, rows, width = map(hint, query.shape)
     trained = torch.is_grad_enabled() and any(operand.requires_grad for operand in (query, keys, values))
     sizes = hint(keys.shape[-2]), width, hint(values.shape[-1])
-    attention = Attention(math.prod(batch), rows, *sizes, query.dtype, biased, trained)
-    joined, written = joined_us(attention, kernel, device), written_us(attention, device)
-    log.info("attention written out around %s: %.0f µs, by %s %.0f µs", parts.softmax, written, kernel, joined)
-    return joined <= GAIN * written
+    attention = Attention(math.prod(batch), rows, *sizes, query.dtype, biased)
+    joined, written = joined_us(attention, trained, kernel, device), written_us(attention, trained, device)
+    gradient = ", gradient included" if trained else ""
+    said = f"attention that is written out: {written:.0f} µs{gradient}, by {kernel} {joined:.0f}"
+    log.info("%s (%s)", said, parts.softmax)
+    return said if joined <= GAIN * written else None
 
 
 def _kernel_of(operands: Sequence[Node], options: Mapping[str, Any]) -> str | None:
