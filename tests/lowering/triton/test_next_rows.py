@@ -14,14 +14,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynafuse.cache.canonical import canonical
 from dynafuse.config import resolve
 from dynafuse.errors import LoweringError
+from dynafuse.lowering.triton import rowcol_schedule
 from dynafuse.lowering.triton.lower import lower
 from dynafuse.lowering.triton.row_parts import in_parts
 from dynafuse.lowering.triton.schedule import choose_schedule
 from dynafuse.lowering.triton.scopes import Line, Scope
+from dynafuse.partition import kernel_class
 from tests.support import graphs
 
 LENGTH = 4100  # more than the rows that shared memory serves as well, and no whole number of tiles
 IN_PARTS, READ_AGAIN = 6100, 12800  # elements of rows for which four warps have too few registers, and eight
+PROCESSORS = 8
+"""Of the device that the kernels which run are scheduled for, with one program or two on each: the interpreter walks over every row."""
+
 BOTH = frozenset("xr")
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -63,16 +68,16 @@ def weights(length: int = LENGTH) -> Tensor:
 
 
 CASES: dict[str, tuple[Function, Callable[[], Sequence[Tensor]], int]] = {
-    "more rows than programs": (gradients, lambda: [rows(270), rows(270), weights()], 2),
-    "wide numbers": (gradients, lambda: [rows(300, torch.float32), rows(300, torch.float32), weights()], 2),
-    "as many": (gradients, lambda: [rows(264), rows(264), weights()], 2),
-    "a mask": (under_a_mask, lambda: [rows(270), rows(270), weights(), torch.rand(270, LENGTH) < 0.7], 3),
-    "a row for all": (under_a_mask, lambda: [rows(270), rows(270), weights(), torch.rand(270, 1) < 0.7], 3),
-    "at loaded places": (of_chosen_rows, lambda: [rows(270), rows(40), weights(), torch.randint(0, 40, (270,))], 2),
-    "in parts": (gradients, lambda: [rows(270, length=IN_PARTS), rows(270, length=IN_PARTS), weights(IN_PARTS)], 2),
-    "read again": (gradients, lambda: [rows(270, length=READ_AGAIN), rows(270, length=READ_AGAIN), weights(READ_AGAIN)], 2),
-    "extremes": (extremes, lambda: [rows(270, length=IN_PARTS), rows(270, length=IN_PARTS), weights(IN_PARTS)], 2),
-    "read late": (read_late, lambda: [rows(270), rows(270), weights(), rows(270)], 3),
+    "more rows than programs": (gradients, lambda: [rows(18), rows(18), weights()], 2),
+    "wide numbers": (gradients, lambda: [rows(20, torch.float32), rows(20, torch.float32), weights()], 2),
+    "as many": (gradients, lambda: [rows(16), rows(16), weights()], 2),
+    "a mask": (under_a_mask, lambda: [rows(18), rows(18), weights(), torch.rand(18, LENGTH) < 0.7], 3),
+    "a row for all": (under_a_mask, lambda: [rows(18), rows(18), weights(), torch.rand(18, 1) < 0.7], 3),
+    "at loaded places": (of_chosen_rows, lambda: [rows(18), rows(6), weights(), torch.randint(0, 6, (18,))], 2),
+    "in parts": (gradients, lambda: [rows(18, length=IN_PARTS), rows(18, length=IN_PARTS), weights(IN_PARTS)], 2),
+    "read again": (gradients, lambda: [rows(18, length=READ_AGAIN), rows(18, length=READ_AGAIN), weights(READ_AGAIN)], 2),
+    "extremes": (extremes, lambda: [rows(18, length=IN_PARTS), rows(18, length=IN_PARTS), weights(IN_PARTS)], 2),
+    "read late": (read_late, lambda: [rows(18), rows(18), weights(), rows(18)], 3),
 }
 """By name the function, its inputs, and how many loads come before their rows do."""
 
@@ -84,6 +89,13 @@ def one_kernel_is_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"DYNAFUSE_COST_LAUNCH_US_{executor}", "1000")
 
 
+@pytest.fixture
+def few_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (rowcol_schedule, kernel_class):
+        monkeypatch.setattr(module, "PROCESSORS", PROCESSORS)
+    monkeypatch.setenv("DYNAFUSE_COST_PROCESSORS", str(PROCESSORS))
+
+
 def traced(function: Function, inputs: Sequence[Tensor], mode: str = "fake") -> torch.fx.GraphModule:
     return make_fx(function, tracing_mode=mode)(*inputs)
 
@@ -91,7 +103,8 @@ def traced(function: Function, inputs: Sequence[Tensor], mode: str = "fake") -> 
 def compiled(module: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> graphs.Run:
     run = graphs.compiled(module, inputs, resolve(options={"strict": True, "executors": "triton", **options}))
     (bound,) = run.bounds.values()
-    assert choose_schedule(bound.code).loads_next
+    schedule = choose_schedule(bound.code)
+    assert schedule.loads_next and schedule.splits <= 2 * PROCESSORS
     return run
 
 
@@ -104,6 +117,7 @@ def assert_close(found: Sequence[Tensor], function: Function, inputs: Sequence[T
         assert error <= 2 * allowed + 1e-6 * (reference.abs().amax() if reference.numel() else 1)
 
 
+@pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("name", CASES)
 def test_rows_and_columns(name: str) -> None:
     function, make, count = CASES[name]
@@ -117,23 +131,25 @@ def test_rows_and_columns(name: str) -> None:
     assert_close(run.call([t.clone() for t in inputs]), function, inputs)
 
 
+@pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("length", [LENGTH, READ_AGAIN])
 def test_what_is_not_finite_stays_in_its_row(length: int) -> None:
-    inputs = [rows(270, length=length), rows(270, length=length), weights(length)]
-    inputs[0][7, 3], inputs[1][269, length - 1] = torch.nan, torch.inf
+    inputs = [rows(18, length=length), rows(18, length=length), weights(length)]
+    inputs[0][7, 3], inputs[1][17, length - 1] = torch.nan, torch.inf
     run = compiled(traced(gradients, inputs), inputs)
     ours, theirs = run.call([t.clone() for t in inputs]), gradients(*inputs)
     for found, expected in zip(ours, theirs, strict=True):
         assert torch.equal(found.isfinite(), expected.isfinite())
 
 
+@pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("length", [LENGTH, IN_PARTS])
 def test_as_many_rows_as_there_are(length: int) -> None:
     """A kernel for any number of rows has programs that may find none."""
     torch._dynamo.reset()
     call = torch.compile(gradients, backend="dynafuse", options={"strict": True, "executors": "triton"})
     with graphs.recorded() as compilations:
-        for count in (270, 133, 2, 0):
+        for count in (18, 9, 2, 0):
             inputs = [rows(count, length=length), rows(count, length=length), weights(length)]
             for t in inputs[:2]:
                 torch._dynamo.mark_dynamic(t, 0)
@@ -142,13 +158,14 @@ def test_as_many_rows_as_there_are(length: int) -> None:
     assert kernels and all(choose_schedule(bound.code).loads_next and bound.code.symbols for bound in kernels)
 
 
+@pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("length", [LENGTH, READ_AGAIN])
 def test_an_input_that_is_overwritten_is_read_before(length: int) -> None:
     def added(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         row, *columns = gradients(dy, x, w)
         return (x.copy_(row), *columns)
 
-    inputs = [rows(140, length=length), rows(140, length=length), weights(length)]
+    inputs = [rows(12, length=length), rows(12, length=length), weights(length)]
     run = compiled(traced(added, inputs), inputs)
     overwritten = inputs[1].clone()
     _, *columns = run.call([inputs[0], overwritten, inputs[2]])
