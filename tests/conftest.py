@@ -23,6 +23,7 @@ import pytest
 
 os.environ["DYNAFUSE_STRICT"] = "1"
 os.environ.setdefault("DYNAFUSE_CACHE", "0")
+os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"  # a hundredth of a second after each graph
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -80,6 +81,8 @@ def _fresh_state() -> Iterator[None]:
     # Only what was imported is touched; importing Dynamo here would cost light tests a second.
     if guards := sys.modules.get("torch._dynamo.guards"):
         guards.profile_guard_manager = _no_latency
+    if convert := sys.modules.get("torch._dynamo.symbolic_convert"):
+        convert.get_funcname = _no_name
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
@@ -88,3 +91,7 @@ def _fresh_state() -> Iterator[None]:
 def _no_latency(*_: object) -> float:
     """Instead of what Dynamo measures of the guards of each graph, for its logs, and flushes the processor's caches for."""
     return 0.0
+
+
+def _no_name(*_: object) -> None:
+    """Instead of the name of the function around each line that is traced, for logs, for which whole files are tokenized."""
