@@ -23,13 +23,12 @@ import pytest
 
 os.environ["DYNAFUSE_STRICT"] = "1"
 os.environ.setdefault("DYNAFUSE_CACHE", "0")
-os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"  # a hundredth of a second after each graph
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from tests.support import interpreter
+from tests.support import interpreter, quick_dynamo
 
 HAS_CUDA = torch.cuda.is_available()
 if HAS_CUDA:
@@ -78,20 +77,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _fresh_state() -> Iterator[None]:
     """Same random numbers in every test, and no graphs compiled by the test before."""
     torch.manual_seed(0)
-    # Only what was imported is touched; importing Dynamo here would cost light tests a second.
-    if guards := sys.modules.get("torch._dynamo.guards"):
-        guards.profile_guard_manager = _no_latency
-    if convert := sys.modules.get("torch._dynamo.symbolic_convert"):
-        convert.get_funcname = _no_name
+    quick_dynamo.install()
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-
-
-def _no_latency(*_: object) -> float:
-    """Instead of what Dynamo measures of the guards of each graph, for its logs, and flushes the processor's caches for."""
-    return 0.0
-
-
-def _no_name(*_: object) -> None:
-    """Instead of the name of the function around each line that is traced, for logs, for which whole files are tokenized."""

@@ -32,7 +32,7 @@ from dynafuse.lowering.triton.packed_sums import PACKED_SUM
 from dynafuse.lowering.triton.room import registers
 from dynafuse.ops import Row, rows
 from dynafuse.passes.decompositions import decompositions
-from tests.support import graphs, numbered, representative
+from tests.support import graphs, numbered, quick_dynamo, representative
 from tests.support.cases_of_integers import ARITHMETIC, CALLS, CHAINS, COMPUTED, INDEXING, PIECES, X
 from tests.support.row_calls import eager, tensors, write
 from tests.support.samples import Sample, samples
@@ -277,6 +277,7 @@ def compiled(bounds: Iterator[CanonicalRegion]) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
+    quick_dynamo.install()
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
               "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs,
               "windows": windows, "scans": scans, "aligned": aligned}

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from bench import distributed
 from bench.models import CASES, Language
-from tests.support import interpreter
+from tests.support import interpreter, quick_dynamo
 
 IMPORTED = ("dynafuse.backend", "torch._dynamo.convert_frame", "torch._functorch.aot_autograd", "torch.distributed.fsdp",
             "torch.distributed.tensor.parallel", "transformers.models.llama.modeling_llama", "triton")
@@ -60,6 +60,7 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     interpreter.install()
+    quick_dynamo.install()
     torch.set_num_threads(1)
     CASES["llama"].sizes["tiny"] = SMALL
     distributed.CHECKED = STEPS
