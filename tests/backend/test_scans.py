@@ -214,7 +214,7 @@ def test_dynamic_sizes(dim: int) -> None:
     torch._dynamo.reset()
     with recorded() as graphs:
         function = compiled(lambda x: torch.cumsum(x * 2, dim).softmax(dim) + x, executors="triton", dynamic=True)
-        for shape in ((9, 100), (17, 5), (130, 2050)):
+        for shape in ((9, 100), (17, 5), (37, 518)):  # tiles have 16 rows or 128 columns
             x = rows(*shape)
             torch.testing.assert_close(function(x), torch.cumsum(x * 2, dim).softmax(dim) + x)
     assert len(graphs) == 1 and regions(graphs) == 1
