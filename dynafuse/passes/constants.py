@@ -11,7 +11,7 @@ Worked example: in ``mask = arange(4)[None] <= arange(4)[:, None]; y = layer(x, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -175,6 +175,23 @@ def _written_memory(module: GraphModule, inner: Mapping[Node, GraphModule]) -> M
         if isinstance(value, torch.Tensor) and (value.is_inference() or value._version):
             written.add(_memory(node))
     return frozenset(written)
+
+
+def is_written_among(calls: Sequence[Node], read: Iterable[Node]) -> bool:
+    """Return whether something may write to what some nodes are, directly or through a view, among calls but not by one.
+
+    Args:
+        calls: The calls, in the order of the graph.
+        read: The nodes.
+    """
+    memory = {_memory(node) for node in read}
+    node = calls[0].next
+    while node is not calls[-1]:
+        may_write = node.op.startswith("call") and node not in calls and not is_pure(node)
+        if may_write and not memory.isdisjoint(map(_memory, node.all_input_nodes)):
+            return True
+        node = node.next
+    return False
 
 
 def _memory(node: Node) -> int | None:

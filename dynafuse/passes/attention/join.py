@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynafuse.cost.attention import Attention
+from dynafuse.cost.attention import Attention, forward_us
 from dynafuse.cost.device import Device
+from dynafuse.cost.library_calls import ATTENTION
 from dynafuse.fallback import answered
 from dynafuse.fx import hint
 from dynafuse.passes.attention.bias import Biases, with_lost_rows
@@ -36,7 +37,7 @@ from dynafuse.passes.attention.price import joined_us, written_us
 from dynafuse.passes.attention.products import Operand, Product, given_to, product_of, value_of
 from dynafuse.passes.attention.scores import SAME, SOFTMAXES, Reader, Scores, same_matrices
 from dynafuse.passes.attention.writing import Writer
-from dynafuse.passes.constants import Constants, bodies
+from dynafuse.passes.constants import Constants, bodies, is_written_among
 from dynafuse.passes.shown_strides import shows_strides
 
 HALF = (torch.float16, torch.bfloat16)
@@ -50,17 +51,12 @@ GAIN = 0.95
 
 DROPOUTS = (F.dropout, torch.dropout)
 CASTS = frozenset({"float", "to", "type", "type_as"})
+ATTRIBUTES = frozenset({"mT", "T"})
 VIEWS = frozenset({getattr, "transpose", "permute", "view", "reshape", "unsqueeze", "expand", "contiguous", torch.transpose,
                    torch.permute})
-"""Calls whose result has the elements of the first argument, each once or more often; of attributes, ``mT`` and ``T``."""
+"""Calls whose result has the elements of the first argument, each once or more often; of attributes, ATTRIBUTES."""
 
-aten = torch.ops.aten
-KERNELS: Mapping[Any, str] = {
-    aten._scaled_dot_product_cudnn_attention.default: "cudnn",
-    aten._scaled_dot_product_flash_attention.default: "flash",
-    aten._scaled_dot_product_efficient_attention.default: "efficient",
-    aten._scaled_dot_product_flash_attention_for_cpu.default: "cpu",
-}
+KERNELS: Mapping[Any, str] = {packet.default: kernel for packet, (kernel, us) in ATTENTION.items() if us is forward_us}
 """Torch's kernels for attention, by the op that runs them."""
 
 log = logging.getLogger(__name__)
@@ -80,6 +76,13 @@ class Parts:
     def calls(self) -> tuple[Node, ...]:
         """Return the calls that go, in the order of the graph."""
         return (*self.scores.path, self.softmax, *self.between, self.last)
+
+    @property
+    def is_read_later(self) -> bool:
+        """Return whether the last call would find something else in what the first ones read."""
+        scores = self.scores
+        read = [scores.query.node, scores.turned.node, *(by for _, by in scores.over), *(term.node for term in scores.terms)]
+        return is_written_among(self.calls, read)
 
 
 def join_attention(module: GraphModule, device: Device, forced: Collection[Node] = ()) -> None:
@@ -104,7 +107,7 @@ def _join_all(softmaxes: Sequence[Node], constants: Constants, device: Device, f
     reader, biases = Reader(constants), Biases(constants)
     for softmax in softmaxes:
         parts = _found(softmax, reader)
-        if parts is not None and not any(call in forced for call in parts.calls):
+        if parts is not None and not parts.is_read_later and not any(call in forced for call in parts.calls):
             answered(lambda parts=parts: _join(parts, biases, device))  # type: ignore[misc]
 
 
@@ -202,7 +205,7 @@ def _exact_dtype(node: Node) -> torch.dtype:
     dtype: torch.dtype = value_of(node).dtype
     while dtype is torch.float32 and node.op in ("call_function", "call_method"):
         is_cast = node.target in CASTS
-        if not is_cast and node.target not in VIEWS:
+        if not (is_cast or node.target in VIEWS) or (node.target is getattr and node.args[1] not in ATTRIBUTES):
             break
         before = node.args[0] if node.args else None
         if not isinstance(before, Node) or not isinstance(value_of(before), torch.Tensor):

@@ -227,6 +227,24 @@ def test_what_is_left_as_it_is(why: str) -> None:
     assert joined(REFUSED[why], *matrices()) == 0
 
 
+@pytest.mark.parametrize("written", ["q", "a view of k", "bias", "nothing"])
+def test_what_is_written_in_between_is_read_before(written: str) -> None:
+    """A call of attention reads all of its operands where the last product was."""
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        q, k = q * 1, k * 1
+        scores = q @ k.mT + bias
+        if written == "q":
+            q.zero_()
+        elif written == "a view of k":
+            k[0].mul_(2)
+        elif written == "bias":
+            bias[:, 1:] = 0
+        return heads_last(scores.softmax(-1) @ v) + q.sum()
+
+    bias = torch.empty(1, H, N, N, dtype=torch.bfloat16)
+    assert joined(function, *matrices(grad=False), bias) == (written == "nothing")
+
+
 def test_a_bias_with_a_gradient_stays() -> None:
     def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return heads_last((q @ k.mT + bias).softmax(-1) @ v)
