@@ -171,9 +171,8 @@ def _written(parts: Parts, biases: Biases, writer: Writer, device: Device) -> No
     """Write the call of torch's attention, and return what takes the place of the last product; None where that is none."""
     scores, lead = parts.scores, parts.scores.lead
     operands = scores.query, scores.turned, parts.product.right
-    dtype, result = _exact_dtype(scores.query.node), value_of(parts.last)
-    if dtype not in HALF or result.dtype not in (dtype, torch.float32) or (
-            any(_exact_dtype(operand.node) != dtype for operand in operands)):
+    dtype = value_of(parts.last).dtype
+    if dtype not in HALF or any(_exact_dtype(operand.node) != dtype for operand in operands):
         return None
     query, turned, values = (writer.cast(writer.operand(operand), dtype) for operand in operands)
     for how, by in scores.over:
@@ -195,9 +194,7 @@ def _written(parts: Parts, biases: Biases, writer: Writer, device: Device) -> No
     call = writer.call(F.scaled_dot_product_attention, *four, **options)
     call.meta["custom"] = (call.meta.get("custom") or {}) | {JOINED: why}  # which torch hands on to the ops of the call
     joined = writer.out_of_four(call, lead, after)
-    if parts.product.order is not None:
-        joined = writer.ordered(joined, parts.product.order)
-    return writer.cast(joined, result.dtype)
+    return joined if parts.product.order is None else writer.ordered(joined, parts.product.order)
 
 
 def _exact_dtype(node: Node) -> torch.dtype:

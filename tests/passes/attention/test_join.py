@@ -218,6 +218,7 @@ REFUSED: dict[str, Attend] = {
     "strides of the result": lambda q, k, v: (turned(q) @ k.mT).softmax(-1) @ v,
     "a view that needs the strides": lambda q, k, v: ((turned(q) @ k.mT).softmax(-1) @ v).view(B * H, N * D) + 1,
     "float32": lambda q, k, v: heads_last((q.float() * 2 @ k.float().mT).softmax(-1) @ v.float()),
+    "values of float32": lambda q, k, v: heads_last((q.float() @ k.float().mT).softmax(-1) @ v.float()),
     "wide heads": lambda q, k, v: heads_last((q.mT @ k).softmax(-1) @ v.mT),
 }
 
