@@ -247,6 +247,7 @@ def _topological(
     for key, before in needs.items():
         for b in before:
             after.setdefault(b, []).append(key)
+
     def begin(key: int) -> float:
         """Return the rank of a step that needs nothing."""
         step = by_id[key]

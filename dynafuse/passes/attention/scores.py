@@ -188,7 +188,7 @@ def _sum(node: Node, reader: Reader) -> Scores | None:
     operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
     if not _is_number(given.get("alpha", 1)) or given.get("alpha", 1) != 1:
         return None
-    for scores_at in (0, 1):
+    for scores_at in (0,) if node.target in IN_PLACE else (0, 1):
         first, added = operands[scores_at], operands[1 - scores_at]
         scores = reader.scores(first)
         if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
@@ -201,7 +201,7 @@ def _sum(node: Node, reader: Reader) -> Scores | None:
 def _times(node: Node, reader: Reader) -> Scores | None:
     given = given_to(node)
     operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
-    for scores_at in (0, 1):
+    for scores_at in (0,) if node.target in IN_PLACE else (0, 1):
         first, factor = operands[scores_at], operands[1 - scores_at]
         scores = reader.scores(first)
         if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
@@ -271,6 +271,9 @@ def _same(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | 
         return None
     return replace(scores, lead=tuple(value.shape[:-2]))
 
+
+IN_PLACE = frozenset({operator.iadd, operator.imul, "add_", "mul_"})
+"""Sums and products that are written to their first argument, which others may see if it is none of scores."""
 
 SAME = frozenset({"float", "half", "bfloat16", "to", "type", "type_as", "contiguous", "view", "reshape", "unsqueeze",
                   "squeeze", torch.reshape, torch.unsqueeze, torch.squeeze})

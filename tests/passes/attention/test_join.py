@@ -246,6 +246,13 @@ def test_what_is_written_in_between_is_read_before(written: str) -> None:
     assert joined(function, *matrices(grad=False), bias) == (written == "nothing")
 
 
+@pytest.mark.parametrize("spell", [
+    lambda s, bias: bias.add_(s), lambda s, bias: operator.iadd(bias, s), lambda s, bias: bias.mul_(s)])
+def test_scores_that_are_written_to_something_else_stay(spell: Attend) -> None:
+    bias = torch.empty(B, H, N, N, dtype=torch.bfloat16)
+    assert joined(lambda q, k, v, bias: heads_last(spell(q @ k.mT, bias).softmax(-1) @ v), *matrices(grad=False), bias) == 0
+
+
 def test_a_bias_with_a_gradient_stays() -> None:
     def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return heads_last((q @ k.mT + bias).softmax(-1) @ v)
