@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynafuse import backend
+from dynafuse import backend, explain
 from tests.support.differential import check, compiled, recorded
 
 B, H, N, D = 2, 3, 130, 64
@@ -182,6 +182,11 @@ def test_deterministic_algorithms_turn_it_off(device: str, monkeypatch: pytest.M
         assert joined(check(attend, *operands(device), **CHEAP)) == 0
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_the_report_says_why(device: str) -> None:
+    text = " ".join(str(explain(attend, *operands(device), options=CHEAP)).split())
+    assert "attention that is written out: " in text and "µs, gradient included, by " in text
 
 
 def test_scores_are_not_kept_for_the_gradient(device: str) -> None:
