@@ -27,7 +27,7 @@ from dynafuse.partition.pricing import Pricing
 MOST_NESTS = 32  # of a launch
 MOST_OPEN = 8  # launches at a time to which a region may still come
 LEAST_GAIN = 0.03  # of the time apart: what is left of large kernels is not worth that they hold registers for each other
-MOST_OF_NOTHING = 1 << 20  # bytes that a region which reads nothing may write, and share its launch
+MOST_OF_NOTHING = 16 << 20  # bytes that a region which reads nothing may write, and share its launch
 CLASSES = frozenset({"pointwise", "row", "column"})
 """Kernel classes that take one launch, and nothing beside their tensors."""
 

@@ -55,7 +55,7 @@ def test_what_a_collective_takes_waits_for_nothing() -> None:
     assert steps(plan_of(write, SMALL, OTHER))[:2] == [["sin_default"], "all_reduce_default"]
 
 
-@pytest.mark.parametrize(("count", "regions"), [(1 << 10, 1), (1 << 19, 2)])
+@pytest.mark.parametrize(("count", "regions"), [(1 << 10, 1), (1 << 23, 2)])
 def test_large_zeros_stay_apart(count: int, regions: int) -> None:
     """Beside something early they would take memory until what they are for."""
     def write(g: graphs.Builder, x: Node, at: Node) -> list[Node]:
