@@ -106,7 +106,7 @@ def join_attention(module: GraphModule, device: Device, forced: Collection[Node]
 def _join_all(softmaxes: Sequence[Node], constants: Constants, device: Device, forced: Collection[Node]) -> None:
     reader, biases = Reader(constants), Biases(constants)
     for softmax in softmaxes:
-        parts = _found(softmax, reader)
+        parts = answered(lambda softmax=softmax: _found(softmax, reader))  # type: ignore[misc]
         if parts is not None and not parts.is_read_later and not any(call in forced for call in parts.calls):
             answered(lambda parts=parts: _join(parts, biases, device))  # type: ignore[misc]
 
