@@ -99,20 +99,6 @@ def _by_vector(matrix: str) -> Callable[[Mapping[str, Any]], float]:
 
 
 aten = torch.ops.aten
-FORMULAS: Mapping[Any, Callable[[Mapping[str, Any]], float]] = {
-    aten._scaled_dot_product_flash_attention: _forward,
-    aten._scaled_dot_product_efficient_attention: _forward,
-    aten._scaled_dot_product_cudnn_attention: _forward,
-    aten._scaled_dot_product_flash_attention_for_cpu: _forward,
-    aten._scaled_dot_product_flash_attention_backward: _backward,
-    aten._scaled_dot_product_efficient_attention_backward: _backward,
-    aten._scaled_dot_product_cudnn_attention_backward: _backward,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
-    aten.dot: _by_vector("self"), aten.mv: _by_vector("self"), aten.addmv: _by_vector("mat"),
-}
-"""Flops of an op from its arguments by name, tensors as their sizes."""
-
-
 ATTENTION: Mapping[Any, tuple[str, Callable[[Attention, str, Device], float]]] = {
     aten._scaled_dot_product_flash_attention: ("flash", forward_us),
     aten._scaled_dot_product_efficient_attention: ("efficient", forward_us),
@@ -124,6 +110,13 @@ ATTENTION: Mapping[Any, tuple[str, Callable[[Attention, str, Device], float]]] =
     aten._scaled_dot_product_flash_attention_for_cpu_backward: ("cpu", backward_us),
 }
 """Torch's kernels for attention, by op, each with its price."""
+
+
+FORMULAS: Mapping[Any, Callable[[Mapping[str, Any]], float]] = {
+    **{packet: _forward if us is forward_us else _backward for packet, (_, us) in ATTENTION.items()},
+    aten.dot: _by_vector("self"), aten.mv: _by_vector("self"), aten.addmv: _by_vector("mat"),
+}
+"""Flops of an op from its arguments by name, tensors as their sizes."""
 
 
 SORTED = frozenset({aten.index_put.default, aten._unsafe_index_put.default,

@@ -35,7 +35,7 @@ from dynafuse.fx import hint
 from dynafuse.passes.attention.bias import Biases, with_lost_rows
 from dynafuse.passes.attention.price import joined_us, written_us
 from dynafuse.passes.attention.products import Operand, Product, given_to, product_of, value_of
-from dynafuse.passes.attention.scores import SAME, SOFTMAXES, Reader, Scores, same_matrices
+from dynafuse.passes.attention.scores import SAME, SOFTMAXES, Reader, Scores, has_same_numbers, same_matrices
 from dynafuse.passes.attention.writing import Writer
 from dynafuse.passes.constants import Constants, bodies, is_written_among
 from dynafuse.passes.shown_strides import shows_strides
@@ -142,8 +142,7 @@ def _keeps_probabilities(user: Node, node: Node) -> bool:
     if user.target in DROPOUTS:
         chance, trains = given.get(1, given.get("p", 0.5)), given.get(2, given.get("training", given.get("train", True)))
         return chance == 0 or trains is False
-    is_other_memory = user.target == "view" and value_of(user).dtype != value_of(node).dtype
-    return user.target in SAME and value_of(user).dtype.is_floating_point and not is_other_memory
+    return user.target in SAME and has_same_numbers(user, node)
 
 
 def _join(parts: Parts, biases: Biases, device: Device) -> None:

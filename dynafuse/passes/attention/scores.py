@@ -264,12 +264,20 @@ def _raised(node: Node, reader: Reader) -> Scores | None:
 
 def _same(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | None:
     """Return the same scores: in another dtype, in memory of their own, or with other dimensions in front."""
-    value = value_of(node)
-    before = value_of(given.get(0, given.get("input")))
-    is_other_memory = node.target == "view" and value.dtype != before.dtype
-    if is_other_memory or not value.dtype.is_floating_point or value.device != before.device:
-        return None
-    return replace(scores, lead=tuple(value.shape[:-2]))
+    lead = tuple(value_of(node).shape[:-2])
+    return replace(scores, lead=lead) if has_same_numbers(node, given.get(0, given.get("input"))) else None
+
+
+def has_same_numbers(node: Node, before: Any) -> bool:
+    """Return whether a call of SAME returns what it is given as numbers, and not as bits, on the same device.
+
+    Args:
+        node: The call.
+        before: What it is given.
+    """
+    value, given = value_of(node), value_of(before)
+    is_other_memory = node.target == "view" and value.dtype != given.dtype
+    return value.dtype.is_floating_point and value.device == given.device and not is_other_memory
 
 
 IN_PLACE = frozenset({operator.iadd, operator.imul, "add_", "mul_"})

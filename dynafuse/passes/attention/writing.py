@@ -128,7 +128,7 @@ class Writer:
             return self.call(torch.reshape, node, (*(1 for _ in lead), *static(matrix))) if own else node
         if not equal(own, broadcast):
             raise ValueError(f"{node} has other dimensions than its scores")
-        return self.call(torch.reshape, node, (*static(lead), *static(matrix)))
+        return self.with_lead(node, broadcast, lead)
 
     def in_four(self, node: Node, lead: Sizes) -> Node:
         """Return a batch of matrices, or a bias, with two dimensions in front.
