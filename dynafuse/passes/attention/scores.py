@@ -105,6 +105,14 @@ class Reader:
         scores = None if row is None else row(node, replace(self, calls=self.calls - 1))
         return None if scores is None else replace(scores, path=(*scores.path, node))
 
+    def beside(self, node: Node, operands: Sequence[Any]) -> tuple[Scores, Any] | None:
+        """Return the scores among two operands of a call that returns as many, and the other operand; None without any."""
+        for place in (0,) if node.target in IN_PLACE else (0, 1):
+            scores = self.scores(operands[place])
+            if scores is not None and same_matrices(operands[place], node) and _same_lead(node, scores):
+                return scores, operands[1 - place]
+        return None
+
     def number(self, given: Any) -> float | None:
         """Return the number that a call is given, maybe as a constant tensor of one element; None if it is none."""
         if _is_number(given):
@@ -185,28 +193,24 @@ def _same_lead(node: Node, scores: Scores) -> bool:
 def _sum(node: Node, reader: Reader) -> Scores | None:
     """Return the scores that a sum is: of scores and something else."""
     given = given_to(node)
-    operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
-    if not _is_number(given.get("alpha", 1)) or given.get("alpha", 1) != 1:
+    alpha = given.get("alpha", 1)
+    pair = reader.beside(node, _operands(given)) if _is_number(alpha) and alpha == 1 else None
+    if pair is None:
         return None
-    for scores_at in (0,) if node.target in IN_PLACE else (0, 1):
-        first, added = operands[scores_at], operands[1 - scores_at]
-        scores = reader.scores(first)
-        if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
-            if isinstance(added, Node) and isinstance(value_of(added), torch.Tensor):
-                return scores.plus(Term(added))
-            return scores if _is_number(added) else None  # which a softmax does not see
-    return None
+    scores, added = pair
+    if isinstance(added, Node) and isinstance(value_of(added), torch.Tensor):
+        return scores.plus(Term(added))
+    return scores if _is_number(added) else None  # which a softmax does not see
+
+
+def _operands(given: Given) -> tuple[Any, Any]:
+    """Return the two operands of a call."""
+    return given.get(0, given.get("input")), given.get(1, given.get("other"))
 
 
 def _times(node: Node, reader: Reader) -> Scores | None:
-    given = given_to(node)
-    operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
-    for scores_at in (0,) if node.target in IN_PLACE else (0, 1):
-        first, factor = operands[scores_at], operands[1 - scores_at]
-        scores = reader.scores(first)
-        if scores is not None and same_matrices(first, node) and _same_lead(node, scores):
-            return _scaled(scores, operator.mul, factor)
-    return None
+    pair = reader.beside(node, _operands(given_to(node)))
+    return None if pair is None else _scaled(pair[0], operator.mul, pair[1])
 
 
 def _quotient(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | None:
@@ -253,13 +257,11 @@ def _masked(node: Node, scores: Scores, mask: Any, fill: float | None, fills_whe
 
 def _raised(node: Node, reader: Reader) -> Scores | None:
     """Return the scores of which the largest is taken with a number that none but masks reach."""
-    given = given_to(node)
-    operands = given.get(0, given.get("input")), given.get(1, given.get("other"))
-    for scores_at in (0, 1):
-        scores, number = reader.scores(operands[scores_at]), reader.number(operands[1 - scores_at])
-        if scores is not None and number is not None and number <= LOST and _same_lead(node, scores):
-            return replace(scores, terms=tuple(replace(term, finite=True) for term in scores.terms))
-    return None
+    pair = reader.beside(node, _operands(given_to(node)))
+    number = None if pair is None else reader.number(pair[1])
+    if pair is None or number is None or not number <= LOST:  # which NaN is not
+        return None
+    return replace(pair[0], terms=tuple(replace(term, finite=True) for term in pair[0].terms))
 
 
 def _same(node: Node, given: Given, scores: Scores, reader: Reader) -> Scores | None:
