@@ -33,7 +33,7 @@ class Skip(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What a case is built with; `layers` None means the case's own number."""
+    """What a case is built with; `layers` None means the case's own number, `dropout` that models drop what they do."""
 
     device: str = "cuda"
     scale: str = "full"
@@ -41,6 +41,7 @@ class Build:
     train: bool = True
     dtype: torch.dtype = torch.bfloat16
     seed: int = 0
+    dropout: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

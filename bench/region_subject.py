@@ -78,7 +78,8 @@ def _measured(region: Region, request: Mapping[str, Any]) -> Iterator[Metrics]:
         outputs = compiled(*inputs)
         measure.synchronize(device)
         cold = time.perf_counter() - start
-        yield {"cold_s": cold, "output_vs_eager": largest_difference(list(iter_tensors(outputs)), eager)}
+        compared = difference if region.random_op is None else difference_of_norms
+        yield {"cold_s": cold, "output_vs_eager": largest_difference(list(iter_tensors(outputs)), eager, compared)}
         del outputs, eager
         _warm(lambda: compiled(*inputs), watched)
     if watched is not None:
@@ -109,14 +110,18 @@ def _timed(call: Function, moved: int, request: Mapping[str, Any]) -> Metrics:
 
 
 # ------ agreement with eager
-def largest_difference(outputs: Sequence[Tensor], eager: Sequence[Tensor]) -> float:
-    """Return the largest difference of any output from eager's: |output - eager| / |eager|; of integers, how many differ.
+def difference_of_norms(output: Tensor, expected: Tensor) -> float:
+    """Return by how much the norm of an output's finite elements is another than eager's, relative to that.
 
-    Infinite where a shape or dtype is another, or NaN and Inf are elsewhere.
+    That is what random numbers leave alike; infinite if much more or less is finite.
     """
-    if [(x.shape, x.dtype) for x in outputs] != [(x.shape, x.dtype) for x in eager]:
+    if not expected.numel():
+        return 0.0
+    finite, others = torch.isfinite(output), torch.isfinite(expected)
+    if abs(float(finite.double().mean() - others.double().mean())) > OFTEN_MISPLACED:
         return float("inf")
-    return max((difference(output, expected) for output, expected in zip(outputs, eager, strict=True)), default=0.0)
+    norm, usual = (float(torch.where(f, x, 0).double().norm()) for f, x in ((finite, output), (others, expected)))
+    return abs(norm - usual) / usual if usual else norm
 
 
 def difference(output: Tensor, expected: Tensor) -> float:
@@ -132,3 +137,15 @@ def difference(output: Tensor, expected: Tensor) -> float:
     if float(misplaced.double().mean()) > OFTEN_MISPLACED:
         return float("inf")
     return measure.relative_rmse(torch.where(misplaced, 0, output), torch.where(misplaced, 0, expected))
+
+
+def largest_difference(
+    outputs: Sequence[Tensor], eager: Sequence[Tensor], compared: Callable[[Tensor, Tensor], float] = difference,
+) -> float:
+    """Return the largest difference of any output from eager's: |output - eager| / |eager|; of integers, how many differ.
+
+    Infinite where a shape or dtype is another, or NaN and Inf are elsewhere.
+    """
+    if [(x.shape, x.dtype) for x in outputs] != [(x.shape, x.dtype) for x in eager]:
+        return float("inf")
+    return max((compared(output, expected) for output, expected in zip(outputs, eager, strict=True)), default=0.0)

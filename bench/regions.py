@@ -9,7 +9,7 @@ Example:
 `bench/region_file.py` says what such a file holds; `python -m bench.capture` makes one of any model. Every GPU takes one
 region after the other, or with `--lanes 3` has three under way, one of which is timed. Every system has a process of its
 own in each lane, with empty caches at the start. What a region was compiled to in a process is forgotten before the next.
-Regions that draw random numbers are skipped: eager draws others.
+Regions that draw random numbers are skipped, as eager draws others; `--random` times them, and compares norms.
 """
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def chosen(regions: Sequence[Region], options: argparse.Namespace) -> list[Regio
         raise SystemExit(f"bench: no region is asked for: {options.file} has {len(regions)}")
     kept = []
     for region in asked:
-        if op := region.random_op:
+        if (op := region.random_op) and not options.random:
             print(f"skipped: {region.name} draws random numbers ({op})")
         else:
             kept.append(region)
@@ -165,6 +165,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     parser.add_argument("--gpus", type=int, default=1, help="how many GPUs take regions in turn")
     parser.add_argument("--lanes", type=int, default=1, help="how many regions are under way on a GPU; one of them is timed")
+    parser.add_argument("--random", action="store_true", help="also regions that draw random numbers")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="timed replays of each region")
     parser.add_argument("--profile", action="store_true", help="time by kernel, and by step beside what was predicted")
     parser.add_argument("--plan", nargs="?", const="h200", metavar="DEVICE",

@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(summary({row["case"]: row["metrics"] for row in json.loads(options.show.read_text())["rows"]}))
         return 0
     names = tuple(split(options.names))
-    regions = [region for region in read(options.file) if region.random_op is None]
+    regions = read(options.file)
     regions = [region for region in regions if region.name.startswith(names)] if names else regions
     report = Report(options.out, describe_machine(), describe_versions())
     context = multiprocessing.get_context("spawn")

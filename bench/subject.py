@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bench import measure, systems
+from bench.draws import Draw, compare_draws, draws
 from bench.host import HostSubject
 from bench.measure import Metrics, Outcome
 from bench.models import CASES, Build, Workload
@@ -35,27 +36,30 @@ class Buildable(Protocol):
 
 
 class ModelSubject:
-    """A whole model under one system; inference with `train: False`."""
+    """A whole model under one system; inference with `train: False`, values dropped at random with `dropout: True`."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.device = request["device"]
         self.train = request.get("train", True)
-        self.with_reference = request.get("reference", True)
+        self.drops = request.get("dropout", False)
+        self.with_reference = request.get("reference", True) and not self.drops
         self.system = systems.find(request["system"])
         dtype: torch.dtype = getattr(torch, request.get("dtype", "bfloat16"))
         # TensorFloat-32 would make float32 runs, which exist to check results, as coarse as float16.
         # torch's test utilities forbid setting the flag once they are imported.
         if self.device == "cuda":
             torch.backends.cudnn.allow_tf32 = False
-        how = Build(self.device, request["scale"], request.get("layers"), self.train, dtype)
+        how = Build(self.device, request["scale"], request.get("layers"), self.train, dtype, dropout=self.drops)
         self.work: Workload = catalog(request)[request["case"]].build(how)
         self.runner: Callable[..., Tensor] = self.work.module
         self.expected: tuple[Outcome, Outcome | None, Metrics] | None = None
+        self.drawn: list[Draw] = []
 
     def expect(self) -> Metrics:
         """Run what the system will be compared with, apart from `prepare`: several processes may do that at once."""
         eager = self._eager_outcome()
         self.expected = (eager, *self._reference_outcome())
+        self.drawn = self._draws() if self.drops else []
         return {}
 
     def prepare(self) -> Metrics:
@@ -70,10 +74,8 @@ class ModelSubject:
         loading = time.perf_counter() - start  # of the backend
         first = [self._first_step() for _ in range(3)]
         phases = measure.compile_phases()
-        self._before()
-        got = Outcome(self._step(), self.work.module, keep=False)
-        found = measure.compare(got, eager, reference)
-        del got, eager, reference
+        found = compare_draws(self._draws(), self.drawn) if self.drops else self._compared(eager, reference)
+        del eager, reference
         self._release()
         cold = {"cold_s": loading + first[0], "first_steps_s": first, "phases_s": phases, "parameters": self._parameters()}
         return {**cold, **note, **found, **measure.compile_stats()}
@@ -97,6 +99,13 @@ class ModelSubject:
         found = measure.device_profile(self._step, self._before, self.device, steps)
         self._release()
         return {"peak_gb": peak, "reserved_gb": reserved, **found, **measure.compile_stats()}
+
+    def _compared(self, eager: Outcome, reference: Outcome | None) -> Metrics:
+        self._before()
+        return measure.compare(Outcome(self._step(), self.work.module, keep=False), eager, reference)
+
+    def _draws(self) -> list[Draw]:
+        return draws(self._step, self._before, self.work.module)
 
     def _first_step(self) -> float:
         self._before()

@@ -110,7 +110,8 @@ class Lane(Runner):
         following: tuple[Job | None, dict[str, Worker]] = None, {}
         begun = dict(workers)
         try:
-            request = self.request(do="build", case=job.architecture, train=job.mode == "train", catalog=SUITE)
+            request = self.request(do="build", case=job.architecture, catalog=SUITE,
+                                   train=job.mode != "infer", dropout=job.mode == "dropout")
             self.at_once(job.label, workers, lambda name: workers[name].ready(self.options.limit))
             with self.turn:
                 self.at_once(job.label, workers, lambda name: self.ask(workers[name], {**request, "system": name}))
@@ -198,7 +199,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m bench.zoo", description="Measure many architectures, few layers each.")
     parser.add_argument("--cases", default="", help="patterns of ARCHITECTURE or ARCHITECTURE/MODE, comma-separated")
-    parser.add_argument("--modes", default=",".join(MODES), help="train,infer")
+    parser.add_argument("--modes", default="train,infer", help=",".join(MODES))
     parser.add_argument("--systems", default="eager,inductor,dynafuse",
                         help="names, each with or without @VAR=VALUE;VAR=VALUE")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")

@@ -6,8 +6,8 @@ Example:
 
 Language models come from transformers (here), image models from timm and torchvision, diffusion models from diffusers
 (`zoo_vision`). A package or a class that is not installed skips the case. Whatever draws random numbers while it trains is
-off: dropout, stochastic depth, dropped labels. Everything is bfloat16, as `Build.dtype` says. Scale "tiny" keeps the
-structure at widths that a CPU runs at once.
+off unless `Build.dropout` says so: dropout, stochastic depth, dropped labels. Everything is bfloat16, as `Build.dtype` says.
+Scale "tiny" keeps the structure at widths that a CPU runs at once.
 """
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Sizes = Mapping[str, Any]
 FIRST_ID = 3
 """Random token ids begin here: those below are marks (padding, begin, end) in most vocabularies."""
 
-MODES = ("train", "infer")
+MODES = ("train", "infer", "dropout")
+"""How a model may run: `dropout` trains it with what it drops at random as it comes, `train` without."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Architecture:
         torch.manual_seed(how.seed)
         with torch.device(how.device):
             work = self.make(how)
-        without_dropout(work.module)
+        if not how.dropout:
+            without_dropout(work.module)
         work.module.train(how.train)
         return work
 
@@ -115,7 +117,7 @@ class Text:
         sizes = {**self.full, **self.fixed, **(self.tiny if how.scale == "tiny" else {})}
         config = _attribute(transformers, self.config)(**sizes)
         for name, value in config.to_dict().items():
-            if "drop" in name and isinstance(value, float):
+            if "drop" in name and isinstance(value, float) and not how.dropout:
                 setattr(config, name, 0.0)
         # from_config, not .to(dtype): it keeps in float32 what a loaded checkpoint has in float32.
         return _attribute(transformers, self.auto).from_config(config, dtype=how.dtype, attn_implementation=self.attention)

@@ -111,7 +111,7 @@ def _efficientnet(models: Any) -> nn.Module:
 
     stages = [stage(1, 3, 1, 32, 16), stage(6, 3, 2, 16, 24), stage(6, 5, 2, 24, 40), stage(6, 3, 2, 40, 80),
               stage(6, 5, 1, 80, 112), stage(6, 5, 2, 112, 192), stage(6, 3, 1, 192, 320)]
-    net: nn.Module = models.EfficientNet(stages, dropout=0.0, stochastic_depth_prob=0.0)
+    net: nn.Module = models.EfficientNet(stages, dropout=0.2)
     return net
 
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench import region_file, region_steps, region_subject, regions, run, table
 from bench.region_file import Region, TensorSpec
+from bench.region_subject import difference_of_norms
 from bench.region_summary import summary_of
 from bench.worker import Failed
 from dynafuse.report import ReportedGraph, ReportedStep
@@ -135,6 +136,14 @@ def test_rows_of_regions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert "skipped: pointwise_4 draws random numbers (aten.rand_like.default)" in printed
     assert "pointwise_5 dynafuse: RuntimeError" in printed and "6 rows" in printed and "2 failed" in printed
+
+
+def test_regions_that_draw_random_numbers_are_compared_by_norms(tmp_path: Path) -> None:
+    rows = measured(file_of(tmp_path, DROPOUT), "--systems", "eager,dynafuse", "--random")[1]
+    assert set(rows) == {("pointwise_4", "eager"), ("pointwise_4", "dynafuse")}
+    assert 0 < rows["pointwise_4", "dynafuse"]["output_vs_eager"] < 0.5, "other numbers, of much the same norm"
+    assert difference_of_norms(torch.tensor([3.0, float("inf")]), torch.tensor([3.0, 4.0])) == float("inf")
+    assert difference_of_norms(torch.zeros(3), torch.zeros(3)) == 0
 
 
 @pytest.mark.parametrize(("more", "names"), [

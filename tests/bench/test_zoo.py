@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench import table, zoo, zoo_models
+from bench.draws import Draw, compare_draws
 from bench.models import Build, Skip, Workload
 from bench.zoo_models import Architecture, mixed, without_dropout
 from bench.zoo_summary import Rows, summary_of
@@ -112,6 +114,37 @@ def test_what_drops_at_random_is_switched_off() -> None:
     dropout, norm, labels = nn.Dropout(0.5), nn.BatchNorm1d(4), Labels()
     without_dropout(nn.Sequential(dropout, norm, labels))
     assert (dropout.p, norm.momentum, labels.dropout_prob, labels.eps) == (0.0, 0.1, 0.0, 0.1)
+
+
+@pytest.mark.usefixtures("small_zoo")
+def test_what_models_drop_is_compared_as_draws(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert zoo.main([*FAST, "--modes", "dropout", "--systems", "eager,dynafuse", "--out", str(out)]) == 0
+    row = rows_of(out)["squares/dropout", "dynafuse"]
+    assert row["right"] == 1 and row["draws"] == 16 and row["step_ms"] > 0
+    assert row["gradient_spread"] > 0 < row["eager_gradient_spread"], "squares drops some at random"
+    assert row["gradient_mean"] != row["eager_gradient_mean"]
+
+
+DRAWN = [Draw(1 + shift, 10 * (1 - shift)) for shift in (0.0, 0.1, -0.1, 0.05, -0.05, 0.02, -0.02, 0.07)]
+
+
+@pytest.mark.parametrize(("got", "expected"), [
+    (DRAWN[::-1], True),
+    ([Draw(draw.loss + 0.02, draw.gradient) for draw in DRAWN], True),  # less than a standard error of the mean
+    ([Draw(draw.loss + 0.3, draw.gradient) for draw in DRAWN], False),
+    ([Draw(draw.loss, draw.gradient * 1.4) for draw in DRAWN], False),  # as if what is left were scaled twice
+    ([Draw(1.01, 10.1)] * 8, False),  # the same is dropped in each step
+    ([Draw(1.0, draw.gradient) for draw in DRAWN], True),  # a loss of bfloat16
+    ([Draw(math.nan, draw.gradient) for draw in DRAWN], False),
+])
+def test_the_verdict_on_draws(got: list[Draw], expected: bool) -> None:
+    assert compare_draws(got, DRAWN)["right"] is expected
+
+
+def test_models_that_drop_nothing_have_no_spread() -> None:
+    steady, rounded = [Draw(1.0, 10.0)] * 8, [Draw(1.0, 10.0 + 1e-4 * (i % 2)) for i in range(8)]
+    assert compare_draws(steady, rounded)["right"] is True
 
 
 @pytest.mark.parametrize(("metrics", "expected"), [
