@@ -152,6 +152,15 @@ class Builder(Protocol):
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """Return ``value`` converted to ``dtype``, kept in its opmath type."""
 
+    def drawn(self, mode: str, seed: Value, position: sympy.Expr) -> Value:
+        """Return the random float32 at a position of a tensor in row-major order.
+
+        Args:
+            mode: ``"rand"`` for numbers from [0, 1), ``"randn"`` for standard normal ones.
+            seed: An integer.
+            position: The position.
+        """
+
 
 @dataclass(frozen=True)
 class Call:

@@ -142,3 +142,7 @@ class _Asked:
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """Return a value."""
         return UNTOLD
+
+    def drawn(self, mode: str, seed: Value, position: sympy.Expr) -> Value:
+        """Return a value."""
+        return UNTOLD

@@ -2,7 +2,8 @@
 
 Torch's own eager functions of these ops ignore their seed, so a backward that draws a mask again would get another one.
 
-Worked example: ``EAGER[prims.inductor_random.default]([3], seed, "rand")`` are the three numbers that a kernel draws.
+Worked example: ``EAGER[prims.inductor_random.default]([3], seed, "rand")`` are the three numbers that a kernel draws, made
+of the first three words of block 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch._inductor import inductor_prims
 
 ROUNDS = 10
+NEIGHBOURS = 4  # positions that share a block's words
 ROUND_A, ROUND_B = 0xD2511F53, 0xCD9E8D57
 KEY_A, KEY_B = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
@@ -34,11 +36,14 @@ def floats(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: t
     if align_dtype is not None or mode not in ("rand", "randn"):
         other: torch.Tensor = inductor_prims.random(size, seed, mode, align_dtype=align_dtype)
         return other
-    first, second, *_ = _philox(seed, size)
-    if mode == "rand":
-        return _uniform(first)
-    radius = torch.sqrt(-2.0 * torch.log(_uniform(first).clamp(min=LEAST)))
-    return radius * torch.cos(2 * math.pi * _uniform(second))
+    count = math.prod(size)
+    words = _philox(seed, torch.arange(-(-count // NEIGHBOURS), device=seed.device))
+    numbers = torch.stack([_uniform(word) for word in words], -1)
+    if mode == "randn":
+        radius = torch.sqrt(-2.0 * torch.log(numbers[:, 0::2].clamp(min=LEAST)))
+        angle = 2 * math.pi * numbers[:, 1::2]
+        numbers = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], -1)
+    return numbers.flatten()[:count].reshape(*size)
 
 
 def integers(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
@@ -50,7 +55,7 @@ def integers(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> to
         size: The result's sizes.
         seed: A tensor of one integer.
     """
-    first, second, *_ = _philox(seed, size)
+    first, second, *_ = _philox(seed, torch.arange(math.prod(size), device=seed.device).reshape(*size))
     return _remainder(first | (second << 32), high - low) + low
 
 
@@ -61,10 +66,9 @@ EAGER: Mapping[Any, Callable[..., torch.Tensor]] = {
 """The functions that run in place of torch's own, by op."""
 
 
-def _philox(seed: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return four random words, integers from [0, 2**32), for each position of a tensor of sizes ``size``."""
-    position = torch.arange(math.prod(size), device=seed.device).reshape(*size)
-    words = [position & WORD, position >> 32, torch.zeros_like(position), torch.zeros_like(position)]
+def _philox(seed: torch.Tensor, block: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return four random words, integers from [0, 2**32), for each block's number."""
+    words = [block & WORD, block >> 32, torch.zeros_like(block), torch.zeros_like(block)]
     low, high = seed & WORD, (seed >> 32) & WORD
     for _ in range(ROUNDS):
         first, second, third, fourth = words

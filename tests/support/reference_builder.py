@@ -18,6 +18,7 @@ import torch
 
 from dynafuse.ops import Call, Index, Row, Value
 from dynafuse.ops.indexing_math import symbol
+from dynafuse.runtime.random import floats
 
 Env = dict[sympy.Symbol, int]
 Number = bool | int | float
@@ -109,6 +110,13 @@ class ReferenceBuilder:
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         return self._new(dtype, lambda env: torch.tensor(self.values[value.name](env)).to(dtype).item())
+
+    def drawn(self, mode: str, seed: Value, position: sympy.Expr) -> Value:
+        def compute(env: Env) -> Number:
+            place = self.at(position, env)
+            return floats([place + 1], torch.tensor(self.values[seed.name](env)), mode)[place].item()
+
+        return self._new(torch.float32, compute)
 
 
 class _Lazy(dict[str, Any]):

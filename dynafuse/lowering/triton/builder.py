@@ -17,6 +17,7 @@ from torch.utils._sympy.functions import FloorDiv
 from dynafuse.ir import ARRIVED, Classed, Launch, Size, Spec, Store, Workspace
 from dynafuse.lowering.triton.aligned_sizes import ANY, in_two_forms, multiples_of
 from dynafuse.lowering.triton.dependent import WAITS, prologue
+from dynafuse.lowering.triton.draws import FOUR
 from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.eviction import innermost, keep_what_is_loaded_again
@@ -152,6 +153,9 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
     emitter.eviction.beside = innermost(emitter.axes, (order for tile, order in schedule.order.items() if tile != "y"))
     emitter.tile_dims = {tile: builder.tile_dim(tile) for tile in ("yx" if "y" in schedule.order else "xr")}
     if tile_of is None:
+        lanes = next(tile for tile in schedule.order if builder.is_of_lanes(tile))
+        if builder.tile_dim(lanes) == 1 and schedule.block[lanes] % FOUR == 0:
+            emitter.lanes = tuple(emitter.axes[axis] for axis in schedule.order[lanes])
         exact_tiles = (tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))
         emitter.exact_tiles = PER_STEP.union(exact_tiles)
         if loop == "r":

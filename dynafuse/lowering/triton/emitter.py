@@ -21,6 +21,7 @@ from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton import sums_in_tiles as sums
 from dynafuse.lowering.triton.accesses import Access, Load, Masks, SharedLoads, names_of
 from dynafuse.lowering.triton.control_flow import ControlFlow
+from dynafuse.lowering.triton.draws import OF_FOURS, counts_in_fours
 from dynafuse.lowering.triton.eviction import Eviction
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
@@ -60,6 +61,7 @@ class Emitter(ControlFlow):
         self.axes = [symbol(f"i{k}", axis.size) for k, axis in enumerate(spec.axes)]
         self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
         self.unit_tiles = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: a single point
+        self.lanes: tuple[sympy.Symbol, ...] = ()  # axes along a tile's last dimension of a multiple of four points
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.accesses: list[Access] = []
         self.loads = SharedLoads()
@@ -92,6 +94,20 @@ class Emitter(ControlFlow):
         if arg.kind == "in":
             return self._load_input(arg.position, index)
         return self.value(arg.position, index)
+
+    def drawn(self, mode: str, seed: Value, position: sympy.Expr) -> Value:
+        """Return the random float32 at a position, as ``libm_random`` draws it.
+
+        Args:
+            mode: "rand" or "randn".
+            seed: An integer.
+            position: The position in the tensor that is drawn.
+        """
+        assert self._current_op is not None
+        shared = not seed.tiles and counts_in_fours(position, self.lanes, self.tile_of.keys() - set(self.axes))
+        comment = f"%{self._current_op} {self.calls[self._current_op][1].target}"
+        return self.define(f"lm.{mode}{OF_FOURS * shared}({seed}, {{0}})", torch.float32, seed.tiles | self.tiles(position),
+                           position, comment=comment)
 
     def rounded(self, arg: Any, index: Index) -> Value:
         """Return the value of an input or op at an index as eager has it: a 16-bit float is rounded to its dtype."""

@@ -29,6 +29,11 @@ from dynafuse.lowering.triton import ptx
 from dynafuse.lowering.triton.device_functions import jit
 from dynafuse.lowering.triton.libm_divisions import div as div
 from dynafuse.lowering.triton.libm_divisions import div_by as div_by
+from dynafuse.lowering.triton.libm_random import rand as rand
+from dynafuse.lowering.triton.libm_random import rand_of_fours as rand_of_fours
+from dynafuse.lowering.triton.libm_random import randint64 as randint64
+from dynafuse.lowering.triton.libm_random import randn as randn
+from dynafuse.lowering.triton.libm_random import randn_of_fours as randn_of_fours
 
 if knobs.runtime.interpret:
     from dynafuse.lowering.triton import interpreted_libdevice as libdevice
@@ -435,38 +440,6 @@ def gelu_tanh_slope(x):
     gate = libdevice.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
     inner = 0.7978845608028654 * (1 + 0.134145 * x * x)
     return 0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * inner
-
-
-@jit
-def _offsets(offset):
-    """Return offsets or bounds as an int64 tensor: they may be literals, as the place of a single element is."""
-    return tl.full([], 0, tl.int64) + offset
-
-
-@jit
-def rand(seed, offset):
-    """Return a uniform float32 in [0, 1) per offset, from Philox."""
-    return tl.rand(seed, _offsets(offset))
-
-
-@jit
-def randn(seed, offset):
-    """Return a standard normal float32 per offset, from Philox."""
-    return tl.randn(seed, _offsets(offset))
-
-
-@jit
-def randint64(seed, offset, low, high):
-    """Return a uniform int64 in [low, high) per offset, from Philox.
-
-    Args:
-        seed, offset, low, high: Integers; equal ones give equal numbers.
-    """
-    low_word, high_word, _, _ = tl.randint4x(seed, _offsets(offset))
-    word = low_word.to(tl.uint32, bitcast=True).to(tl.uint64) | (high_word.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
-    first, last = _offsets(low), _offsets(high)
-    span = (last - first).to(tl.uint64)  # wraps around where it is more than int64 holds
-    return (word % span).to(tl.int64) + first
 
 
 # Combine functions for tl.reduce. Bools come in as integers: Triton's int1 is signed, so true < false there.

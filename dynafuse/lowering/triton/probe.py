@@ -15,12 +15,15 @@ import torch
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import names_of
+from dynafuse.lowering.triton.draws import OF_FOURS
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.ops import Value
 
 FUNCTION = 12.0  # instructions of a function of the math library outside of an op
 BRANCH = 16.0  # the least of one that branches
 QUICK_SHARE = 0.5  # of an op's instructions, which it takes with functions of ``libm_quick``
+DRAW = 80.0  # of a random number: products of 32 bits with 64 count twice
+SHARED_DRAW = 25.0  # the same where four neighbours share a block of words
 SINGLE = ("lm.maximum(", "lm.minimum(", "lm.neg(")  # functions that are one instruction
 WIDE = 2.0  # instructions of 32 bits for one of 64
 WIDE_DIVISION = 16.0
@@ -49,6 +52,7 @@ class Probe(Emitter):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, [str(k) for k in range(len(spec.axes))])
+        self.lanes = tuple(self.axes)  # as they lie in memory most often
         self.work: list[Work] = []
         self.from_memory: set[str] = set()  # names of what is loaded, or computed from that
         self.places: dict[str, frozenset[int]] = {}  # axes whose own indices a value is computed with: compared, say
@@ -82,6 +86,8 @@ class Probe(Emitter):
         """Return about how many instructions a line takes. Loads are priced as accesses, other names cost nothing."""
         if text.isidentifier() or text.startswith(("tl.load(", "tl.full(")):
             return 0.0
+        if "lm.rand" in text:
+            return SHARED_DRAW if f"{OF_FOURS}(" in text else DRAW
         if dtype is torch.int64:
             return WIDE_DIVISION if "%" in text or "//" in text else WIDE
         least = BRANCH if _branches(text) else 0.0

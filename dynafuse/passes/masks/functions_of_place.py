@@ -179,6 +179,17 @@ class Elements(Builder):
         """
         return told(compared(op, left, right, self._checks.holds), torch.bool)
 
+    def drawn(self, mode: str, seed: Value, position: sympy.Expr) -> Value:
+        """Refuse: no place tells a random number.
+
+        Args:
+            mode, seed, position: As for the base class.
+
+        Raises:
+            NotKnownError: Always.
+        """
+        raise NotKnownError("a random number")
+
     def masked(self, condition: Value, body: Callable[[], Value], other: bool | int | float) -> Value:
         """Return a value where a condition holds, else a number.
 

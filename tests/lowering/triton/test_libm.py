@@ -193,6 +193,14 @@ def test_random_numbers(name: str, tmp_path: Path) -> None:
         assert drawn.min() >= 0 and drawn.max() < 1
 
 
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_neighbours_may_share_a_block_of_random_words(name: str, tmp_path: Path) -> None:
+    positions = torch.arange(1 << 34, (1 << 34) + 4096)
+    alone, shared = (run(f"lm.{name}{suffix}(7, x0)", [positions], torch.empty(4096), tmp_path) for suffix in ("", "_of_fours"))
+    torch.testing.assert_close(alone, shared, rtol=0 if name == "rand" else 1e-6, atol=0 if name == "rand" else 1e-6)
+    assert alone.unique().numel() > 4000
+
+
 def test_random_integers(tmp_path: Path) -> None:
     positions = torch.arange(1024)
     operands = [positions, torch.full((1024,), 7), torch.full((1024,), -3), torch.full((1024,), 5)]
