@@ -15,6 +15,7 @@ from typing import TypeAlias
 from torch.fx import Node
 
 from dynafuse.cost.model import Work
+from dynafuse.ops import Kind
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Operand, Read, Spaces
@@ -313,7 +314,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, share_of:
 
     What is known per row is computed once for each, what only becomes a part of something, there. What is picked from counts
     for each reader that picks; what is read at several offsets in other ways, for each offset, but no more often than it is
-    read: at two of three offsets a rotation reads a half of each row.
+    read: at two of three offsets a rotation reads a half of each row. A single element is computed once.
     """
     closure = frozenset(asked.closure)
     along = {member.node: float(rows if _is_per_row(member, asked.shape) else points) for member in asked.members
@@ -323,7 +324,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, share_of:
     together = dict(picked)  # for all readers
     for node in reversed(asked.closure):
         at_offsets = min(once[node] * asked.times.get(node, 1), max(once[node], together[node]))
-        evaluations[node] = max(evaluations[node], at_offsets)
+        evaluations[node] = min(max(evaluations[node], at_offsets), 1.0 if _is_single(spaces, node) else math.inf)
         for argument, operand in spaces.operands[node].items():
             if argument in evaluations:
                 share = share_of(operand)
@@ -334,6 +335,13 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, share_of:
                     reads = picked[argument] = picked[argument] + reads
                 evaluations[argument] = max(evaluations[argument], reads)
     return evaluations
+
+
+def _is_single(spaces: Spaces, node: Node) -> bool:
+    """Return whether a node is a single element of what no rows are reduced for: a program computes it once."""
+    facts = spaces.facts[node]
+    is_reduced = facts.row is None or facts.row.kind in (Kind.REDUCTION, Kind.SCAN)
+    return not is_reduced and facts.tensor is not None and facts.tensor.hint == 1
 
 
 def _has_parts(spaces: Spaces, asked: Asked) -> bool:

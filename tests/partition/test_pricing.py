@@ -100,6 +100,18 @@ def test_what_is_known_per_row_is_computed_once_for_each() -> None:
     assert few < many < 1.1 * few
 
 
+def test_a_single_element_is_computed_once() -> None:
+    """By each program, which is nothing beside what it computes of all elements."""
+    def write(g: graphs.Builder, x: Node, scale: Node, *, ops: list[str]) -> Node:
+        for op in ops:
+            scale = g.op(f"aten.{op}.default", scale)
+        return g.op("aten.mul.Tensor", g.op("aten.exp.default", x), scale)
+
+    few, many = (predicted(lambda g, x, s, ops=ops: write(g, x, s, ops=ops), X, torch.empty(()))
+                 for ops in (["neg"], ["log", "neg", "log", "neg"]))
+    assert few == pytest.approx(many, rel=1e-3)
+
+
 def test_what_only_becomes_a_part_is_computed_there() -> None:
     """Such as the gradients of heads that share a key, which are added up where they are put beside those of queries."""
     def write(g: graphs.Builder, queries: Node, shared: Node) -> Node:

@@ -401,6 +401,19 @@ def test_rows_that_others_lie_across_are_held_while_they_are_short(length: int, 
     assert scheduled(write, torch.empty(length, 1 << 16, dtype=BF16).t()).schedule_class == kind
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_long_rows_that_others_lie_across_have_whole_sectors_of_both(dtype: torch.dtype) -> None:
+    """Scores with a bias whose heads are neighbours: more is read and stored along rows than across them."""
+    def write(g: graphs.Builder, x: Node, bias: Node) -> list[Node]:
+        scores = g.op("aten.add.Tensor", x, bias)
+        raised = g.op("aten.exp.default", g.op("aten.sub.Tensor", scores, g.op("aten.amax.default", scores, [3], True)))
+        weights = g.op("aten.div.Tensor", raised, g.op("aten.sum.dim_IntList", raised, [3], True))
+        return [scores, g.op("aten.gt.Scalar", weights, 0.1), weights]
+
+    found = scheduled(write, torch.empty(8, 8, 1024, 1024, dtype=dtype), torch.empty(8, 1024, 1024, 8).permute(0, 3, 1, 2))
+    assert (found.schedule_class, found.block, found.warps) == ("looped", {"x": 8, "r": 256}, 8)
+
+
 def test_rows_that_others_lie_across_are_as_many_as_registers_hold() -> None:
     """Columns whose largest elements scale them, stored as rows: each alone would be read a sector an element."""
     def write(g: graphs.Builder, x: Node) -> Node:
