@@ -33,7 +33,7 @@ from bench.regions import gpus
 from bench.report import Report, describe_machine, describe_versions, settled
 from bench.run import Runner, alternate, default_device, each, split, unknown_cases
 from bench.worker import Inside, Process, Worker
-from bench.zoo_models import CASES, MODES
+from bench.zoo_models import CASES, DROPOUT, MODES
 from bench.zoo_summary import CLOCKS, summary_of
 
 SUITE = "zoo"
@@ -111,7 +111,7 @@ class Lane(Runner):
         begun = dict(workers)
         try:
             request = self.request(do="build", case=job.architecture, catalog=SUITE,
-                                   train=job.mode != "infer", dropout=job.mode == "dropout")
+                                   train=job.mode != "infer", dropout=job.mode == DROPOUT)
             self.at_once(job.label, workers, lambda name: workers[name].ready(self.options.limit))
             with self.turn:
                 self.at_once(job.label, workers, lambda name: self.ask(workers[name], {**request, "system": name}))
@@ -199,7 +199,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m bench.zoo", description="Measure many architectures, few layers each.")
     parser.add_argument("--cases", default="", help="patterns of ARCHITECTURE or ARCHITECTURE/MODE, comma-separated")
-    parser.add_argument("--modes", default="train,infer", help=",".join(MODES))
+    parser.add_argument("--modes", default=",".join(MODES), help=",".join((*MODES, DROPOUT)))
     parser.add_argument("--systems", default="eager,inductor,dynafuse",
                         help="names, each with or without @VAR=VALUE;VAR=VALUE")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")
@@ -218,8 +218,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in split(options.systems):
         systems.find(name)
-    if unknown := set(split(options.modes)) - set(MODES):
-        raise SystemExit(f"bench: unknown mode {', '.join(sorted(unknown))}; known: {', '.join(MODES)}")
+    if unknown := set(split(options.modes)) - {*MODES, DROPOUT}:
+        raise SystemExit(f"bench: unknown mode {', '.join(sorted(unknown))}; known: {', '.join((*MODES, DROPOUT))}")
     options.suite = SUITE
     options.device = options.device or default_device()
     options.out = options.out or Path("bench/results") / f"{SUITE}-{time.strftime('%Y%m%d-%H%M%S')}.json"

@@ -28,8 +28,9 @@ Sizes = Mapping[str, Any]
 FIRST_ID = 3
 """Random token ids begin here: those below are marks (padding, begin, end) in most vocabularies."""
 
-MODES = ("train", "infer", "dropout")
-"""How a model may run: `dropout` trains it with what it drops at random as it comes, `train` without."""
+MODES = ("train", "infer")
+DROPOUT = "dropout"
+"""The mode in which a model is trained with what it drops at random as it comes; in `train` it drops nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Architecture:
 
     name: str
     make: Callable[[Build], Workload]
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = (*MODES, DROPOUT)
 
     def build(self, how: Build) -> Workload:
         """Return the workload on `how.device`, the same for the same seed; raises Skip when something is not installed."""
