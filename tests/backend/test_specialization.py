@@ -81,6 +81,24 @@ def test_dropout_draws_new_numbers() -> None:
     assert len({tuple(result.flatten().tolist()) for result in results}) == 5
 
 
+@pytest.mark.parametrize("width", [7, 32, 33])
+@pytest.mark.parametrize("function", [lambda x: F.dropout(x.exp(), 0.5), lambda x: F.dropout(x.t().softmax(-1), 0.5) * x.t(),
+                                      lambda x: F.dropout(torch.cat([x, x], 1), 0.5)], ids=["rows", "columns", "pieces"])
+def test_a_backward_drops_what_its_forward_has(function: Callable[[Tensor], Tensor], width: int) -> None:
+    """Of any size, and of those that are compiled for: where four neighbours share random words, and where they do not."""
+    call = compiled(function, dynamic=True, specialize_after=3)
+    for rows in (5, 8, 8, 8, 8, 9):
+        weight = torch.rand(rows, width) + 0.5
+        outer = torch.zeros(rows, width, requires_grad=True)
+        result = call(torch.ones(rows, width) + outer * weight)
+        dropped = result == 0
+        assert 0 < int(dropped.sum()) < dropped.numel()
+        kept = torch.autograd.grad(torch.where(dropped, result, 0).sum(), outer, retain_graph=True)[0]
+        assert not kept.any(), "what was dropped has no gradient"
+        moved = torch.autograd.grad(result.sum(), outer)[0]
+        assert moved.any()
+
+
 def test_parameters_and_states_of_a_module() -> None:
     """Running statistics move once per call, and weights that change between calls are read anew."""
     torch.manual_seed(0)
