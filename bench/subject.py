@@ -42,7 +42,7 @@ class ModelSubject:
         self.device = request["device"]
         self.train = request.get("train", True)
         self.drops = request.get("dropout", False)
-        self.with_reference = request.get("reference", True) and not self.drops
+        self.with_reference = request.get("reference", True)
         self.system = systems.find(request["system"])
         dtype: torch.dtype = getattr(torch, request.get("dtype", "bfloat16"))
         # TensorFloat-32 would make float32 runs, which exist to check results, as coarse as float16.
@@ -57,28 +57,26 @@ class ModelSubject:
 
     def expect(self) -> Metrics:
         """Run what the system will be compared with, apart from `prepare`: several processes may do that at once."""
-        eager = self._eager_outcome()
-        self.expected = (eager, *self._reference_outcome())
-        self.drawn = self._draws() if self.drops else []
+        if self.drops:
+            self.drawn = self._draws()
+        else:
+            self.expected = (self._eager_outcome(), *self._reference_outcome())
         return {}
 
     def prepare(self) -> Metrics:
         """Cold compile seconds (`torch.compile` and a step), the first three steps, and the numerics of a warm step."""
-        if self.expected is None:
+        if self.expected is None and not self.drawn:
             self.expect()
-        assert self.expected is not None
-        (eager, reference, note), self.expected = self.expected, None
         importlib.import_module("torch._dynamo")  # which all backends share
         start = time.perf_counter()
         self.runner = self.system.compile(self.work.module)
         loading = time.perf_counter() - start  # of the backend
         first = [self._first_step() for _ in range(3)]
         phases = measure.compile_phases()
-        found = {} if self.drops else self._compared(eager, reference)  # draws are compared while nothing else is timed
-        del eager, reference
+        found = {} if self.drops else self._compared()  # draws are compared while nothing else is timed
         self._release()
         cold = {"cold_s": loading + first[0], "first_steps_s": first, "phases_s": phases, "parameters": self._parameters()}
-        return {**cold, **note, **found, **measure.compile_stats()}
+        return {**cold, **found, **measure.compile_stats()}
 
     def round(self, steps: int, warmup: int) -> Metrics:
         """Samples of one round, after warm-up steps that refill the allocator's pools."""
@@ -101,9 +99,12 @@ class ModelSubject:
         self._release()
         return {"peak_gb": peak, "reserved_gb": reserved, **found, **measure.compile_stats()}
 
-    def _compared(self, eager: Outcome, reference: Outcome | None) -> Metrics:
+    def _compared(self) -> Metrics:
+        """Differences of a warm step from what is expected, which is kept no longer."""
+        assert self.expected is not None
+        (eager, reference, note), self.expected = self.expected, None
         self._before()
-        return measure.compare(Outcome(self._step(), self.work.module, keep=False), eager, reference)
+        return {**note, **measure.compare(Outcome(self._step(), self.work.module, keep=False), eager, reference)}
 
     def _draws(self) -> list[Draw]:
         return draws(self._step, self._before, self.work.module)
