@@ -21,7 +21,7 @@ from dynafuse.lowering.triton.reduced_rows import (
     stages_within,
 )
 from dynafuse.lowering.triton.tiles import Schedule, clamp, power_of_two
-from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, columns_of_program
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, columns_of_program
 
 LONG_COLUMN = 256  # elements from which on larger tiles are faster
 UNDER_WAY = PROCESSORS * 80 << 10  # bytes of the tiles of columns that are worked on at a time, so that enough are loaded
@@ -74,7 +74,7 @@ def _beside_rows(facts: Rows) -> Iterator[Schedule]:
     bias whose heads are neighbours takes 0.54 of the time that it takes in tiles of 128 by 16, of which a row's bools fill
     half a sector; 0.43 with two rows to a warp, which reads parts of sectors from the cache.
     """
-    x = clamp(SECTOR // facts.itemsize, REGISTER, SECTOR)
+    x = SECTOR // facts.itemsize
     for rows, r, warps in ((x, BESIDE // x, 8), (2, 256, 1)):
         yield Schedule("looped", facts.order, {"x": rows, "r": min(r, power_of_two(facts.length))}, warps, lanes=facts.lanes)
 

@@ -25,17 +25,14 @@ def counts_in_fours(position: sympy.Expr, lanes: Sequence[sympy.Symbol], loaded:
         lanes: The axes along the tile's last dimension, outermost first; the tile begins at a multiple of four points.
         loaded: Indices that are loaded: neighbours may have any.
     """
-    position = sympy.expand(position)
-    run: sympy.Expr = sympy.S.One
     inner = [axis for axis in lanes if axis.size != 1]
-    counted: list[sympy.Symbol] = []
-    while inner and position.coeff(inner[-1]) == run:
-        counted.append(inner.pop())
-        run = sympy.expand(run * counted[-1].size)
-    start = position.xreplace(dict.fromkeys(counted, sympy.S.Zero))
-    is_linear = sympy.expand(start + sum(axis * position.coeff(axis) for axis in counted) - position) == 0
-    begins_in_fours = start.free_symbols.isdisjoint(loaded) and _in_fours(start)
-    return bool(counted) and is_linear and begins_in_fours and (not inner or _in_fours(run))
+    rest, run, counted = sympy.expand(position), sympy.S.One, set[sympy.Symbol]()
+    while inner and rest.coeff(inner[-1]) == run:
+        axis = inner.pop()
+        rest, run = sympy.expand(rest - run * axis), sympy.expand(run * axis.size)
+        counted.add(axis)
+    begins_in_fours = rest.free_symbols.isdisjoint(counted | loaded) and _in_fours(rest)
+    return bool(counted) and begins_in_fours and (not inner or _in_fours(run))
 
 
 def _in_fours(expr: sympy.Expr) -> bool:
