@@ -399,7 +399,7 @@ class _Canonical:
     def _layout(self, node: Node) -> Layout:
         tensor = self.facts[node].tensor
         assert tensor is not None
-        return Layout(tensor.dtype, self._sizes(tensor.shape), self._sizes(tensor.stride))
+        return Layout(tensor.dtype, self._sizes(tensor.shape), self._sizes(tensor.stride), self.facts[node].alignment)
 
     def _store(self, node: Node) -> Store:
         dims: Dims = self.region.out_dims[node]

@@ -130,7 +130,7 @@ def _layout(where: str, a: Layout, b: Layout) -> Iterator[str]:
     yield from _compared(f"{where}: dtype", a.dtype, b.dtype)
     yield from _compared(f"{where}: size", a.shape, b.shape)
     yield from _compared(f"{where}: stride", a.stride, b.stride)
-    yield from _only_one(f"{where} is aligned to 16 bytes", a.aligned, b.aligned)
+    yield from _compared(f"{where}: alignment", a.alignment, b.alignment)
 
 
 def _differ(a: Any, b: Any) -> bool:

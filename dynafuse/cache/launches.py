@@ -93,14 +93,14 @@ def launch_to_json(launch: Launch) -> dict[str, Any]:
     Raises:
         NoEntry: A size of its grid would not be read back as the same.
     """
-    return {**asdict(launch), "grid": [size_to_json(size) for size in launch.grid], "unaligned": sorted(launch.unaligned)}
+    return {**asdict(launch), "grid": [size_to_json(size) for size in launch.grid]}
 
 
 def launch_from_json(plain: Mapping[str, Any]) -> Launch:
     """Read the launch that :func:`launch_to_json` wrote."""
     x, y, z = map(size_from_json, plain["grid"])
     fields = {**plain, "grid": (x, y, z), "signature": _pairs(plain["signature"]),
-              "constants": _pairs(plain["constants"]), "unaligned": frozenset(plain["unaligned"]),
+              "constants": _pairs(plain["constants"]), "alignments": _pairs(plain["alignments"]),
               "overwrites": _pairs(plain["overwrites"])}
     return Launch(**fields)
 

@@ -77,7 +77,7 @@ def _line(node: Node, facts: Facts) -> str:
     _check(node.args)
     _check(node.kwargs)
     return (f"{node.name} {node.op} {_target(node)} {node.args} {node.kwargs} {layout} "
-            f"{facts.role} {facts.reason!r} {facts.forced} {facts.fallback!r} {facts.accuracy}")
+            f"{facts.role} {facts.reason!r} {facts.forced} {facts.fallback!r} {facts.accuracy} {facts.alignment}")
 
 
 def _target(node: Node) -> str:

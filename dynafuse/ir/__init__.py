@@ -14,6 +14,7 @@ Worked example: ``relu(x) + 1`` over ``float32[8, 4]`` becomes one region, whose
 
 from dynafuse.fx import Size
 from dynafuse.ir.graph import (
+    ALIGNED,
     Accuracy,
     Annotated,
     Axis,
@@ -59,8 +60,8 @@ from dynafuse.ir.spec import (
 )
 
 __all__ = [
-    "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Accuracy", "Annotated", "Apart", "Axis", "Classed",
-    "Decision", "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "Nest", "OpSpec", "Option",
-    "Override", "Plan", "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor", "Workspace",
-    "is_piece", "iter_instances", "nests_apart", "references", "returns_new",
+    "ALIGNED", "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Accuracy", "Annotated", "Apart", "Axis",
+    "Classed", "Decision", "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "Nest", "OpSpec",
+    "Option", "Override", "Plan", "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor",
+    "Workspace", "is_piece", "iter_instances", "nests_apart", "references", "returns_new",
 ]

@@ -22,6 +22,10 @@ Dims: TypeAlias = tuple[tuple[int, ...], ...]
 """A tensor's dimensions in a region's axes: per dimension the axes that it runs over, outermost first."""
 
 
+ALIGNED = 16
+"""Bytes of which the address of all that is allocated is a multiple; lanes move no more at once."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """Sizes, strides (in elements), dtype and device of a strided tensor; ``hint`` is its number of elements for costs."""
@@ -78,6 +82,7 @@ class Facts:
     forced: str | None = None  # the executor that the user's code or options hold it to
     accuracy: Accuracy = Accuracy.USUAL
     fallback: str = ""  # which executor it was forced to without `strict`, and why that one does not run it
+    alignment: int = ALIGNED  # bytes that the address of an input was a multiple of when the graph was seen
 
     @property
     def scatters_into(self) -> Node | None:

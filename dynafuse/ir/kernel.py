@@ -31,7 +31,7 @@ class Launch:
     constants: tuple[tuple[str, int], ...]  # constexpr arguments
     warps: int
     stages: int = 1
-    unaligned: frozenset[str] = frozenset()  # pointer arguments that may not be 16-byte aligned
+    alignments: tuple[tuple[str, int], ...] = ()  # pointers, each with the bytes that it is a multiple of, if fewer than 16
     asserts: bool = False  # whether it checks something on the device
     overwrites: tuple[tuple[str, str], ...] = ()  # outputs, each with an input that may be the same tensor
 

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from dynafuse.fx import Size, extent
-from dynafuse.ir.graph import Accuracy, Axis, Dims
+from dynafuse.ir.graph import ALIGNED, Accuracy, Axis, Dims
 from dynafuse.ops.literals import HoistedScalar
 from dynafuse.ops.symbols import symbol_of
 
@@ -59,11 +59,12 @@ class Layout:
     dtype: torch.dtype
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]
-    aligned: bool = True  # whether its address is a multiple of 16 bytes
+    alignment: int = ALIGNED  # bytes that its address is a multiple of
 
     def __str__(self) -> str:
         shape, stride = (", ".join(map(str, sizes)) for sizes in (self.shape, self.stride))
-        return f"{str(self.dtype)[6:]}[{shape}] ({stride})" + ("" if self.aligned else " unaligned")
+        return f"{str(self.dtype)[6:]}[{shape}] ({stride})" + (
+            "" if self.alignment == ALIGNED else f" at multiples of {self.alignment} bytes")
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,13 @@ class Spec:
     examples: tuple[int, ...] = ()  # what the symbols are in the example inputs; nothing where only data tell
     narrow: bool = False  # whether offsets fit in 32 bits wherever it is called, though their sizes are symbols
     nests: tuple[Nest, ...] = ()  # where several share a launch; each axis and each store is of one of them
+
+    @property
+    def alignments(self) -> tuple[tuple[str, int], ...]:
+        """Return the arguments of its kernels whose address is a multiple of fewer than 16 bytes, each with how many."""
+        layouts = [(f"in{i}", layout) for i, layout in enumerate(self.inputs)]
+        layouts += [(f"out{i}", store.layout) for i, store in enumerate(self.stores)]
+        return tuple((name, layout.alignment) for name, layout in layouts if layout.alignment < ALIGNED)
 
     @property
     def of_rows(self) -> tuple[tuple[int, Dims], ...]:

@@ -8,6 +8,7 @@ reason ``no row in the op table``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -17,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynafuse import ops
 from dynafuse.fx import arguments, environment_of, expression, hint, is_dense, owns_base, shares_memory, size_of
-from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
+from dynafuse.ir import ALIGNED, Annotated, Facts, Role, Size, Tensor
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.overloads import COPIES_INTO, is_done
 from dynafuse.ops.reductions import reduced_dims
@@ -46,6 +47,16 @@ def tensor_of(value: torch.Tensor) -> Tensor:
     for size, stride in zip(value.shape, value.stride(), strict=True):
         count *= 1 if isinstance(stride, int) and stride == 0 else hint(size)
     return Tensor(tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), value.dtype, value.device, count)
+
+
+def alignment_of(value: torch.Tensor) -> int:
+    """Return the bytes that the address of a strided tensor is a multiple of, at most as many as that of its memory is.
+
+    Args:
+        value: The tensor; of one whose offset is dynamic nothing is known to speak against it.
+    """
+    offset = value.storage_offset()
+    return math.gcd(ALIGNED, offset * value.dtype.itemsize) if isinstance(offset, int) else ALIGNED
 
 
 def annotate(module: GraphModule, device_type: str | None, eager: Mapping[Node, str] = NOT_ANY,
@@ -83,7 +94,9 @@ def _facts(node: Node, module: GraphModule, device_type: str | None, before: Map
     if node.op == "output":
         return Facts(Role.OUTPUT, None)
     if node.op == "placeholder":
-        return Facts(Role.INPUT if isinstance(value, torch.Tensor) else Role.HOST, tensor)
+        if not isinstance(value, torch.Tensor):
+            return Facts(Role.HOST, tensor)
+        return Facts(Role.INPUT, tensor, alignment=ALIGNED if tensor is None else alignment_of(value))
     if node.op == "get_attr":
         return _constant(node, module)
     if not isinstance(value, torch.Tensor):
@@ -102,7 +115,9 @@ def _constant(node: Node, module: GraphModule) -> Facts:
     holder: Any = module
     for part in str(node.target).split("."):
         holder = getattr(holder, part)
-    return Facts(Role.INPUT, tensor_of(holder)) if isinstance(holder, torch.Tensor) else Facts(Role.HOST, None)
+    if not isinstance(holder, torch.Tensor):
+        return Facts(Role.HOST, None)
+    return Facts(Role.INPUT, tensor_of(holder), alignment=alignment_of(holder))
 
 
 def _touches_tensor(node: Node) -> bool:

@@ -1,7 +1,9 @@
-"""Where tensors begin in memory: kernels assume multiples of 16 bytes, and random numbers of an op may depend on it.
+"""Where tensors begin in memory: kernels assume what could be seen of it, and random numbers of an op may depend on it.
 
-Worked example: an input at address 4 is copied once for the kernels that read it; under ``fallback_random`` its dropout
-reads it where it is, because eager's draws other numbers for an operand that begins at 16.
+Worked example: the kernels of a graph that was shown an input at the beginning of its memory assume a multiple of 16 bytes.
+One at address 4 is copied once for them; under ``fallback_random`` its dropout reads it where it is, because eager's draws
+other numbers for an operand that begins at 16. A slice that a forward saves at byte 104 of its memory is always there: the
+kernels of the backward assume a multiple of 8.
 """
 
 from __future__ import annotations
@@ -23,11 +25,9 @@ def draws_by_address(node: Node) -> bool:
     return target in DRAWS_BY_ADDRESS
 
 
-def starts_aligned(node: Node) -> bool:
-    """Return whether an input begins at a multiple of 16 bytes from the start of its memory, which is aligned."""
-    value = node.meta["val"]
-    offset = value.storage_offset()
-    return isinstance(offset, int) and offset * value.dtype.itemsize % 16 == 0
+def has_known_place(node: Node) -> bool:
+    """Return whether it is known where in its memory, which is aligned, an input begins."""
+    return isinstance(node.meta["val"].storage_offset(), int)
 
 
 def allocates(node: Node) -> bool:

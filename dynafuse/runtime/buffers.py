@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
-from dynafuse.ir import Facts, Launch, Role, is_piece, returns_new
+from dynafuse.ir import ALIGNED, Facts, Launch, Role, is_piece, returns_new
 from dynafuse.lowering.registry import executor
 from dynafuse.runtime.capture.pool_size import Life
 
@@ -134,7 +134,7 @@ class _Memory:
         self.stored = {node for bound in plan.regions if not executor(bound.region.executor).allocates
                        for node in bound.outputs}
         inputs = plan.annotated.graph.find_nodes(op="placeholder")
-        self.offered = {node for i, node in enumerate(inputs) if i in offered}
+        self.offered = {node for i, node in enumerate(inputs) if i in offered and self.facts[node].alignment == ALIGNED}
         self.steps = plan.steps
         self.last = {self.of(node): number for number, step in enumerate(plan.steps) for node in _used(step)}
         self.escaped = set(map(self.of, plan.annotated.graph.output_node().all_input_nodes))

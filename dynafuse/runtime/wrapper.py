@@ -45,7 +45,7 @@ from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.overloads import COPIES_INTO, in_place_variant, written_to
 from dynafuse.ops.symbols import is_name, place_of
 from dynafuse.runtime import random
-from dynafuse.runtime.alignment import aligned, allocates, draws_by_address, starts_aligned
+from dynafuse.runtime.alignment import aligned, allocates, draws_by_address, has_known_place
 from dynafuse.runtime.alike import Sharing
 from dynafuse.runtime.buffers import has_more_elements, is_given_up
 from dynafuse.runtime.devices import cuda_devices, launch_on
@@ -170,10 +170,11 @@ class Writer:
         return [f"{_listed(self.names[node] for node in inputs)}= args", "args.clear()"] if inputs else []
 
     def _align(self) -> None:
-        """Write copies of misaligned inputs: kernels assume 16 bytes. The caller's is kept for what needs that."""
+        """Write copies of inputs that are less aligned than kernels assume. The caller's is kept for what needs that."""
         needed = set(self.returned_views.values()).union(*(self._as_given(node).values() for node in self.facts))
         for number, node in enumerate(self.placeholders):
-            if node not in self.read or (number in self.static and starts_aligned(node)):
+            is_known = number in self.static and has_known_place(node)
+            if node not in self.read or is_known or self.facts[node].alignment <= node.meta["val"].dtype.itemsize:
                 continue
             if node in needed:
                 self.given[node] = f"given{number}"
@@ -201,7 +202,7 @@ class Writer:
 
     def _aligned_one(self, node: Node) -> str:
         name = self.names[node]
-        return f"if {name}.data_ptr() & 15: {name} = {self.constant(aligned)}({name})"
+        return f"if {name}.data_ptr() & {self.facts[node].alignment - 1}: {name} = {self.constant(aligned)}({name})"
 
     def _prologue(self) -> None:
         if self.steps:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dynafuse.fx import extent
-from dynafuse.ir import Layout, Spec
+from dynafuse.ir import ALIGNED, Layout, Spec
 from dynafuse.lowering.interpret import operands_of, sizes_at
 from dynafuse.select import indices
 
@@ -90,11 +90,11 @@ def _random_flat(count: int, dtype: torch.dtype, device: torch.device, generator
 
 
 def _strided(flat: torch.Tensor, layout: Layout, hints: Mapping[str, int]) -> torch.Tensor:
-    """Return flat memory in a layout; a tensor that may be unaligned starts at the second element of its memory."""
-    if not layout.aligned:
-        flat = torch.cat([flat[:1], flat])
-    offset = 0 if layout.aligned else min(1, flat.numel() - 1)
-    return flat.as_strided(sizes_at(layout.shape, hints), sizes_at(layout.stride, hints), max(offset, 0))
+    """Return flat memory in a layout; a tensor that is less aligned than memory starts as far within."""
+    offset = layout.alignment // layout.dtype.itemsize if layout.alignment < ALIGNED and flat.numel() else 0
+    if offset:
+        flat = torch.cat([flat[:1].expand(offset), flat])
+    return flat.as_strided(sizes_at(layout.shape, hints), sizes_at(layout.stride, hints), offset)
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -185,6 +185,39 @@ def test_misaligned_inputs_that_are_overwritten(device: str) -> None:
         assert torch.equal(ours, eager)
 
 
+@pytest.mark.parametrize("seen", [1, 2, 4, 12])
+def test_inputs_that_were_seen_misaligned(seen: int, device: str) -> None:
+    """Kernels access as many bytes at once as the first call's input allows; one that begins elsewhere is as right."""
+    memory = torch.randn(70_000, device=device, dtype=torch.bfloat16)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.mul_(2)
+        return x.softmax(-1), x.float().sum(0), x.t().contiguous() + 1, x.float().sum(), x.relu()
+
+    call = compiled(step)
+    for start in (seen, 0, 1, 2, 4, 8):
+        ours, eager = (memory.clone()[start:start + 256 * 264].view(256, 264) for _ in range(2))
+        torch.testing.assert_close(call(ours), step(eager))
+        assert torch.equal(ours, eager)
+
+
+@pytest.mark.parametrize("width", [13, 20, 26, 32])
+def test_saved_slices_of_channels(width: int, device: str) -> None:
+    """Slices of channels that lie side by side begin at multiples of 2, 8, 4 and 16 bytes; a convolution has each saved."""
+    make = Maker(device, torch.bfloat16)
+    image = make(4, 4 * width, 14, 14).to(memory_format=torch.channels_last)
+    weights = [make(width, width, 3, 3) / (9 * width) ** 0.5 for _ in range(3)]
+
+    def step(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        first, *others = x.relu().split(width, 1)
+        parts = [first.sigmoid()]
+        for weight, part in zip(weights, others, strict=True):
+            parts.append(F.conv2d(part + parts[-1], weight, padding=1) * part.tanh())
+        return torch.cat(parts, 1)
+
+    check(step, image, *weights)
+
+
 def test_autocast(device: str) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):

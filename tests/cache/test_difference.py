@@ -124,7 +124,7 @@ SPEC = Spec((LAYOUT,), (OP, LAST), (Axis(4), Axis(4, True)), ((0, ((0,), (1,))),
 CHANGES: dict[str, list[Spec]] = {
     "inputs": [replace(SPEC, inputs=changed) for changed in (
         (), (replace(LAYOUT, dtype=torch.int32),), (replace(LAYOUT, shape=(4, 5)),), (replace(LAYOUT, stride=(1, 4)),),
-        (replace(LAYOUT, aligned=False),), (LAYOUT, LAYOUT))],
+        (replace(LAYOUT, alignment=4),), (LAYOUT, LAYOUT))],
     "ops": [replace(SPEC, ops=(changed, LAST)) for changed in (
         replace(OP, target="aten.mean.dim"), replace(OP, args=(("self", Ref("in", 1)), ("dim", (1,)))),
         replace(OP, args=(("self", Ref("in", 0)), ("dim", (0,)))), replace(OP, shape=(5,)),

@@ -14,7 +14,9 @@ from torch.fx import Node
 from dynafuse import backend
 from dynafuse.cache.canonical import CanonicalRegion
 from dynafuse.config import resolve
+from dynafuse.lowering.triton.lower import lower
 from dynafuse.runtime import buffers, wrapper
+from dynafuse.select.place import place
 from tests.support import graphs
 from tests.support.differential import compiled
 
@@ -323,6 +325,16 @@ def test_a_backward_overwrites_what_was_saved_unless_the_graph_is_retained(retai
     assert answers == [False, True][1 - retained:]
     for gradient in found:
         torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize(("begin", "is_over"), [(0, True), (4, True), (1, False), (2, False)])
+def test_what_was_saved_is_overwritten_only_where_it_is_aligned(begin: int, is_over: bool) -> None:
+    """A kernel writes 16 bytes at once; the input begins at that many elements of 4."""
+    x = torch.randn(68)[begin:begin + 64].view(8, 8)
+    plan = place(graphs.planned(graphs.built(lambda build, x: build.op("aten.exp.default", x), x)), resolve(), None)
+    (region,) = plan.regions
+    launches = lower(region.code).launches
+    assert bool(buffers.reused_buffers(plan, lambda _: launches, offered=[0]).over) == is_over
 
 
 def of_a_padded_head(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,7 @@ USED = re.compile(r"REG:(\d+) STACK:(\d+)")
 SPILLED = re.compile(r"(\d+) bytes spill")
 TOUCHED = re.compile(r"\b(ld|st|atom|red|cp\.async|prefetch)\.[\w:.]*global")
 WIDE = re.compile(r"\b(?:ld|st)\.global\.\S*v4\.b32")
+HALF_AS_WIDE = re.compile(r"\b(?:ld|st)\.global\.\S*(?:v2\.b32|v4\.b16|b64)")
 NARROWED = re.compile(r"cvt\.rn\.bf16\.s\d+")
 
 
@@ -228,12 +229,25 @@ def aligned() -> Iterator[CanonicalRegion]:
         yield from representative.bounds_of(representative.Case(function, arguments, dynamic=True))
 
 
+def slices() -> Iterator[CanonicalRegion]:
+    """What reads and writes slices of memory that begin at a multiple of 8 bytes."""
+    found: list[backend.Compiled] = []
+    with backend.listening(found.append, plan_only=True):
+        for shape, function in (((1024, 1024), torch.relu_), ((512, 2048), lambda x: x.copy_(x.softmax(-1)))):
+            torch._dynamo.reset()
+            memory = torch.randn(4 + shape[0] * shape[1], dtype=torch.bfloat16)
+            torch.compile(function, backend=backend.dynafuse, options={"device": "h200", "executors": "triton"})(
+                memory[4:].view(shape))
+    for graph in found:
+        yield from graph.bounds.values()
+
+
 def resources(kernel: Any) -> dict[str, int]:
-    """What a compiled kernel's binary says that it uses, whether it came from libdevice in part, its integers made bfloat16, and its accesses of 16 bytes."""
+    """What a compiled kernel's binary says that it uses, whether it came from libdevice in part, its integers made bfloat16, and its accesses of 16 bytes and of 8."""
     ((used, stack),) = USED.findall(said_of(kernel, "cubin", str(triton.knobs.nvidia.cuobjdump.path), "-res-usage"))
     return {"registers": int(used), "spills": spills(kernel) if int(stack) else 0, "shared": kernel.metadata.shared,
             "libdevice": "__nv_" in kernel.asm["ttgir"], "narrowed": len(NARROWED.findall(kernel.asm["ptx"])),
-            "wide": len(WIDE.findall(kernel.asm["ptx"]))}
+            "wide": len(WIDE.findall(kernel.asm["ptx"])), "half_as_wide": len(HALF_AS_WIDE.findall(kernel.asm["ptx"]))}
 
 
 def spills(kernel: Any) -> int:
@@ -280,5 +294,6 @@ if __name__ == "__main__":
     quick_dynamo.install()
     groups = {"goldens": goldens, "classes": classes, "llama": llama, "numbers": numbered.regions, "folds": folds,
               "doubles": doubles, "indices": indices, "integers": integers, "positions": positions, "signs": signs,
-              "windows": windows, "scans": scans, "aligned": aligned}
+              "windows": windows, "scans": scans, "aligned": aligned,
+              "slices": slices}
     print(json.dumps({name: compiled(groups[name]()) for name in sys.argv[1:]}))

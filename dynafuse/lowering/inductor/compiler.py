@@ -28,6 +28,8 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, Shap
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynafuse.forks import Lock, in_child
+from dynafuse.fx import extent
+from dynafuse.ir import ALIGNED, Layout
 from dynafuse.lowering.inductor.lower import Program
 from dynafuse.lowering.interpret import size_at
 
@@ -112,12 +114,16 @@ def _symbol(env: ShapeEnv | None, position: int, value: int, is_length: bool) ->
 def _fakes(program: Program, mode: FakeTensorMode, symbols: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
     known = dict(zip(program.symbols, symbols, strict=True))
     with mode:
-        return [
-            torch.empty_strided(
-                [size_at(s, known) for s in given.shape], [size_at(s, known) for s in given.stride],
-                dtype=given.dtype, device=device)
-            for given in program.spec.inputs
-        ]
+        return [_fake(given, known, device) for given in program.spec.inputs]
+
+
+def _fake(given: Layout, known: dict[str, Any], device: torch.device) -> torch.Tensor:
+    """Return an input as far from the beginning of its memory as tells Inductor how it is aligned."""
+    shape, stride = ([size_at(size, known) for size in sizes] for sizes in (given.shape, given.stride))
+    if given.alignment == ALIGNED:
+        return torch.empty_strided(shape, stride, dtype=given.dtype, device=device)
+    offset = given.alignment // given.dtype.itemsize
+    return torch.empty(offset + extent(shape, stride), dtype=given.dtype, device=device).as_strided(shape, stride, offset)
 
 
 def traced(program: Program, mode: FakeTensorMode, inputs: Sequence[Any], device: torch.device) -> GraphModule:

@@ -274,6 +274,7 @@ def add_launch(builder: KernelBuilder, emitter: Emitter, tiles: list[TileDimensi
     elsewhere = set() if function is None else {access.tensor for access in function.accesses}
     over = (pair for pair in overwrites(builder.spec, emitter, block, warps) if elsewhere.isdisjoint(pair))
     builder.launches.append(Launch(name, signature, grid, tuple(constants.items()), warps,
+                                   alignments=builder.spec.alignments,
                                    asserts=any(part.has_asserts for part in parts), overwrites=tuple(over)))
 
 

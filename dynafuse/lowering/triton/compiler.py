@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynafuse.ir import Launch, Lowered
+from dynafuse.ir import ALIGNED, Launch, Lowered
 from dynafuse.lowering.triton.dependent import WAITS
 from dynafuse.lowering.triton.packed_sums import assembled_apart
 
@@ -61,8 +61,9 @@ def compile_launch(source: str, launch: Launch, capability: int) -> Any:
     names = [name for name, _ in launch.signature]
     constants = constants_of(launch, capability)
     signature = dict(launch.signature) | dict.fromkeys(constants, "constexpr")
-    pointers = [i for i, (name, kind) in enumerate(launch.signature) if kind[0] == "*" and name not in launch.unaligned]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    less = dict(launch.alignments)
+    attributes = {(i,): [["tt.divisibility", less.get(name, ALIGNED)]]
+                  for i, (name, kind) in enumerate(launch.signature) if kind[0] == "*"}
     assert names == function.arg_names[:len(names)], (names, function.arg_names)
     built = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages,

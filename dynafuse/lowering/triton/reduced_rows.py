@@ -150,6 +150,7 @@ class Rows:
     reads_of_rows: int  # accesses that vary across rows alone
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
+    alignment: int  # bytes that the addresses of all tensors are multiples of
     states: int  # of all reductions together
     counts: bool  # whether a reduction has several states, all of which every element changes
     stores_along: int  # results that are stored along the row
@@ -176,7 +177,7 @@ class Rows:
     @property
     def is_aligned(self) -> bool:
         """Return whether all rows begin where asynchronous copies may."""
-        return self.length * self.itemsize % COPIED == 0
+        return math.gcd(self.length * self.itemsize, self.alignment) % COPIED == 0
 
 
 def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: frozenset[int]) -> Rows:
@@ -212,6 +213,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
         bytes_read=bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
+        alignment=min(access.layout.alignment for access in accesses),
         states=sum(len(rule.states) for rule in rules),
         counts=any(rule.counts for rule in rules),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),

@@ -131,7 +131,7 @@ def _launch(spec: Spec, name: str, nests: Sequence[Nested]) -> Launch:
     order += [*spec.symbols, *spec.hoisted, *spec.counts]
     return Launch(name, tuple((argument, types[argument]) for argument in order if argument in types),
                   (sum(nest.programs for nest in nests), 1, 1), (), nests[0].launch.warps,
-                  asserts=any(nest.launch.asserts for nest in nests),
+                  alignments=spec.alignments, asserts=any(nest.launch.asserts for nest in nests),
                   overwrites=tuple((output, operand) for output, operand in over if takers[operand] == 1))
 
 

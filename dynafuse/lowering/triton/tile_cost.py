@@ -58,9 +58,6 @@ WAYS, MOST_CONFLICTS = 4, 8.0  # such rows that it holds; how often at most a li
 OVERLAP = 0.15  # share of what does not bound a kernel that adds to its time
 PROBED = 16  # points over which the stride of an index that is not linear is averaged
 LEAST_PLACES = 4  # at which a tensor is read for a point, from which on these are a window
-VECTOR = 16  # bytes that a lane moves at once
-
-
 @dataclass(frozen=True)
 class _Access:
     """An access with its numbers: bytes of an element, strides by axis in elements (None: anywhere).
@@ -119,7 +116,7 @@ class TileCost:
         axes = self._probed.axes_along(access.offset)
         strides = tuple(self._stride(access.offset, k, k in axes) for k in range(len(self.sizes)))
         numel = math.prod(map(estimate, access.layout.shape))
-        vector = VECTOR // access.layout.dtype.itemsize if access.layout.aligned else 1
+        vector = max(1, access.layout.alignment // access.layout.dtype.itemsize)
         share = min(1.0, numel / self._reached(strides)) if access.masks else 1.0
         linear = frozenset(k for k, axis in enumerate(self._probed.axes) if k not in axes or access.offset.has(axis))
         return _Access(access.tensor, access.layout.dtype.itemsize, strides, linear, axes, share, vector,

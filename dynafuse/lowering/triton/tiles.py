@@ -23,8 +23,6 @@ from dynafuse.ops.reductions import reduced_dims
 from dynafuse.ops.symbols import with_symbols_at
 from dynafuse.partition.kernel_class import estimate
 
-VECTOR = 16  # bytes that a lane moves at most with one instruction
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -153,14 +151,14 @@ def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[in
     """
     strides = strides_of(probed, access)
     start = access.offset.subs(dict.fromkeys(probed.axes, 0)) if None not in strides else sympy.nan
-    if not access.layout.aligned or not start.is_Integer:
+    if not start.is_Integer:
         return 1
     run, inner = 1, list(axes)
     while inner and strides[inner[-1]] == run:
         run *= estimate(spec.axes[inner.pop()].size)
     others = [stride or 0 for k, stride in enumerate(strides) if k in inner or k not in axes]
     ends = [run] if inner else []  # where a run ends the next begins elsewhere
-    return math.gcd(VECTOR // access.layout.dtype.itemsize, int(start), *others, *ends) if run > 1 else 1
+    return math.gcd(access.layout.alignment // access.layout.dtype.itemsize, int(start), *others, *ends) if run > 1 else 1
 
 
 def by_stride(probed: Probe, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:

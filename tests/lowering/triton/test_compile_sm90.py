@@ -16,10 +16,10 @@ MOST_SHARED = 228 * 1024 - 1024
 """Bytes of shared memory that a program may have on an H100 or H200."""
 
 FEWEST = {"goldens": 20, "classes": 10, "llama": 10, "numbers": 40, "folds": 5, "doubles": 40, "indices": 10, "integers": 60, "positions": 20,
-          "signs": 9, "windows": 30, "scans": 20, "aligned": 10}
+          "signs": 9, "windows": 30, "scans": 20, "aligned": 10, "slices": 2}
 """Kernels that there are at least in a group: fewer means that the sources went missing."""
 
-PROCESSES = ["goldens classes llama numbers folds doubles indices", "integers positions signs", "windows scans aligned"]
+PROCESSES = ["goldens classes llama numbers folds doubles indices", "integers positions signs", "windows scans aligned slices"]
 """Groups that one process compiles: to start one takes longer than to compile some of them."""
 
 NEEDS_LIBDEVICE = re.compile("_sin|_cos|_log|_iota_c ")
@@ -47,6 +47,8 @@ def test_kernels_compile_without_spills(groups: str) -> None:
         assert not {name: used for name, used in kernels.items() if used["narrowed"]}, group
         if group == "aligned":
             assert all(used["wide"] for name, used in kernels.items() if "_combine" not in name), kernels
+        if group == "slices":
+            assert all(used["half_as_wide"] and not used["wide"] for used in kernels.values()), kernels
         if group == "llama":  # norms, activations, softmax, and the backward of each
             linked = {name for name, used in kernels.items() if used["libdevice"]}
             assert linked == {name for name in kernels if NEEDS_LIBDEVICE.search(name)}
