@@ -115,9 +115,9 @@ class Growth:
             return Plan(annotated, (), (), cheaper)
         standing = self._standing()
         most_nodes = REGIONS_OF_LAUNCH * self.units.max_ops if self.units.joins else 0
-        joins = Joins(self.spaces, self.order, self.pricing, self.group, most_nodes)
+        joins = Joins(self.units, self.order, self.pricing, self.group, most_nodes)
         regions = [self._launch(f"r{i}", launch) for i, launch in enumerate(joins.of(groups))]
-        return Plan(annotated, schedule(self.spaces, regions), standing)
+        return Plan(annotated, schedule(self.spaces, regions, self.units.releases), standing)
 
     def missed(self, least: float) -> Iterator[Candidate]:
         """Yield pairs that are apart since one of them is merged with something else, of two regions the best.

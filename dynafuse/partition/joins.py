@@ -23,6 +23,8 @@ from dynafuse.partition.group import Group
 from dynafuse.partition.iteration_space import Spaces
 from dynafuse.partition.order import UnitOrder
 from dynafuse.partition.pricing import Pricing
+from dynafuse.partition.releases import Release
+from dynafuse.partition.units import Units
 
 MOST_NESTS = 32  # of a launch
 MOST_OPEN = 8  # launches at a time to which a region may still come
@@ -47,6 +49,7 @@ class SharedLaunch:
     tensors: int
     executor: str
     prediction: Prediction
+    releases: list[Release]
 
 
 class Joins:
@@ -55,9 +58,10 @@ class Joins:
     ``group`` has what each node belongs to, as ``order`` knows it.
     """
 
-    def __init__(self, spaces: Spaces, order: UnitOrder, pricing: Pricing,
+    def __init__(self, units: Units, order: UnitOrder, pricing: Pricing,
                  group: MutableMapping[Node, Group], most_nodes: int) -> None:
-        self.spaces = spaces
+        self.units = units
+        self.spaces = units.spaces
         self.order = order
         self.pricing = pricing
         self.group = group
@@ -80,7 +84,8 @@ class Joins:
     def _alone(self, group: Group) -> SharedLaunch:
         assert group.priced is not None
         priced = group.priced
-        return SharedLaunch([group], group, [priced.work], priced.kernel.tensors, priced.choice.executor, priced.prediction)
+        return SharedLaunch([group], group, [priced.work], priced.kernel.tensors, priced.choice.executor, priced.prediction,
+                            [self.units.release(group.nodes)])
 
     def _joined(self, launch: SharedLaunch, other: SharedLaunch) -> bool:
         """Put the only region of another launch beside those of a launch, if it may come and that pays."""
@@ -89,7 +94,8 @@ class Joins:
             return False
         if len(launch.members) >= MOST_NESTS or len(nodes) > self.most_nodes or launch.tensors + other.tensors > MAX_TENSORS:
             return False
-        if not self.order.are_independent(launch.unit, other.unit):
+        releases = [*launch.releases, *other.releases]
+        if not self.order.are_independent(launch.unit, other.unit) or self.units.releases.would_wait(releases):
             return False
         apart = launch.prediction + other.prediction
         works = [*launch.works, *other.works]
@@ -105,6 +111,7 @@ class Joins:
         launch.members += other.members
         launch.unit, launch.works, launch.prediction = both, works, together
         launch.tensors += other.tensors
+        launch.releases = releases
         return True
 
     def _device(self, launch: SharedLaunch) -> object:

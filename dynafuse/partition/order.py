@@ -17,6 +17,10 @@ from dynafuse.fx import in_place
 from dynafuse.ir import Region, Role
 from dynafuse.ops.overloads import COPIES_INTO, is_done, moves_generator, written_to
 from dynafuse.partition.iteration_space import Spaces
+from dynafuse.partition.releases import Releases
+
+LEAST_FREED = 1 << 20
+"""Bytes that a region has to free, beyond what it makes, to come earlier than where its results stand in the graph."""
 
 
 class HasNodes(Protocol):
@@ -179,15 +183,16 @@ class UnitOrder:
         return {unit_of(later, later) for node in nodes for later in self.dependencies.after[node]} - {unit}
 
 
-def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, ...]:
+def schedule(spaces: Spaces, regions: Sequence[Region], releases: Releases) -> tuple[Region | Node, ...]:
     """Order regions, eager nodes, host scalars and views that must exist: each after its needs, near the graph's order.
 
     What needs nothing, such as zeros that something is added to, comes just before what reads it: until then it would only
-    take memory.
+    take memory. A region that lets go of more than it makes comes as soon as it may.
 
     Args:
         spaces: The iteration spaces of the graph's nodes.
         regions: The regions, among which there is no cycle.
+        releases: What regions let go of.
     """
     unit: dict[Node, Region | Node] = {}
     for region in regions:
@@ -196,8 +201,24 @@ def schedule(spaces: Spaces, regions: Sequence[Region]) -> tuple[Region | Node, 
     unit.update((node, node) for node in alive)
     needs = {id(step): _needs(spaces, step, unit) for step in (*regions, *alive)}
     _add_extra(spaces, unit, needs)
-    return _topological(unit, needs, {n: i for i, n in enumerate(spaces.graph.nodes)},
-                        lambda step: isinstance(step, Node) and spaces.facts[step].role is Role.VIEW)
+    ranks = _ranks(unit, {node: float(i) for i, node in enumerate(spaces.graph.nodes)}, releases)
+    return _topological(unit, needs, ranks, lambda step: isinstance(step, Node) and spaces.facts[step].role is Role.VIEW)
+
+
+def _ranks(unit: Mapping[Node, Region | Node], place: Mapping[Node, float], releases: Releases) -> dict[int, float]:
+    """Return the places of steps, by identity: of their last result in the graph, or behind what they free memory of."""
+    rank = {id(step): max(place[node] for node in (step.outputs or step.nodes)) if isinstance(step, Region) else place[step]
+            for step in unit.values()}
+
+    def computed(node: Node) -> float:
+        return rank[id(unit[node])] if node in unit else place[node]
+
+    earlier = {}
+    for step in {id(step): step for step in unit.values() if isinstance(step, Region)}.values():
+        release = releases.of(step.nodes, step.inputs, step.outputs, computed)
+        if release.bytes > LEAST_FREED:
+            earlier[id(step)] = min(rank[id(step)], release.place + 0.5)
+    return rank | earlier
 
 
 def _is_step(spaces: Spaces, node: Node) -> bool:
@@ -236,12 +257,11 @@ def _steps_computing(spaces: Spaces, node: Node, unit: Mapping[Node, Region | No
 
 
 def _topological(
-    unit: Mapping[Node, Region | Node], needs: Mapping[int, set[int]], place: Mapping[Node, int],
+    unit: Mapping[Node, Region | Node], needs: Mapping[int, set[int]], rank: Mapping[int, float],
     is_view: Callable[[Region | Node], bool],
 ) -> tuple[Region | Node, ...]:
     steps = list({id(s): s for s in unit.values()}.values())
     by_id = {id(s): s for s in steps}
-    rank = {id(s): max(place[n] for n in s.outputs or s.nodes) if isinstance(s, Region) else place[s] for s in steps}
     missing = {key: len(needs[key]) for key in by_id}
     after: dict[int, list[int]] = {}
     for key, before in needs.items():

@@ -19,6 +19,7 @@ from dynafuse.partition.group import Group
 from dynafuse.partition.iteration_space import Spaces
 from dynafuse.partition.kernels import Kernel, Kernels
 from dynafuse.partition.order import Dependencies
+from dynafuse.partition.releases import Release, Releases
 
 
 class Units:
@@ -29,6 +30,8 @@ class Units:
         joins: Whether regions that have nothing in common may share a launch.
         reads: What each unit reads, and where.
         readers: Per tensor in memory or to be the units, eager nodes and outputs that read it.
+        dependencies: Which units run after which.
+        releases: What lets go of which memory.
         alone: The kernel of each unit that has one.
         unplaced: Why the others have none.
         calls: What the graph's calls cost.
@@ -43,6 +46,7 @@ class Units:
         self.reads = {unit: self.spaces.reads(unit) for unit in self.spaces.dims}
         self.readers = self._readers()
         self.dependencies = Dependencies(self.spaces)
+        self.releases = Releases(self.spaces, self.dependencies.after)
         self.kernels = Kernels(self.spaces, self.dependencies, device, executors, self.outputs)
         alone = {unit: self.kernels.of([unit], reads, frozenset()) for unit, reads in self.reads.items()}
         self.alone = {unit: kernel for unit, kernel in alone.items() if isinstance(kernel, Kernel)}
@@ -60,6 +64,11 @@ class Units:
         inside = set(nodes)
         return frozenset(n for n in nodes if not inside.issuperset(self.readers.get(n, ())) or n.target is COPIES_INTO
                          or self.spaces.is_scatter(n))
+
+    def release(self, nodes: Sequence[Node]) -> Release:
+        """Return what a kernel that computes some units lets go of, by their places in the graph."""
+        sources = {read.source for node in nodes for read in self.reads[node]}
+        return self.releases.of(nodes, sources, self.outputs(nodes), self.dependencies.position)
 
     def _readers(self) -> dict[Node, set[Node]]:
         readers: dict[Node, set[Node]] = {}

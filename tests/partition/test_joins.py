@@ -66,6 +66,17 @@ def test_large_zeros_stay_apart(count: int, regions: int) -> None:
     assert len(plan_of(write, SMALL, torch.empty(count // 32, 4)).regions) == regions
 
 
+@pytest.mark.parametrize(("rows", "between", "regions"), [(1 << 10, True, 1), (1 << 14, True, 2), (1 << 14, False, 1)])
+def test_what_frees_much_waits_for_no_library(rows: int, between: bool, regions: int) -> None:
+    """Sums of rows of a product, of 2 or 32 MB, share a launch with others, but not with those of a product that follows."""
+    def write(g: graphs.Builder, x: Node, y: Node, w: Node) -> list[Node]:
+        first = g.op("aten.mm.default", x, w)
+        second = g.op("aten.mm.default", y, w) if between else y
+        return [g.op("aten.sum.dim_IntList", first, [1]), g.op("aten.amax.default", second, [1])]
+
+    assert len(plan_of(write, torch.empty(rows, 512), torch.empty(96, 512), torch.empty(512, 512)).regions) == regions
+
+
 def test_columns_that_are_split_stay_apart() -> None:
     def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
         return [g.op("aten.sum.dim_IntList", x, [0]), g.op("aten.cos.default", y)]

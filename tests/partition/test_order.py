@@ -16,6 +16,7 @@ from dynafuse.ops.overloads import moves_generator
 from dynafuse.partition.grow import Group
 from dynafuse.partition.iteration_space import COPIES_INTO, Spaces
 from dynafuse.partition.order import Dependencies, UnitOrder, schedule
+from dynafuse.partition.releases import Releases
 from dynafuse.partition.search import partition
 from tests.support import graphs
 
@@ -146,7 +147,8 @@ def test_a_schedule_keeps_the_graphs_order_where_it_may() -> None:
     def write(build: graphs.Builder, x: Node, y: Node) -> list[Node]:
         return [build.op("aten.mm.default", x, y), build.op("aten.mm.default", y, x)]
 
-    steps = schedule(spaces_of(graphs.built(write, torch.randn(4, 4), torch.randn(4, 4))), [])
+    spaces = spaces_of(graphs.built(write, torch.randn(4, 4), torch.randn(4, 4)))
+    steps = schedule(spaces, [], Releases(spaces, Dependencies(spaces).after))
     assert [str(step) for step in steps] == ["mm_default", "mm_default_1"]
 
 
@@ -262,3 +264,21 @@ def test_what_needs_nothing_comes_just_before_what_reads_it(through_view: bool) 
     plan = partition(graphs.annotated(module), devices.describe("h200"))
     made = {node.target: i for i, step in enumerate(plan.steps) for node in (step.nodes if isinstance(step, Region) else [step])}
     assert made[torch.ops.aten.full.default] > made[torch.ops.aten.mm.default], plan
+
+
+@pytest.mark.parametrize("kept", ["", "saved", "read later", "small"])
+def test_what_lets_go_of_memory_comes_as_early_as_it_may(kept: str) -> None:
+    """A mask for the backward stands behind all else in the graph; what it is made of would be kept until then."""
+    def write(build: graphs.Builder, x: Node, y: Node, z: Node) -> list[Node]:
+        product = build.op("aten.mm.default", x, y)
+        between = build.op("aten.mm.default", z, z)
+        if kept == "read later":
+            between = build.op("aten.mm.default", build.op("aten.mm.default", product, y), y)
+        last = build.op("aten.mm.default", between, between if kept != "read later" else y)
+        mask = build.op("aten.gt.Scalar", product, 0.0)
+        return [last, mask, *([product] if kept == "saved" else [])]
+
+    rows = 16 if kept == "small" else 1024
+    plan = graphs.planned(graphs.built(write, torch.empty(rows, 512), torch.empty(512, 512), torch.empty(64, 64)))
+    place = next(i for i, step in enumerate(plan.steps) if isinstance(step, Region))
+    assert place == {"": 1, "saved": len(plan.steps) - 1, "read later": 2, "small": len(plan.steps) - 1}[kept]
