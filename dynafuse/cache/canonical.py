@@ -293,7 +293,7 @@ class _Canonical:
         call = self.facts[node].call
         assert call is not None
         args = {name: value for name, value in call.args.items() if name not in IGNORED}
-        if self._kind(node) not in (Kind.REDUCTION, Kind.SCAN) and node.target not in CONCATENATION:
+        if not self._kind(node).needs_rows and node.target not in CONCATENATION:
             return args
         rank = max((len(t.shape) for a in node.all_input_nodes if (t := self.facts[a].tensor) is not None), default=0)
         return {name: counted_from_front(value, rank) if name in DIMENSIONS else value for name, value in args.items()}

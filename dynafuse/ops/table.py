@@ -41,6 +41,11 @@ class Kind(enum.Enum):
     RANDOM = "random"  # seeds and counters in, random numbers out
     OPAQUE = "opaque"  # runs eager, as a whole
 
+    @property
+    def needs_rows(self) -> bool:
+        """Return whether a result needs the elements beside its own along some dimensions: of reductions and scans."""
+        return self in (Kind.REDUCTION, Kind.SCAN)
+
 
 class Cast(enum.Enum):
     """Which dtype a pointwise op's tensor operands are cast to before its expression is evaluated."""

@@ -111,7 +111,7 @@ def _decides(node: Node, user: Node, use: Facts) -> bool:
         return False
     if row is None or call is None:
         return True
-    if row.kind in (Kind.REDUCTION, Kind.SCAN):
+    if row.kind.needs_rows:
         return row.reduction not in ADDING
     if row.kind is Kind.POINTWISE:
         at = {position for position, value in enumerate(call.args.values()) if value is node}

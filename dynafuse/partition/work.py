@@ -15,7 +15,6 @@ from typing import TypeAlias
 from torch.fx import Node
 
 from dynafuse.cost.model import Work
-from dynafuse.ops import Kind
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Operand, Read, Spaces
@@ -340,7 +339,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, share_of:
 def _is_single(spaces: Spaces, node: Node) -> bool:
     """Return whether a node is a single element of what no rows are reduced for: a program computes it once."""
     facts = spaces.facts[node]
-    is_reduced = facts.row is None or facts.row.kind in (Kind.REDUCTION, Kind.SCAN)
+    is_reduced = facts.row is None or facts.row.kind.needs_rows
     return not is_reduced and facts.tensor is not None and facts.tensor.hint == 1
 
 

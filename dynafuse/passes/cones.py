@@ -97,7 +97,7 @@ def _reductions(operands: set[Node], size: int) -> Iterator[Node]:
         if node in seen or row is None or not row.fusible:
             continue
         seen.add(node)
-        if row.kind in (Kind.REDUCTION, Kind.SCAN) and any(count(operand) >= size for operand in node.all_input_nodes):
+        if row.kind.needs_rows and any(count(operand) >= size for operand in node.all_input_nodes):
             yield node
         asked += node.all_input_nodes
 

@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from dynafuse.fx import fake_mode_of, looked_at, makes_memory, shares_memory
-from dynafuse.ops import Kind, is_unfilled, lookup
+from dynafuse.ops import is_unfilled, lookup
 from dynafuse.passes.strides import same_layout
 
 clone = torch.ops.aten.clone.default
@@ -62,7 +62,7 @@ def merge_duplicates(graph: Graph) -> None:
 def _is_copied_faster(node: Node) -> bool:
     """Return whether a copy takes less time than the call, and has its result's strides."""
     value, row = node.meta.get("val"), lookup(node.target)
-    is_elementwise = row is not None and row.fusible and row.kind not in (Kind.REDUCTION, Kind.SCAN)
+    is_elementwise = row is not None and row.fusible and not row.kind.needs_rows
     if is_elementwise or not makes_memory(node) or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     with fake_mode_of((node,)):

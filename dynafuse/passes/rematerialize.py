@@ -36,7 +36,6 @@ from dynafuse.cost.library_calls import is_call
 from dynafuse.cost.model import LEAST
 from dynafuse.fx import is_view, looked_at
 from dynafuse.ir import Annotated, Role
-from dynafuse.ops import Kind
 
 UNITS = 1e6  # capacities are whole picoseconds: with floats the flow may not terminate
 NUMBER_US = 1e-3  # for work of the host alone: passing a size, taking a view
@@ -200,7 +199,7 @@ class Prices:
         kernels = self.uses.kernels(node)
         stores = len(kernels) > 1 or any(isinstance(kernel, Node) for kernel in kernels)
         largest = max([node, *operands], key=self._move)
-        passes = self._move(largest) if facts.row.kind in (Kind.REDUCTION, Kind.SCAN) else 0.0
+        passes = self._move(largest) if facts.row.kind.needs_rows else 0.0
         return (self._arithmetic(facts.row.flops, largest) + passes + stores * (1 + len(kernels)) * self._move(node)
                 + sum(map(self._move, elsewhere)))
 

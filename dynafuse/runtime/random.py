@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch._inductor import inductor_prims
 
+from dynafuse.lowering.triton.draws import FOUR
+
 ROUNDS = 10
-NEIGHBOURS = 4  # positions that share a block's words
 ROUND_A, ROUND_B = 0xD2511F53, 0xCD9E8D57
 KEY_A, KEY_B = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
@@ -37,7 +38,7 @@ def floats(size: Sequence[int], seed: torch.Tensor, mode: str, *, align_dtype: t
         other: torch.Tensor = inductor_prims.random(size, seed, mode, align_dtype=align_dtype)
         return other
     count = math.prod(size)
-    words = _philox(seed, torch.arange(-(-count // NEIGHBOURS), device=seed.device))
+    words = _philox(seed, torch.arange(-(-count // FOUR), device=seed.device))
     numbers = torch.stack([_uniform(word) for word in words], -1)
     if mode == "randn":
         radius = torch.sqrt(-2.0 * torch.log(numbers[:, 0::2].clamp(min=LEAST)))
