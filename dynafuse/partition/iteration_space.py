@@ -12,6 +12,7 @@ from collections.abc import Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch.fx import Node
 
 from dynafuse.fx import hint
@@ -28,6 +29,8 @@ UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many byt
 LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, where results are fewer than lanes
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
 FEW_LANES = 0.4  # how long a load takes at least that some lanes of a warp need, of one that all of them need
+PLACE_FLOPS = 100.0  # the same of integers that depend on their place alone: indices are computed of places like that
+INTEGERS = frozenset({torch.int32, torch.int64})  # of which places are
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 FUNCTION = 8.0  # what a function counts for in that
 FUNCTION_FLOPS = 32.0  # of a function, at most: as long as it takes to store a 16-bit float and load it
@@ -254,7 +257,14 @@ class Spaces:
             return False
         if self.overwritten.intersection(map(self.annotated.memory, sources)):
             return False  # computed again, it had to be before the overwriting
-        return flops <= CHEAP_FLOPS and sum(self.tensor(s).bytes for s in sources) <= LITTLE_MORE * facts.tensor.bytes
+        most = PLACE_FLOPS if not sources and self._is_of_integers(facts) else CHEAP_FLOPS
+        return flops <= most and sum(self.tensor(s).bytes for s in sources) <= LITTLE_MORE * facts.tensor.bytes
+
+    def _is_of_integers(self, facts: Facts) -> bool:
+        """Return whether a call computes integers of integers."""
+        assert facts.call is not None
+        tensors = [facts.tensor, *(self.facts[a].tensor for a in facts.call.args.values() if isinstance(a, Node))]
+        return all(tensor is not None and tensor.dtype in INTEGERS for tensor in tensors)
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:

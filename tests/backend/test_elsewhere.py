@@ -49,8 +49,12 @@ def overwritten(x: Tensor) -> tuple[Tensor, Tensor]:
     return mirrored, rows
 
 
+def neighbours(x: Tensor) -> Tensor:
+    return x.roll(1, 0) + x.roll(-1, 0) + x.roll(1, 1) + x.roll((2, -3), (0, 1)) - 4 * x
+
+
 FUNCTIONS: list[Callable[[Tensor], object]] = [
-    normalized_then_rotated, mirrored_beside, summed_again, other_rows, columns_shifted, overwritten]
+    normalized_then_rotated, mirrored_beside, summed_again, other_rows, columns_shifted, overwritten, neighbours]
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -195,6 +195,23 @@ def test_arithmetic_adds_up_along_a_chain() -> None:
     assert not set(chain) <= spaces.cheap
 
 
+@pytest.mark.parametrize(("dtype", "again"), [(torch.int64, True), (torch.int32, True), (torch.float32, False)])
+def test_integers_of_places_are_computed_again(dtype: torch.dtype, again: bool) -> None:
+    """As where a tensor is rolled: loaded, they would be looked up, checked, and known to be no neighbours."""
+    def write(g: graphs.Builder, x: Node) -> list[Node]:
+        place = g.op("prims.iota.default", 6, start=0, step=1, dtype=torch.int64, device=torch.device("cpu"), requires_grad=False)
+        place = place if dtype is torch.int64 else g.op("prims.convert_element_type.default", place, dtype)
+        shifted = g.op("aten.fmod.Scalar", g.op("aten.add.Tensor", place, 2), 6)
+        return [g.op("aten.mul.Tensor", x, shifted), g.op("aten.sub.Tensor", x, shifted)]
+
+    assert ("fmod_scalar" in cheap(spaces_of(graphs.built(write, X)))) == again
+
+
+def test_integers_of_places_and_data_are_not() -> None:
+    module = graphs.built(twice_read("aten.fmod.Scalar", 6), torch.ones(64, 512, dtype=torch.int64))
+    assert "fmod_scalar" not in cheap(spaces_of(module))
+
+
 def test_what_the_caller_gets_is_not_cheap() -> None:
     def write(g: graphs.Builder, x: Node) -> list[Node]:
         scaled, returned = g.op("aten.mul.Tensor", x, 2.0), g.op("aten.mul.Tensor", x, 3.0)
