@@ -54,6 +54,7 @@ from dynafuse.passes.permutations import gather_by_inverses
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.passes.staged_reductions import stage_reductions
+from dynafuse.passes.strides import beginning_at, begins_of, named_results
 from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, lives_of, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
@@ -110,6 +111,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     stage = guard.stage
 
     trace.note("aten", lambda: signature(module.graph))
+    results = named_results(module)
     if kind == "forward":
         offered = keep_saved_tensors()
         if shared is not None:
@@ -118,7 +120,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     if normal is None:
         return eager(before.restored())
     if shared is not None:
-        normal = _with_layout(kind, normal, example_inputs, stage)
+        normal = _with_layout(kind, normal, example_inputs, results, shared, stage)
     trace.note("normalized", lambda: signature(normal.graph))
     setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), left_out)
     if setting is None:
@@ -256,13 +258,19 @@ class CompiledSubgraph(torch.nn.Module):
         return self.call(list(args))
 
 
-def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], stage: Callable[..., Any]) -> GraphModule:
-    """Return the graph with convolutions in the layout that pays."""
+def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], results: Sequence[str], shared: Shared,
+                 stage: Callable[..., Any]) -> GraphModule:
+    """Return the graph with convolutions in the layout that pays.
+
+    Where a forward's results, given by name, begin in memory then, its backward is told.
+    """
     before = Snapshot.of(module)
 
     def optimized() -> GraphModule:
         with dynamo_timed("dynafuse.normalize"):
-            optimize_layout(kind, module, example_inputs)
+            optimize_layout(kind, module, beginning_at(shared.begins, module, example_inputs))
+            if kind == "forward":
+                shared.begins = begins_of(results, module)
         return module
 
     laid_out: GraphModule = stage("layout", optimized, before.restored)

@@ -290,6 +290,42 @@ def is_static(value: torch.Tensor) -> bool:
 # ---------------------------------------------------------------------- inputs and outputs of the graph
 
 
+def named_results(module: GraphModule) -> list[str]:
+    """Return the names of a graph's results, which are those of the backward's inputs; of what is no node, none."""
+    return [output.name if isinstance(output, Node) else "" for output in _outputs(module)]
+
+
+def begins_of(names: Sequence[str], module: GraphModule) -> dict[str, int]:
+    """Return where in their memory results begin, in elements, by the names that they had; only what is known.
+
+    Args:
+        names: The names, in order.
+        module: The graph as it is now.
+    """
+    begins: dict[str, int] = {}
+    for name, output in zip(names, _outputs(module), strict=True):
+        value = output.meta.get("val") if isinstance(output, Node) else None
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and isinstance(value.storage_offset(), int):
+            begins[name] = int(value.storage_offset())
+    return begins
+
+
+def beginning_at(begins: Mapping[str, int], module: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Return a graph's example inputs, each where in memory it begins if that is known by the name of its placeholder.
+
+    Args:
+        begins: Where they begin, in elements.
+        module: The graph.
+        example_inputs: Its inputs, real or fake.
+    """
+    placed = list(example_inputs)
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        begin, example = begins.get(node.name), placed[i] if i < len(placed) else None
+        if begin is not None and isinstance(example, torch.Tensor) and example.storage_offset() != begin:
+            placed[i] = example.as_strided(example.size(), example.stride(), begin)
+    return placed
+
+
 def restrided_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, torch.Tensor]:
     """Return the inputs of a backward to which the forward gives other strides than tracing knew, with their values."""
     placeholders = (node for node in module.graph.nodes if node.op == "placeholder")

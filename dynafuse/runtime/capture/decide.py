@@ -6,7 +6,7 @@ with a collective is ``not captured: _c10d_functional.all_reduce.default (all_re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +39,10 @@ MOST_TWICE = 64 << 20  # bytes of what a launched forward has saved that a recor
 
 @dataclass
 class Shared:
-    """What the graphs of one model tell each other, in the order in which their functions are made."""
+    """What the graphs of one model tell each other, in the order in which their functions are made.
+
+    AOTAutograd tells a backward the strides of what its forward saves as they turned out, but not where in memory it begins.
+    """
 
     marked: frozenset[int] = frozenset()  # positions of the Dynamo graph's parameters and buffers
     may_spread: bool = False  # whether rows of results may be further apart than eager's, as only the user gets them
@@ -49,6 +52,7 @@ class Shared:
     hands_over: bool = False  # whether the forward is recorded, and leaves what it saves where it is
     offered: frozenset[int] = frozenset()  # inputs of the backward that nothing but autograd holds
     described: frozenset[Any] = frozenset()  # AOTAutograd's descriptions of the forward's inputs that stay where they are
+    begins: Mapping[str, int] = field(default_factory=dict)  # elements at which the forward's results begin, by name
 
     def note_forward(self, annotated: Annotated, layout: Layout, captured: bool) -> None:
         """Note what the backward has to know of its forward.
