@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch.fx import Node
@@ -20,7 +20,8 @@ from dynafuse.partition.iteration_space import Spaces
 from dynafuse.partition.releases import Releases
 
 LEAST_FREED = 1 << 20
-"""Bytes that a region has to free, beyond what it makes, to come earlier than where its results stand in the graph."""
+"""Bytes that a region has to free, beyond what it makes, to come earlier than where its results stand in the graph; or to
+make, beyond what it frees, to come later."""
 
 
 class HasNodes(Protocol):
@@ -186,8 +187,9 @@ class UnitOrder:
 def schedule(spaces: Spaces, regions: Sequence[Region], releases: Releases) -> tuple[Region | Node, ...]:
     """Order regions, eager nodes, host scalars and views that must exist: each after its needs, near the graph's order.
 
-    What needs nothing, such as zeros that something is added to, comes just before what reads it: until then it would only
-    take memory. A region that lets go of more than it makes comes as soon as it may.
+    What could run at once, and makes more than it lets go of, comes just before what reads it: zeros that something is
+    added to, an input in another layout. Until then it would only take memory. A region that lets go of more than it makes
+    comes as soon as it may.
 
     Args:
         spaces: The iteration spaces of the graph's nodes.
@@ -201,24 +203,18 @@ def schedule(spaces: Spaces, regions: Sequence[Region], releases: Releases) -> t
     unit.update((node, node) for node in alive)
     needs = {id(step): _needs(spaces, step, unit) for step in (*regions, *alive)}
     _add_extra(spaces, unit, needs)
-    ranks = _ranks(unit, {node: float(i) for i, node in enumerate(spaces.graph.nodes)}, releases)
-    return _topological(unit, needs, ranks, lambda step: isinstance(step, Node) and spaces.facts[step].role is Role.VIEW)
-
-
-def _ranks(unit: Mapping[Node, Region | Node], place: Mapping[Node, float], releases: Releases) -> dict[int, float]:
-    """Return the places of steps, by identity: of their last result in the graph, or behind what they free memory of."""
+    place = {node: float(i) for i, node in enumerate(spaces.graph.nodes)}
     rank = {id(step): max(place[node] for node in (step.outputs or step.nodes)) if isinstance(step, Region) else place[step]
             for step in unit.values()}
 
     def computed(node: Node) -> float:
         return rank[id(unit[node])] if node in unit else place[node]
 
-    earlier = {}
-    for step in {id(step): step for step in unit.values() if isinstance(step, Region)}.values():
-        release = releases.of(step.nodes, step.inputs, step.outputs, computed)
-        if release.bytes > LEAST_FREED:
-            earlier[id(step)] = min(rank[id(step)], release.place + 0.5)
-    return rank | earlier
+    freed = {id(r): releases.of(r.nodes, r.inputs, r.outputs, computed) for r in regions}
+    earlier = {key: min(rank[key], release.place + 0.5) for key, release in freed.items() if release.bytes > LEAST_FREED}
+    late = {id(r) for r in regions if not needs[id(r)] and (not r.inputs or freed[id(r)].bytes < -LEAST_FREED)}
+    return _topological(unit, needs, rank | earlier, late,
+                        lambda step: isinstance(step, Node) and spaces.facts[step].role is Role.VIEW)
 
 
 def _is_step(spaces: Spaces, node: Node) -> bool:
@@ -257,7 +253,7 @@ def _steps_computing(spaces: Spaces, node: Node, unit: Mapping[Node, Region | No
 
 
 def _topological(
-    unit: Mapping[Node, Region | Node], needs: Mapping[int, set[int]], rank: Mapping[int, float],
+    unit: Mapping[Node, Region | Node], needs: Mapping[int, set[int]], rank: Mapping[int, float], late: Container[int],
     is_view: Callable[[Region | Node], bool],
 ) -> tuple[Region | Node, ...]:
     steps = list({id(s): s for s in unit.values()}.values())
@@ -270,9 +266,7 @@ def _topological(
 
     def begin(key: int) -> float:
         """Return the rank of a step that needs nothing."""
-        step = by_id[key]
-        makes = isinstance(step, Region) and not step.inputs and key in after
-        return first_use(key) - 0.5 if makes else rank[key]
+        return first_use(key) - 0.5 if key in late and key in after else rank[key]
 
     def first_use(key: int) -> float:
         """Return the first rank of what reads a step, also through views of it."""

@@ -282,3 +282,19 @@ def test_what_lets_go_of_memory_comes_as_early_as_it_may(kept: str) -> None:
     plan = graphs.planned(graphs.built(write, torch.empty(rows, 512), torch.empty(512, 512), torch.empty(64, 64)))
     place = next(i for i, step in enumerate(plan.steps) if isinstance(step, Region))
     assert place == {"": 1, "saved": len(plan.steps) - 1, "read later": 2, "small": len(plan.steps) - 1}[kept]
+
+
+@pytest.mark.parametrize(("rows", "is_late"), [(1024, True), (16, False)])
+@pytest.mark.parametrize("through_view", [False, True])
+def test_an_input_in_another_layout_is_made_just_before_it_is_read(rows: int, is_late: bool, through_view: bool) -> None:
+    def write(build: graphs.Builder, x: Node, y: Node) -> Node:
+        other = build.op("aten.clone.default", build.op("aten.permute.default", x, [1, 0]),
+                         memory_format=torch.contiguous_format)
+        other = build.op("aten.view.default", other, [512, rows]) if through_view else other
+        for _ in range(3):
+            y = build.op("aten.mm.default", y, y)
+        return build.op("aten.mm.default", y, other)
+
+    plan = graphs.planned(graphs.built(write, torch.empty(rows, 512), torch.empty(512, 512)))
+    names = ["clone" if isinstance(step, Region) else step.name for step in plan.steps]
+    assert (names.index("clone") > names.index("mm_default_2")) == is_late, names
