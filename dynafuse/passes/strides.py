@@ -318,12 +318,13 @@ def beginning_at(begins: Mapping[str, int], module: GraphModule, example_inputs:
         module: The graph.
         example_inputs: Its inputs, real or fake.
     """
-    placed = list(example_inputs)
-    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        begin, example = begins.get(node.name), placed[i] if i < len(placed) else None
-        if begin is not None and isinstance(example, torch.Tensor) and example.storage_offset() != begin:
-            placed[i] = example.as_strided(example.size(), example.stride(), begin)
-    return placed
+    def placed(node: Node, example: Any) -> Any:
+        begin = begins.get(node.name)
+        if begin is None or not isinstance(example, torch.Tensor) or example.storage_offset() == begin:
+            return example
+        return example.as_strided(example.size(), example.stride(), begin)
+
+    return list(map(placed, module.graph.find_nodes(op="placeholder"), example_inputs))
 
 
 def restrided_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, torch.Tensor]:
