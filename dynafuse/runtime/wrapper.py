@@ -173,8 +173,9 @@ class Writer:
         """Write copies of inputs that are less aligned than kernels assume. The caller's is kept for what needs that."""
         needed = set(self.returned_views.values()).union(*(self._as_given(node).values() for node in self.facts))
         for number, node in enumerate(self.placeholders):
-            is_known = number in self.static and has_known_place(node)
-            if node not in self.read or is_known or self.facts[node].alignment <= node.meta["val"].dtype.itemsize:
+            if node not in self.read or (number in self.static and has_known_place(node)):
+                continue
+            if self.facts[node].alignment <= node.meta["val"].dtype.itemsize:
                 continue
             if node in needed:
                 self.given[node] = f"given{number}"

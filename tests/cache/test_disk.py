@@ -256,7 +256,7 @@ S0, S1 = (sympy.Symbol(name, integer=True, positive=True) for name in ("s0", "s1
 
 @pytest.mark.parametrize("size", [7, S0, S0 * S1 + 3, FloorDiv(S0 + 1023, 1024), FloorDiv(S0, 4) * S1**2])
 def test_sizes_come_back(size: Any) -> None:
-    launch = Launch("k", (("in0", "*fp32"), ("s0", "i64")), (size, 1, 1), (("XBLOCK", 8),), 4, 2, frozenset({"in0"}),
+    launch = Launch("k", (("in0", "*fp32"), ("s0", "i64")), (size, 1, 1), (("XBLOCK", 8),), 4, 2, (("in0", 4),),
                     overwrites=(("out0", "in0"),))
     assert launches.launch_from_json(json.loads(json.dumps(launches.launch_to_json(launch)))) == launch
     space = Workspace("tmp0", torch.bfloat16, size)
