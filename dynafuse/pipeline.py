@@ -54,7 +54,7 @@ from dynafuse.passes.permutations import gather_by_inverses
 from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.passes.staged_reductions import stage_reductions
-from dynafuse.passes.strides import beginning_at, begins_of, named_results
+from dynafuse.passes.strides import begins_of, named_results
 from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, lives_of, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
@@ -268,7 +268,7 @@ def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], 
 
     def optimized() -> GraphModule:
         with dynamo_timed("dynafuse.normalize"):
-            optimize_layout(kind, module, beginning_at(shared.begins, module, example_inputs))
+            optimize_layout(kind, module, example_inputs, shared.begins)
             if kind == "forward":
                 shared.begins = begins_of(results, module)
         return module

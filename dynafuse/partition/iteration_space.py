@@ -29,9 +29,9 @@ UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many byt
 LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, where results are fewer than lanes
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
 FEW_LANES = 0.4  # how long a load takes at least that some lanes of a warp need, of one that all of them need
+CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 PLACE_FLOPS = 100.0  # the same of integers that depend on their place alone: indices are computed of places like that
 INTEGERS = frozenset({torch.int32, torch.int64})  # of which places are
-CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 FUNCTION = 8.0  # what a function counts for in that
 FUNCTION_FLOPS = 32.0  # of a function, at most: as long as it takes to store a 16-bit float and load it
 

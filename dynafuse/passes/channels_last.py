@@ -39,15 +39,16 @@ CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.defa
 """Positions of the arguments that a convolution reads in its layout."""
 
 
-def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> None:
+def optimize_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], begins: Mapping[str, int]) -> None:
     """Adopt the strides that inputs really have, go channels-last if it pays, and report the outputs' strides; in place.
 
     Args:
         kind: forward, backward or inference.
         module: A normalized graph.
         example_inputs: Its inputs, real or fake; only a backward's may have other strides than were traced.
+        begins: Where in memory these begin, as :func:`begins_of` has told of the forward's results.
     """
-    restrided = restrided_inputs(module, example_inputs) if kind == "backward" else {}
+    restrided = restrided_inputs(module, example_inputs, begins) if kind == "backward" else {}
     if not restrided and not convolutions(module):
         return
     before = strides_of(module)

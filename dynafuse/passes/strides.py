@@ -310,27 +310,20 @@ def begins_of(names: Sequence[str], module: GraphModule) -> dict[str, int]:
     return begins
 
 
-def beginning_at(begins: Mapping[str, int], module: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Return a graph's example inputs, each where in memory it begins if that is known by the name of its placeholder.
+def restrided_inputs(module: GraphModule, example_inputs: Sequence[Any],
+                     begins: Mapping[str, int]) -> dict[Node, torch.Tensor]:
+    """Return the inputs of a backward to which the forward gives other strides than tracing knew, with their values.
 
     Args:
-        begins: Where they begin, in elements.
         module: The graph.
-        example_inputs: Its inputs, real or fake.
+        example_inputs: Its inputs, real or fake, with those strides.
+        begins: Where in memory they begin, in elements, by name; where it is not told, it is as traced.
     """
-    def placed(node: Node, example: Any) -> Any:
-        begin = begins.get(node.name)
-        if begin is None or not isinstance(example, torch.Tensor) or example.storage_offset() == begin:
-            return example
-        return example.as_strided(example.size(), example.stride(), begin)
+    def placed(node: Node, example: torch.Tensor) -> torch.Tensor:
+        return example.as_strided(example.size(), example.stride(), begins.get(node.name))
 
-    return list(map(placed, module.graph.find_nodes(op="placeholder"), example_inputs))
-
-
-def restrided_inputs(module: GraphModule, example_inputs: Sequence[Any]) -> dict[Node, torch.Tensor]:
-    """Return the inputs of a backward to which the forward gives other strides than tracing knew, with their values."""
     placeholders = (node for node in module.graph.nodes if node.op == "placeholder")
-    return {node: example for node, example in zip(placeholders, example_inputs, strict=True)
+    return {node: placed(node, example) for node, example in zip(placeholders, example_inputs, strict=True)
             if isinstance(example, torch.Tensor) and layout(example) != layout(node.meta["val"])}
 
 
