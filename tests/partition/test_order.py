@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -298,3 +299,19 @@ def test_an_input_in_another_layout_is_made_just_before_it_is_read(rows: int, is
     plan = graphs.planned(graphs.built(write, torch.empty(rows, 512), torch.empty(512, 512)))
     names = ["clone" if isinstance(step, Region) else step.name for step in plan.steps]
     assert (names.index("clone") > names.index("mm_default_2")) == is_late, names
+
+
+@pytest.mark.parametrize("picks", [(min, max), (max, min)])
+def test_where_steps_lie_in_memory_does_not_tell_which_comes_first(picks: tuple[Callable[..., Region], ...]) -> None:
+    """Two inputs in another layout, both just before the product that reads them."""
+    def write(build: graphs.Builder, x: Node, y: Node) -> Node:
+        left, right = (build.op("aten.clone.default", build.op("aten.permute.default", operand, [1, 0]),
+                                memory_format=torch.contiguous_format) for operand in (x, y))
+        return build.op("aten.mm.default", left, right)
+
+    module = graphs.built(write, torch.empty(8192, 8192), torch.empty(4096, 8192))
+    spaces, regions = spaces_of(module), graphs.planned(module).regions
+    copies = [[replace(region) for _ in range(8)] for region in regions]
+    chosen = [pick(same, key=id) for pick, same in zip(picks, copies, strict=True)]
+    steps = schedule(spaces, chosen, Releases(spaces, Dependencies(spaces).after))
+    assert steps[:2] == tuple(chosen)
