@@ -29,6 +29,7 @@ from dynafuse.partition.units import Units
 MOST_NESTS = 32  # of a launch
 MOST_OPEN = 8  # launches at a time to which a region may still come
 LEAST_GAIN = 0.03  # of the time apart: what is left of large kernels is not worth that they hold registers for each other
+LEAST_OF_SMALLER = 0.15  # the same of the smaller one's time: two large ones hold many
 MOST_OF_NOTHING = 16 << 20  # bytes that a region which reads nothing may write, and share its launch
 CLASSES = frozenset({"pointwise", "row", "column"})
 """Kernel classes that take one launch, and nothing beside their tensors."""
@@ -102,7 +103,9 @@ class Joins:
         together = predict_together(works, self.pricing.device, launch.executor)
         rest = self.pricing.total.less(apart)
         us = self.pricing.adds(apart, rest)
-        if us - self.pricing.adds(together, rest) <= LEAST_GAIN * us:
+        gain = us - self.pricing.adds(together, rest)
+        smaller = min(launch.prediction.device_us, other.prediction.device_us)
+        if gain <= LEAST_GAIN * us or gain <= LEAST_OF_SMALLER * smaller:
             return False
         both = Group(nodes, [*launch.unit.reads, *other.unit.reads])
         self.order.merged(launch.unit, other.unit, both)

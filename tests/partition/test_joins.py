@@ -30,8 +30,11 @@ def test_what_has_nothing_in_common_is_one_region_of_two_nests() -> None:
     assert region.bytes == 8 * (300 + 1000)
 
 
-def test_what_takes_long_stays_apart() -> None:
-    assert len(plan_of(pair, torch.empty(1 << 26), torch.empty(1 << 25)).regions) == 2
+@pytest.mark.parametrize(("first", "second", "regions"), [
+    (1 << 26, 1 << 25, 2), (1 << 24, 3 << 22, 2), (1 << 24, 1 << 21, 1)])
+def test_what_takes_long_stays_apart(first: int, second: int, regions: int) -> None:
+    """As one launch of two that take 34 and 26 µs has registers for both, it takes longer than two."""
+    assert len(plan_of(pair, torch.empty(first), torch.empty(second)).regions) == regions
 
 
 def test_what_needs_the_other_stays_apart() -> None:
