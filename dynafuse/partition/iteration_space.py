@@ -25,6 +25,7 @@ from dynafuse.partition.kernel_class import LANES, estimate
 from dynafuse.partition.places import Reading, readings
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
+UNROLL_BACK = 4  # the same where each of those elements is computed with the result
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
 LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, where results are fewer than lanes
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
@@ -298,6 +299,8 @@ class Spaces:
             return False
         if total > UNROLL and not self._is_read_elsewhere(node, results):
             return False
+        if total > UNROLL_BACK and self._is_spread_back(node, results):
+            return False
         leaves_lanes_idle = isinstance(results, int) and results < LANES and total >= LEAST_FOR_LANES
         return not leaves_lanes_idle or self._is_spread(node, results)
 
@@ -309,6 +312,11 @@ class Spaces:
         """Return whether a result is spread over other elements than those that are reduced, for which a row computes it."""
         sizes = {results, count(self.tensor(node.all_input_nodes[0]).shape)}
         return any(size not in sizes for size in self._sizes_of_readers(node, {Role.FUSED, Role.VIEW}))
+
+    def _is_spread_back(self, node: Node, results: Size) -> bool:
+        """Return whether a result is spread over the elements that are reduced: a row has each once, not all for each."""
+        operand = count(self.tensor(node.all_input_nodes[0]).shape)
+        return operand != results and any(size == operand for size in self._sizes_of_readers(node, {Role.FUSED, Role.VIEW}))
 
     def _sizes_of_readers(self, node: Node, roles: Container[Role]) -> Iterator[Size]:
         """Yield how many elements readers have, also those behind nodes of some roles that have as many as ``node``."""

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from torch.fx import GraphModule, Node
 
 from dynafuse.partition.axes import leaves
-from dynafuse.partition.iteration_space import FEW_LANES, LEAST_FOR_LANES, NEAR, UNROLL, UNROLL_NEAR, Operand, Read, Spaces
+from dynafuse.partition.iteration_space import (
+    FEW_LANES,
+    LEAST_FOR_LANES,
+    NEAR,
+    UNROLL,
+    UNROLL_BACK,
+    UNROLL_NEAR,
+    Operand,
+    Read,
+    Spaces,
+)
 from dynafuse.partition.kernel_class import LANES
 from tests.support import graphs
 
@@ -256,8 +266,10 @@ def test_short_reductions_are_written_out(rows: int, length: int, target: str, e
 
 
 @pytest.mark.parametrize(("length", "columns", "expected"), [
-    (UNROLL, UNROLL, True),
-    (UNROLL_NEAR, UNROLL_NEAR, False),  # a row computes it once for all of its elements
+    (UNROLL_BACK, UNROLL_BACK, True),
+    (UNROLL_BACK + 1, UNROLL_BACK + 1, False),  # a row computes it once for all of its elements
+    (UNROLL, 2 * UNROLL, True),
+    (UNROLL_NEAR, UNROLL_NEAR, False),
     (UNROLL_NEAR, 2 * UNROLL_NEAR, True),
     (UNROLL_NEAR + 1, 2 * UNROLL_NEAR, False),
 ])
