@@ -37,14 +37,14 @@ SMALL = 64 * 64  # points below which no tile is better than another
 NARROWEST, WIDEST = 8, 2048  # points of a tile along the axes that memory is contiguous along
 WIDEST_UNKNOWN = 64  # the same where their sizes are known at run time only: all beyond the end of a short row is in vain
 FEW = frozenset({2, 4, 8})  # points of columns with which the axis outside of them is tried as one more of them
-SIZES = ((1024, 4), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4), (512, 8), (256, 2))
+SIZES = ((1024, 4), (2048, 8), (2048, 4), (512, 4), (1024, 8), (256, 4), (512, 8), (256, 2), (256, 8))
 """Points of a tile of one dimension, with its warps: the usual one first."""
 
 WINDOW_SIZES = ((512, 4), (1024, 8), (256, 2))
 """The same where windows are read, of four points a lane: with more of them their places need too many registers."""
 
 FEWER_POINTS = ((256, 4), (512, 8), (256, 8))
-"""The same with fewer points a lane, for windows that neighbours share little of, since they begin apart."""
+"""The same with fewer points a lane: for windows of large elements, and those of which neighbours share little."""
 
 MOST_BYTES_HELD = 256  # bytes that a lane holds of what it reads
 PREFERENCE = 1.1  # how much cheaper two tile dimensions must be than one
@@ -67,7 +67,8 @@ def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Sch
     """Return schedules, the cheapest first."""
     base = by_stride(probed, accesses, range(len(spec.axes)))
     cost = TileCost(spec, probed)
-    sizes, others = (FEWER_POINTS, WINDOW_SIZES) if cost.has_windows_apart else (WINDOW_SIZES, FEWER_POINTS)
+    is_fewer = cost.has_windows_apart or cost.has_wide_windows
+    sizes, others = (FEWER_POINTS, WINDOW_SIZES) if is_fewer else (WINDOW_SIZES, FEWER_POINTS)
     flat = list(_flat_tiles(spec, base, sizes if cost.has_windows else SIZES))
     if point_count(spec, base) < SMALL:
         return flat

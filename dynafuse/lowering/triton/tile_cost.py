@@ -36,7 +36,7 @@ from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.tiles import Schedule, stride_along, values_per_tile
 from dynafuse.ops.symbols import with_symbols_at
-from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR, estimate
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, estimate
 
 LINE = 128  # bytes of a line of the cache: what one instruction touches of one is served in a cycle
 SCATTERED = 4.0  # lines that could be touched while a part of a sector is written
@@ -218,15 +218,20 @@ class TileCost:
     @property
     def has_windows_apart(self) -> bool:
         """Return whether those of neighbouring points begin at elements that are no neighbours."""
-        return any(1 not in map(abs, filter(None, strides)) for strides in self._windows)
+        return any(1 not in map(abs, filter(None, strides)) for strides, _ in self._windows)
+
+    @property
+    def has_wide_windows(self) -> bool:
+        """Return whether elements of one take a whole register or more."""
+        return any(itemsize >= REGISTER for _, itemsize in self._windows)
 
     @cached_property
-    def _windows(self) -> list[tuple[float | None, ...]]:
-        """Return the strides of tensors that are read at many places around each point."""
+    def _windows(self) -> list[tuple[tuple[float | None, ...], int]]:
+        """Return the strides and the bytes of an element of tensors that are read at many places around each point."""
         pairs = zip(self.accesses, self._probed.accesses, strict=True)
-        places = Counter((access.tensor, access.strides) for access, noted in pairs
+        places = Counter((access.tensor, access.strides, access.itemsize) for access, noted in pairs
                          if not access.is_store and self._is_torn(access, noted.offset))
-        return [strides for (_, strides), count in places.items() if count >= LEAST_PLACES]
+        return [(strides, itemsize) for (_, strides, itemsize), count in places.items() if count >= LEAST_PLACES]
 
     def _is_torn(self, access: _Access, offset: sympy.Expr) -> bool:
         """Return whether neighbours in memory, which several points read, are not where a lane may move them at once."""
@@ -426,9 +431,13 @@ class _Tiling:
             covered *= count
 
     def _best_tile(self, access: _Access) -> tuple[str, _Touched]:
-        """Return along which tile dimension the lanes of an access lie side by side, and what it touches."""
+        """Return along which tile dimension the lanes of an access lie side by side, and what it touches.
+
+        Triton takes that along which it moves most elements at once, be it two of every other row that are moved so.
+        """
         touched = {tile: self._touched(access, tile) for tile in self.block}
-        tile = min(touched, key=lambda tile: (touched[tile].lines + touched[tile].partial, tile != "x", tile))
+        tile = min(touched, key=lambda tile: (
+            -self._vector(access, tile), touched[tile].lines + touched[tile].partial, tile != "x", tile))
         return tile, touched[tile]
 
     def _beside(self, tile: str) -> int:

@@ -427,3 +427,20 @@ def test_rows_that_are_stored_at_loaded_indices_are_walked_along() -> None:
     bound = bounds_of(scatter, torch.empty(512, 2048), torch.zeros(4096, dtype=torch.int64))[-1]
     innermost = {bound.code.axes[schedule.order["x"][-1]].size for schedule in candidates(bound.code)}
     assert innermost == {2048}
+
+
+@pytest.mark.parametrize(("dtype", "points"), [(BF16, 4), (torch.float32, 2)])
+def test_a_lane_has_few_points_of_windows(dtype: torch.dtype, points: int) -> None:
+    """As many as fill eight bytes: the places of all of them are in registers at once."""
+    (bound,) = bounds_of(lambda x: sum(x[:, i:i + 1000] * (i + 1) for i in range(9)), torch.empty(4096, 1008, dtype=dtype))
+    found = choose_schedule(bound.spec)
+    assert (found.schedule_class, found.block["x"]) == ("flat", points * LANES * found.warps)
+
+
+def test_rows_are_not_walked_along_pairs_that_lie_in_memory() -> None:
+    """Of an image whose pixels become channels by fours, Triton would let lanes load two neighbours of other rows each."""
+    (bound,) = bounds_of(lambda x: F.silu(F.pixel_unshuffle(x, 2)), torch.empty(32, 128, 64, 64, dtype=BF16))
+    found = choose_schedule(bound.spec)
+    cost = TileCost(bound.spec, probe(bound.spec))
+    (read,) = (access for access in cost.accesses if not access.is_store)
+    assert found.schedule_class == "tiled" and read.strides[found.order["y"][-1]] != 1
