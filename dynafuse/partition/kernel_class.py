@@ -28,6 +28,7 @@ LANES = 32  # of a warp
 SMALL_SPLIT = 1 << 21  # points of a kernel up to which its last programs combine what all have left
 COMBINED_IN_LANE = 64  # partial states in a lane of such a program, at most
 MOST_COLUMNS = 64  # of a program while there are few, so that all processors have some
+LEAST_COUNTED = 1 / 16  # bytes of a point from which on it matters how they lie in memory
 MIXED = 0.25  # share of the bytes from which on accesses across the others count
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
 FEW_ROWS = 4 * PROCESSORS  # rows up to which programs that take neighbours are too few, however long the rows are
@@ -54,6 +55,19 @@ def is_mixed(along: float, across: float) -> bool:
         along, across: How many there are of each.
     """
     return min(along, across) > MIXED * max(along, across)
+
+
+def counted(along: float, across: float, points: int) -> tuple[float, float]:
+    """Return the bytes that count as contiguous along rows, and across them.
+
+    Where there are few beside the points, as of all pairs of two vectors, they are in the cache wherever they lie: lanes
+    walk rows then, so that a program needs no neighbouring ones.
+
+    Args:
+        along, across: Bytes that are contiguous along rows, and across them.
+        points: How many points a kernel walks.
+    """
+    return (along, across) if along + across > points * LEAST_COUNTED else (along + across, 0.0)
 
 
 def goes_by_rows(along: float, across: float) -> bool:

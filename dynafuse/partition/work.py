@@ -27,6 +27,7 @@ from dynafuse.partition.kernel_class import (
     columns_of_program,
     combine_parts,
     combines_in_last_program,
+    counted,
     goes_by_rows,
     reduction_class,
     rows_beside_columns,
@@ -93,7 +94,7 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     if shape.kind == "rowcol":
         moved = _moved_beside_columns(spaces, asked, moved, points)
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
-    along, across = _contiguous_bytes(spaces, asked)
+    along, across = counted(*_contiguous_bytes(spaces, asked), points)
     kernel_class = reduction_class(rows, length, along=along, across=across, splittable=_splits(spaces, asked),
                                    is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
@@ -102,13 +103,13 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     return Work(moved, flops, programs, kernel_class, launches, width, length, count, beside=beside)
 
 
-def _bytes_beside(rows: int, across: int, itemsize: int) -> int:
+def _bytes_beside(rows: int, across: float, itemsize: int) -> int:
     """Count the bytes that are moved beside those that are asked for, where fewer rows than fill a sector are in a program.
 
     What is contiguous across the rows is moved in whole sectors, if only to the second-level cache.
     """
     in_sector = min(max(rows // PROCESSORS, 1), SECTOR // min(itemsize, SECTOR))
-    return across * (SECTOR // (itemsize * in_sector) - 1)
+    return int(across) * (SECTOR // (itemsize * in_sector) - 1)
 
 
 def _flops_per_element(spaces: Spaces, asked: Asked) -> float:

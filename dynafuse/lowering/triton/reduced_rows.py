@@ -16,7 +16,7 @@ from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.builder import recurrence_of, with_guests
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.reduction_passes import runs_along
+from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.tile_cost import LEAST_PLACES
 from dynafuse.lowering.triton.tiles import (
     Schedule,
@@ -24,6 +24,7 @@ from dynafuse.lowering.triton.tiles import (
     by_stride,
     clamp,
     point_count,
+    run_along,
     strides_of,
     traffic,
     vector_length,
@@ -31,7 +32,7 @@ from dynafuse.lowering.triton.tiles import (
 )
 from dynafuse.ops import lookup
 from dynafuse.ops.overloads import overload
-from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, combine_parts, estimate, is_mixed
+from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, combine_parts, counted, estimate, is_mixed
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
@@ -153,6 +154,7 @@ class Rows:
     alignment: int  # bytes that the addresses of all tensors are multiples of
     states: int  # of all reductions together
     counts: bool  # whether a reduction has several states, all of which every element changes
+    passes: int  # how often a loop reads the row
     stores_along: int  # results that are stored along the row
     stores_late: int  # those of them that need the row's reductions, so that it is read again unless it is held
     instructions: float  # per element, of what varies along rows and across them
@@ -165,6 +167,7 @@ class Rows:
     streams: bool  # whether something is read that is not repeated often: all else is read again from the cache
     along: float  # bytes that are contiguous along rows
     across: float  # bytes that are contiguous along what lies across them
+    run: int  # rows beside one another that are neighbours in memory, for the largest access; 1 if none are
     is_in_parts: bool  # whether something is read only where a condition holds, such as a piece of a concatenation
     piece: int  # a divisor of where pieces of rows beside one another begin that are not computed alike; 0 without such
     block: int  # a divisor of the row, of which every multiple begins where what varies along outer axes changes; or 0
@@ -191,7 +194,9 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
     """
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
     is_static = all(spec.axes[k].is_known and isinstance(spec.axes[k].size, int) for k in reduced)
+    rows, length = point_count(spec, remaining), point_count(spec, reduced)
     along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
+    along, across = counted(along, across, rows * length)
     lanes = "x" if across > along else "r"
     row = along_row(spec, probed, accesses, reduced)
     if lanes == "x" and not spec.scans:
@@ -203,7 +208,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
     rules = [recurrence_of(spec, op) for op in with_guests(spec, [op for op, _ in spec.reductions])]
     late = _ops_that_need(spec, frozenset(op for op, _ in spec.reductions))
     return Rows(
-        spec, order, point_count(spec, remaining), point_count(spec, reduced),
+        spec, order, rows, length,
         tensors=max(1, len(full_reads(spec, probed)) + sum(_weight_of_scan(spec, op) for op, _ in spec.scans)),
         held=max(1, sum(-(-access.layout.dtype.itemsize // REGISTER) for access in _held_reads(probed)
                         if _varies(probed, access, reduced) and _varies(probed, access, remaining))),
@@ -216,6 +221,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         alignment=min(access.layout.alignment for access in accesses),
         states=sum(len(rule.states) for rule in rules),
         counts=any(rule.counts for rule in rules),
+        passes=pass_count(spec, passes_before(spec), row),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
         stores_late=sum(store.op in late and runs_along(store, reduced) for store in spec.stores),
         flops=sum(row.flops for row in (lookup(overload(op.target)) for op in spec.ops) if row),
@@ -225,16 +231,25 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         lanes=lanes,
         vector=max(vectors.values(), default=1),
         is_uneven=_is_uneven(access for access in vectors if not access.is_store),
-        is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items() if vector == 1) >= (
+        is_scattered=2 * sum(traffic(spec, probed, access) for access, vector in vectors.items()
+                             if vector == 1 and not _is_repeated(spec, probed, access, order[lanes])) >= (
             sum(traffic(spec, probed, access) for access in vectors)),
         streams=MOST_REPEATED * max((math.prod(map(estimate, access.layout.shape)) for access in reads), default=0)
         >= point_count(spec, range(len(spec.axes))),
         along=along,
         across=across,
+        run=run_along(spec, strides_of(probed, accesses[0]), order["x"])[0],
         is_in_parts=any(access.masks for access in reads),
         piece=_even_piece(spec, probed, order["x"]),
         block=_even_block(spec, probed, order["r"]),
     )
+
+
+def _is_repeated(spec: Spec, probed: Probe, access: Access, axes: Sequence[int]) -> bool:
+    """Return whether several lanes beside each other read the same, and those beside them its neighbours."""
+    strides = strides_of(probed, access)
+    inner = [k for k in axes if estimate(spec.axes[k].size) > 1]
+    return bool(inner) and strides[inner[-1]] == 0 and run_along(spec, strides, [k for k in inner if strides[k]])[0] > 1
 
 
 def _is_uneven(accesses: Iterable[Access]) -> bool:

@@ -158,6 +158,8 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
     warps = clamp(power_of_two(x * r // (LANES * (EVEN_LOAD // 2 if is_heavy else per_lane))), 1, 16)
     if r == 128 and not facts.is_mixed:  # a row is what a warp loads at a time
         return max(1, x // 2)
+    if facts.spec.scans and x * r <= LANES * LANES:  # warps would hand on to each other what they have
+        return 1
     if r == 2048 and not is_heavy:
         return 2 if facts.rows >= RESIDENT else 4
     if r == LONG_ROW // 2 and facts.length <= FULL * r:

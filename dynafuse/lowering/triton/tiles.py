@@ -153,12 +153,24 @@ def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[in
     start = access.offset.subs(dict.fromkeys(probed.axes, 0)) if None not in strides else sympy.nan
     if not start.is_Integer:
         return 1
-    run, inner = 1, list(axes)
-    while inner and strides[inner[-1]] == run:
-        run *= estimate(spec.axes[inner.pop()].size)
+    run, inner = run_along(spec, strides, axes)
     others = [stride or 0 for k, stride in enumerate(strides) if k in inner or k not in axes]
     ends = [run] if inner else []  # where a run ends the next begins elsewhere
     return math.gcd(access.layout.alignment // access.layout.dtype.itemsize, int(start), *others, *ends) if run > 1 else 1
+
+
+def run_along(spec: Spec, strides: Sequence[int | None], axes: Sequence[int]) -> tuple[int, list[int]]:
+    """Return how many neighbours along axes, given outermost first, are so in memory, and the axes beyond them.
+
+    Args:
+        spec: The region.
+        strides: How far apart neighbours along each of its axes are, in elements; None where that differs.
+        axes: The axes.
+    """
+    run, inner = 1, list(axes)
+    while inner and strides[inner[-1]] == run:
+        run *= estimate(spec.axes[inner.pop()].size)
+    return run, inner
 
 
 def by_stride(probed: Probe, accesses: Sequence[Access], axes: Sequence[int]) -> tuple[int, ...]:

@@ -117,8 +117,8 @@ def wide(lowered: Lowered) -> bool:
 
 
 @pytest.mark.parametrize(("name", "shape", "kernel_class"), [
-    ("all", (2**16, 2**16), "split"), ("all", (2**20, 2**12), "split"), ("rows", (2**16, 2**16), "split"),
-    ("columns", (2**15, 2**17), "looped"), ("rows", (2**22, 2**11), "looped"),
+    ("all", (2**16, 2**16), "split"), ("all", (2**20, 2**12), "split"), ("rows", (2**16, 2**16), "looped"),
+    ("columns", (2**15, 2**17), "looped"), ("rows", (2**22, 2**11), "persistent"),
 ])
 def test_more_elements_than_32_bits_count(name: str, shape: tuple[int, int], kernel_class: str) -> None:
     """Of broadcast operands, each of which is small."""

@@ -1,0 +1,142 @@
+"""Schedules of columns, and of rows beside them: what is chosen for typical layouts, and that it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynafuse.cache.canonical import canonical
+from dynafuse.config import resolve
+from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.tiles import Schedule
+from dynafuse.partition.kernel_class import LANES, PROCESSORS
+from dynafuse.passes.decompositions import decompositions
+from tests.support import graphs
+
+BF16 = torch.bfloat16
+COLUMNS = 2 * PROCESSORS * LANES
+"""As many as keep all processors busy with 32 of them in a program."""
+
+
+def graph_of(function: Callable[..., Any], *inputs: Tensor) -> torch.fx.GraphModule:
+    return make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
+
+
+def scheduled(function: Callable[..., Any], *inputs: Tensor) -> Schedule:
+    """The schedule of the first region of a function."""
+    plan = graphs.planned(graph_of(function, *inputs))
+    return choose_schedule(canonical(plan.annotated, plan.regions[0], (), "sm90").spec)
+
+
+def computed(function: Callable[..., Any], *inputs: Tensor) -> list[Any]:
+    """What a function of several results returns, as compiled."""
+    run = graphs.compiled(graph_of(function, *inputs), inputs, resolve(options={"strict": True, "executors": "triton"}))
+    return list(run.call(list(inputs)))
+
+
+def softmax(x: Tensor) -> Tensor:
+    return x.softmax(1)
+
+
+def softmax_gradient(gradient: Tensor, y: Tensor) -> Tensor:
+    return torch.ops.aten._softmax_backward_data.default(gradient, y, 1, y.dtype)
+
+
+def centred(x: Tensor) -> Tensor:
+    return (x - x.mean(1, keepdim=True)) * (x.var(1, keepdim=True) + 1e-5).rsqrt()
+
+
+def unit(x: Tensor) -> Tensor:
+    return F.normalize(x, dim=1)
+
+
+def scaled_gradient(gradient: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    return softmax_gradient(gradient * scale, y)
+
+
+HELD = {softmax: 1, softmax_gradient: 2, scaled_gradient: 3, centred: 1, unit: 1}
+"""How many tensors each has in registers."""
+
+
+@pytest.mark.parametrize(("function", "length", "dtype", "expected"), [
+    (softmax, 21, torch.float32, (32, 32, 1)), (softmax, 21, BF16, (64, 32, 1)), (softmax, 128, BF16, (32, 128, 2)),
+    (softmax_gradient, 128, BF16, (32, 128, 4)), (softmax, 512, BF16, (32, 512, 8)), (unit, 100, torch.float32, (32, 128, 2)),
+    (centred, 48, torch.float32, (32, 64, 1)), (scaled_gradient, 200, BF16, (32, 256, 16)),
+])
+def test_columns_that_are_read_again_are_held(function: Callable[..., Tensor], length: int, dtype: torch.dtype,
+                                              expected: tuple[int, int, int]) -> None:
+    found = scheduled(function, *(torch.empty(2, length, COLUMNS, dtype=dtype) for _ in range(HELD[function])))
+    assert (found.schedule_class, found.block["x"], found.block["r"], found.warps) == ("persistent", *expected)
+
+
+@pytest.mark.parametrize(("function", "length"), [
+    (softmax, 2000), (softmax_gradient, 1000), (centred, 96), (lambda x: x.sum(1), 64), (lambda x: x.argmax(1), 3),
+])
+def test_others_are_walked(function: Callable[..., Tensor], length: int) -> None:
+    """Those that are too long, those that are read once, and those whose variance takes two sums over all lanes."""
+    inputs = (torch.empty(2, length, COLUMNS) for _ in range(HELD.get(function, 1)))
+    assert scheduled(function, *inputs).schedule_class == "looped"
+
+
+def test_where_a_maximum_is_is_told_by_lanes_that_hold_it() -> None:
+    assert scheduled(lambda x: x.argmax(1), torch.empty(2, 21, COLUMNS, dtype=BF16)).schedule_class == "persistent"
+
+
+@pytest.mark.parametrize("function", [softmax, centred, unit, lambda x: x.argmax(1), lambda x: F.log_softmax(x, 1).amin(1)])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_held_columns_are_right(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """Of a length that is no power of two, and rows of which the last program has few."""
+    x = torch.randn(3, 21, COLUMNS + 5).to(dtype)
+    x[0, 3, 7], x[1, 20, 9], x[2, :, 11] = torch.nan, torch.inf, -torch.inf
+    assert scheduled(function, x).schedule_class == "persistent"
+    (result,) = computed(lambda x: (function(x),), x)
+    torch.testing.assert_close(result, function(x.double()).to(result.dtype), rtol=0.016, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize(("run", "columns"), [(16, 16), (64, 64), (24, 128)])
+def test_a_program_takes_pieces_of_memory(run: int, columns: int) -> None:
+    """Columns of which so many are neighbours, those of others a thousand rows away."""
+    found = scheduled(lambda x: x.sum(1), torch.empty(1 << 16, 1000, run))
+    assert (found.schedule_class, found.block["x"]) == ("looped", columns)
+
+
+def test_few_columns_are_scanned_by_more_programs() -> None:
+    """As many as half a sector: each program waits for what it has added up."""
+    found = scheduled(lambda x: x.cumsum(0), torch.empty(1 << 14, 64, dtype=torch.int64))
+    assert (found.schedule_class, found.block["x"]) == ("looped", 2)
+
+
+# Pairs ------------------------------------------------------------------------------------------------------------------
+
+
+def kernel_sums(a: Tensor, b: Tensor) -> Tensor:
+    return (-(a[:, None] - b[None]) ** 2).exp().sum(1)
+
+
+def pair_sums(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    pairs = torch.tanh(a[:, None] * b[None] + torch.sigmoid(a[:, None] - b[None]))
+    return pairs.sum(0), pairs.sum(1)
+
+
+@pytest.mark.parametrize("rows", [4096, 1 << 16])
+def test_rows_of_pairs_are_taken_whole(rows: int) -> None:
+    """What is read of them is nothing beside them, wherever it lies: a program needs no neighbours."""
+    found = scheduled(kernel_sums, torch.empty(rows), torch.empty(4096))
+    assert (found.schedule_class, found.block["x"], found.lanes) == ("persistent", 1, "r")
+
+
+@pytest.mark.parametrize(("length", "warps"), [(1024, 4), (2048, 8), (4096, 16)])
+def test_sums_of_pairs_both_ways_have_lanes_for_their_arithmetic(length: int, warps: int) -> None:
+    found = scheduled(pair_sums, torch.empty(4096), torch.empty(length))
+    assert (found.schedule_class, found.warps) == ("rowcol", warps)
+
+
+def test_sums_of_pairs_are_what_eager_has() -> None:
+    a, b = torch.randn(300), torch.randn(2048)
+    torch.testing.assert_close(computed(pair_sums, a, b), list(pair_sums(a, b)))
