@@ -40,7 +40,7 @@ def save_before_overwriting(forward: GraphModule, backward: GraphModule, results
     overwritten = _overwritten(forward)
     output = forward.graph.output_node()
     values: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    copies, saved = Copies(forward), _saved(values, results, backward)
+    copies, saved = Copies(forward), saved_tensors(values, results, backward)
     written_back = {values[position] for position, given in saved if any(_only_writes(user, given) for user in given.users)}
     for position, given in reversed(saved):
         *views, source = _viewed(values[position])
@@ -69,10 +69,15 @@ def _overwritten(forward: GraphModule) -> set[Node]:
     return inside | {node for node in forward.graph.find_nodes(op="placeholder") if node.meta.get("desc") in outside}
 
 
-def _saved(values: Sequence[Any], results: int, backward: GraphModule) -> list[tuple[int, Node]]:
+def saved_tensors(values: Sequence[Any], results: int, backward: GraphModule) -> list[tuple[int, Node]]:
     """Return the position of each saved tensor in the forward's outputs, and the backward's input that it becomes.
 
     The forward returns tensors first and numbers last, the backward takes numbers first.
+
+    Args:
+        values: The forward's outputs.
+        results: How many of these come before the saved ones.
+        backward: The backward graph.
     """
     saved = range(results, len(values))
     numbers = [i for i in saved if isinstance(values[i].meta.get("val"), py_sym_types)]

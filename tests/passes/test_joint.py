@@ -103,6 +103,52 @@ def test_the_backward_computes_again_what_is_cheap() -> None:
     assert {"aten.cos.default", "aten.sin.default"} <= set(split.targets(split.backward))
 
 
+def rolled(x: Tensor) -> Tensor:
+    return x.roll((1, -2), (0, 1)).exp() * x
+
+
+def looked_up(x: Tensor) -> Tensor:
+    """The places depend on an input."""
+    return x[x[:, 0].argsort() % 4].exp()
+
+
+def masked_above(x: Tensor) -> Tensor:
+    place = torch.arange(8)
+    return torch.where((place[:, None] * 3 % 8 > place)[:6], x, x.sin())
+
+
+def by_distance(x: Tensor) -> Tensor:
+    """The mask is whole, what it is computed of is not: another libm would have others."""
+    return torch.where((torch.arange(8) + 1.0).log() > 1, x, x.sin())
+
+
+@pytest.mark.parametrize(("function", "integers"), [(rolled, 0), (masked_above, 0), (looked_up, 1), (by_distance, 1)])
+def test_no_integers_are_kept_that_depend_on_their_place_alone(function: Callable[[Tensor], Tensor], integers: int) -> None:
+    split, (output, gradients) = Split(function, X, cut=saves_all), expected(function, X)
+    (outputs,) = split.forward.graph.output_node().args
+    kept = [node for node in outputs[1:] if not node.meta["val"].is_floating_point()]  # type: ignore[index,union-attr]
+    assert len(kept) == integers
+    torch.testing.assert_close((split.output, split.gradients), (output, gradients))
+
+
+def test_integers_that_a_library_takes_are_kept() -> None:
+    def bags(x: Tensor) -> Tensor:
+        return F.embedding_bag(torch.arange(5, -1, -1), x, torch.arange(2) * 3)
+
+    split, (output, gradients) = Split(bags, X, cut=saves_all), expected(bags, X)
+    (call,) = (node for node in split.backward.graph.nodes if "_embedding_bag" in str(node.target))
+    assert {node.op for node in call.all_input_nodes if not node.meta["val"].is_floating_point()} == {"placeholder"}
+    torch.testing.assert_close((split.output, split.gradients), (output, gradients))
+
+
+def saves_all(module: GraphModule, sides: Any) -> list[Node]:
+    """A cut that keeps all that the forward computes and the backward reads."""
+    backward = set(sides.required_bw_nodes)
+    return [node for node in module.graph.nodes
+            if node not in backward and node.op != "output" and backward & set(node.users)
+            and isinstance(node.meta.get("val"), Tensor)]
+
+
 def keeping(*names: str) -> Callable[[GraphModule, Any], list[Node]]:
     """A cut that keeps the nodes of these names."""
     return lambda module, sides: [node for node in module.graph.nodes if node.name in names]
