@@ -229,13 +229,21 @@ class Spaces:
         evaluations: dict[Node, int] = {}
         for node in reversed(list(self.graph.nodes)):
             most = picked = 0 if node.users else 1
+            sliced = 0.0
             for user in node.users:
                 operand = self.operands[user].get(node, ELEMENTWISE)  # a copy does not read what it overwrites
                 times = self._read_by(user, operand, evaluations)
                 most = max(most, times)
                 picked += times if operand.is_picked else 0
-            evaluations[node] = max(most, picked)
+                sliced += times * self._share_of_slice(user, node)
+            evaluations[node] = max(most, picked, round(sliced))
         return evaluations
+
+    def _share_of_slice(self, user: Node, node: Node) -> float:
+        """Return how much of a node a slice of it is, 0 of anything else: what several slices have is computed for each."""
+        if user.target is not torch.ops.aten.slice.Tensor or not self.tensor(node).bytes:
+            return 0.0
+        return self.tensor(user).bytes / self.tensor(node).bytes
 
     def _read_by(self, user: Node, operand: Operand, evaluations: Mapping[Node, int]) -> int:
         """Return how often a reader needs an element of an operand: often itself if it may be computed again, too."""

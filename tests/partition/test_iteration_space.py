@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -220,6 +221,18 @@ def test_integers_of_places_are_computed_again(dtype: torch.dtype, again: bool) 
 def test_integers_of_places_and_data_are_not() -> None:
     module = graphs.built(twice_read("aten.fmod.Scalar", 6), torch.ones(64, 512, dtype=torch.int64))
     assert "fmod_scalar" not in cheap(spaces_of(module))
+
+
+@pytest.mark.parametrize(("starts", "length", "again"), [
+    ((0, 1, 2, 3, 4), 508, False), ((0, 1), 508, True), ((0, 128, 256, 384), 128, True)])
+def test_what_overlapping_slices_have_is_computed_for_each(starts: tuple[int, ...], length: int, again: bool) -> None:
+    """A filter along rows of what a filter along columns returns; pieces beside one another have each element once."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        value = g.op("aten.add.Tensor", g.op("aten.mul.Tensor", x, 2.0), g.op("aten.mul.Tensor", g.op("aten.neg.default", x), 3.0))
+        parts = [g.op("aten.slice.Tensor", value, 1, start, start + length) for start in starts]
+        return functools.reduce(lambda a, b: g.op("aten.add.Tensor", a, b), parts)
+
+    assert ("add_tensor" in cheap(spaces_of(graphs.built(write, FULL)))) == again
 
 
 def test_what_the_caller_gets_is_not_cheap() -> None:
