@@ -38,6 +38,7 @@ from dynafuse.partition.kernel_class import (
 LEAST_ACROSS, MOST_ACROSS = 4, 32  # rows beside one another that a tile has where much is contiguous across them
 LEAST_HALVED = 128  # elements of a row from which on such a tile has half as many rows
 LEAST_FILLED = 256  # elements of a row from which on rows beside one another fill sectors, if most lies across
+OF_WARP = 512  # elements that a warp then has of rows of SHORT elements; of shorter ones it has twice as many
 HEAVY, LEAST_HEAVY = 30.0, 2048  # instructions per element, and elements of a row, that four warps are too few for
 EVEN_POINTS = 8  # elements of a lane of such a row
 MOST_WARPS = 16  # of a program, and that a processor runs at least
@@ -160,7 +161,7 @@ def _across(facts: _Facts) -> Schedule:
     """
     if LEAST_FILLED <= facts.r <= SHORT and facts.fills_across and facts.rows >= FEWEST:
         x = SECTOR // min(facts.itemsize, SECTOR)
-        warps = clamp(x * facts.r // (1024 if facts.r < SHORT else 512), 4, MOST_WARPS)
+        warps = clamp(x * facts.r // (OF_WARP if facts.r == SHORT else 2 * OF_WARP), 4, MOST_WARPS)
         return replace(facts.schedule(x, warps, MOST_WARPS // warps, 1), loads_next=True)
     x = min(clamp(facts.most // 2, LEAST_ACROSS, MOST_ACROSS), facts.most)
     if LEAST_HALVED <= facts.r <= SHORT and facts.rows >= FEWEST:
