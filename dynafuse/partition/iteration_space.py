@@ -241,9 +241,10 @@ class Spaces:
 
     def _share_of_slice(self, user: Node, node: Node) -> float:
         """Return how much of a node a slice of it is, 0 of anything else: what several slices have is computed for each."""
-        if user.target is not torch.ops.aten.slice.Tensor or not self.tensor(node).bytes:
+        tensor = self.facts[node].tensor  # None for the number at which a slice begins
+        if user.target is not torch.ops.aten.slice.Tensor or tensor is None or not tensor.bytes:
             return 0.0
-        return self.tensor(user).bytes / self.tensor(node).bytes
+        return self.tensor(user).bytes / tensor.bytes
 
     def _read_by(self, user: Node, operand: Operand, evaluations: Mapping[Node, int]) -> int:
         """Return how often a reader needs an element of an operand: often itself if it may be computed again, too."""
