@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import time
 from collections.abc import Callable
@@ -282,6 +283,7 @@ def test_the_seconds_of_the_command_line_arrive(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1, reason="others are on the device: run it alone")
 def test_calibration_of_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAFUSE_CACHE_DIR", str(tmp_path))
     devices.at_hand.cache_clear()
