@@ -28,9 +28,10 @@ DESCRIPTIONS = ("desc", "output_stack_traces")
 
 
 def make_places_again(forward: GraphModule, backward: GraphModule, results: int) -> None:
-    """Have a backward compute what its forward keeps of integers and bools that depend on no input; both in place.
+    """Have a backward compute what its forward keeps of integers that depend on no input; both in place.
 
-    What the backward hands to a library, such as an attention mask, is in memory anyway, and kept.
+    Integers that the backward hands to a library are in memory anyway, and kept. So are masks: of layers that differ in
+    their masks alone, kernels that load these are the same.
 
     Args:
         forward: The forward graph.
@@ -43,7 +44,7 @@ def make_places_again(forward: GraphModule, backward: GraphModule, results: int)
     copies: dict[Node, Node] = {}
     for position, given in reversed(saved_tensors(values, results, backward)):
         recipe = _recipe(values[position])
-        if recipe is None or _is_passed_on(given):
+        if recipe is None or values[position].meta["val"].dtype is torch.bool or _is_passed_on(given):
             continue
         with backward.graph.inserting_before(first):
             for node in recipe:

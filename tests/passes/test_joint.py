@@ -113,6 +113,7 @@ def looked_up(x: Tensor) -> Tensor:
 
 
 def masked_above(x: Tensor) -> Tensor:
+    """Layers that differ in their masks alone share kernels, which load them."""
     place = torch.arange(8)
     return torch.where((place[:, None] * 3 % 8 > place)[:6], x, x.sin())
 
@@ -122,7 +123,7 @@ def by_distance(x: Tensor) -> Tensor:
     return torch.where((torch.arange(8) + 1.0).log() > 1, x, x.sin())
 
 
-@pytest.mark.parametrize(("function", "integers"), [(rolled, 0), (masked_above, 0), (looked_up, 1), (by_distance, 1)])
+@pytest.mark.parametrize(("function", "integers"), [(rolled, 0), (masked_above, 1), (looked_up, 1), (by_distance, 1)])
 def test_no_integers_are_kept_that_depend_on_their_place_alone(function: Callable[[Tensor], Tensor], integers: int) -> None:
     split, (output, gradients) = Split(function, X, cut=saves_all), expected(function, X)
     (outputs,) = split.forward.graph.output_node().args
