@@ -119,8 +119,8 @@ def masked_above(x: Tensor) -> Tensor:
 
 
 def by_distance(x: Tensor) -> Tensor:
-    """The mask is whole, what it is computed of is not: another libm would have others."""
-    return torch.where((torch.arange(8) + 1.0).log() > 1, x, x.sin())
+    """The places are whole, what they are computed of is not: another libm would have others."""
+    return x[((torch.arange(6) + 1.0).log() * 2).long()].exp()
 
 
 @pytest.mark.parametrize(("function", "integers"), [(rolled, 0), (masked_above, 1), (looked_up, 1), (by_distance, 1)])
