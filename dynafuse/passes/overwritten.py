@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.fx.node import map_arg
 
 from dynafuse.fx import shares_memory
 from dynafuse.ops.overloads import COPIES_INTO
+from dynafuse.passes.saved import describe_times, saved_tensors
 
 aten = torch.ops.aten
 NO_VERSION = "saved_tensor_with_no_vc_check"
@@ -51,7 +51,7 @@ def save_before_overwriting(forward: GraphModule, backward: GraphModule, results
             values[position] = copies.viewed(source, views)
         elif readers:
             values.insert(position, copies.viewed(source, views))
-            _repeat_description(output, position)
+            describe_times(output, position, 2)
             _read_old_values(given, readers)
     output.args = (tuple(values),)
     forward.recompile()
@@ -69,22 +69,6 @@ def _overwritten(forward: GraphModule) -> set[Node]:
     return inside | {node for node in forward.graph.find_nodes(op="placeholder") if node.meta.get("desc") in outside}
 
 
-def saved_tensors(values: Sequence[Any], results: int, backward: GraphModule) -> list[tuple[int, Node]]:
-    """Return the position of each saved tensor in the forward's outputs, and the backward's input that it becomes.
-
-    The forward returns tensors first and numbers last, the backward takes numbers first.
-
-    Args:
-        values: The forward's outputs.
-        results: How many of these come before the saved ones.
-        backward: The backward graph.
-    """
-    saved = range(results, len(values))
-    numbers = [i for i in saved if isinstance(values[i].meta.get("val"), py_sym_types)]
-    inputs = backward.graph.find_nodes(op="placeholder")[len(numbers):]
-    return list(zip([i for i in saved if i not in numbers], inputs, strict=False))
-
-
 def _only_writes(user: Node, given: Node) -> bool:
     """Return whether a user of an input overwrites it without reading it."""
     return user.target is COPIES_INTO and user.args[0] is given and user.args[1] is not given
@@ -96,14 +80,6 @@ def _viewed(node: Node) -> list[Node]:
     while shares_memory(chain[-1]):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
     return chain
-
-
-def _repeat_description(output: Node, position: int) -> None:
-    """Give a result that is inserted at ``position`` the description of the one that was there."""
-    for key in ("desc", "output_stack_traces"):
-        if output.meta.get(key):
-            described = list(output.meta[key])
-            output.meta[key] = [*described[:position], *described[position:position + 1], *described[position:]]
 
 
 def _read_old_values(given: Node, readers: Sequence[Node]) -> None:

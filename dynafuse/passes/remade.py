@@ -15,16 +15,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.ops import Kind, lookup
-from dynafuse.passes.overwritten import saved_tensors
+from dynafuse.passes.saved import describe_times, saved_tensors
 
 OF_PLACES = frozenset({Kind.POINTWISE, Kind.VIEW, Kind.INDEX, Kind.CREATION})
 """Kinds of ops by which an element is computed of elements at other places, a few at most."""
 
 MOST_NODES = 64
 """Of which a value may be computed: longer ones are rather kept."""
-
-DESCRIPTIONS = ("desc", "output_stack_traces")
-"""Where torch says of each result of a graph what it is."""
 
 
 def make_places_again(forward: GraphModule, backward: GraphModule, results: int) -> None:
@@ -53,9 +50,7 @@ def make_places_again(forward: GraphModule, backward: GraphModule, results: int)
         given.replace_all_uses_with(copies[values[position]])
         backward.graph.erase_node(given)
         del values[position]
-        for key in DESCRIPTIONS:
-            if output.meta.get(key):
-                output.meta[key] = [*output.meta[key][:position], *output.meta[key][position + 1:]]
+        describe_times(output, position, 0)
     if copies:
         output.args = (tuple(values),)
         forward.graph.eliminate_dead_code()
@@ -92,5 +87,5 @@ def _is_passed_on(node: Node) -> bool:
 
 
 def _kind(node: Node) -> Kind:
-    row = lookup(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+    row = lookup(node.target)
     return Kind.OPAQUE if row is None else row.kind
