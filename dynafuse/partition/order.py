@@ -273,15 +273,15 @@ def _topological(
         """Return the first rank of what reads a step, also through views of it."""
         return min(first_use(k) if is_view(by_id[k]) and k in after else rank[k] for k in after[key])
 
-    ready = [(begin(k), number[k], k) for k, count in missing.items() if count == 0]
+    ready = [(begin(k), number[k]) for k, count in missing.items() if count == 0]
     heapq.heapify(ready)
     order: list[Region | Node] = []
     while ready:
-        *_, key = heapq.heappop(ready)
-        order.append(by_id[key])
-        for later in after.get(key, ()):
+        _, first = heapq.heappop(ready)
+        order.append(steps[first])
+        for later in after.get(id(steps[first]), ()):
             missing[later] -= 1
             if missing[later] == 0:
-                heapq.heappush(ready, (rank[later], number[later], later))
+                heapq.heappush(ready, (rank[later], number[later]))
     assert len(order) == len(steps), "the regions of a plan depend on each other in a circle"
     return tuple(order)
