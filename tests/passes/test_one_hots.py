@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.one_hots import sum_one_hots
+from tests.support import graphs
 from tests.support.differential import compiled
 
 aten = torch.ops.aten
@@ -34,7 +33,7 @@ def selected(labels: Tensor, value: Tensor) -> Tensor:
 
 def summed(function: Callable[..., Any], *args: Tensor) -> GraphModule:
     """The graph of a function after the pass, which returns what it did."""
-    module = make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args)
+    module = graphs.traced(function, *args)
     expected = module(*args)
     sum_one_hots(module)
     module.graph.lint()

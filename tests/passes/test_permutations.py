@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.permutations import gather_by_inverses
+from tests.support import graphs
 from tests.support.differential import check
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ def wide(place: Tensor) -> Tensor:
 def rewritten(function: Function) -> GraphModule:
     """The graph of a function after the pass, which returns what it did."""
     inputs = (SCORES, X, BASE)
-    module = make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
+    module = graphs.traced(function, *inputs)
     expected = module(*inputs)
     gather_by_inverses(module.graph)
     module.graph.lint()

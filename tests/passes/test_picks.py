@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.fx import arguments, is_view
-from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.picks import pick_early
 from tests.support import graphs
 
@@ -22,10 +20,6 @@ ROWS, CLASSES = 12, 300
 def inputs() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     return [torch.randn(ROWS, CLASSES, generator=generator), torch.randint(0, CLASSES, (ROWS, 1), generator=generator)]
-
-
-def traced(function: Callable[..., Any], *args: torch.Tensor) -> GraphModule:
-    return make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args)
 
 
 def moved(module: GraphModule) -> GraphModule:
@@ -65,7 +59,7 @@ KEPT: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", MOVED)
 def test_what_is_picked_is_computed_alone(name: str) -> None:
-    module = moved(traced(MOVED[name], *inputs()))
+    module = moved(graphs.traced(MOVED[name], *inputs()))
     assert gathers(module)
     for gather in gathers(module):
         picked_from = arguments(gather)["self"]
@@ -77,14 +71,14 @@ def test_what_is_picked_is_computed_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_stored_anyway_is_read(name: str) -> None:
-    module = traced(KEPT[name], *inputs())
+    module = graphs.traced(KEPT[name], *inputs())
     before = str(module.graph)
     pick_early(module)
     assert str(module.graph) == before
 
 
 def test_an_index_out_of_range_is_still_told() -> None:
-    module = moved(traced(log_softmax, *inputs()))
+    module = moved(graphs.traced(log_softmax, *inputs()))
     x, _ = inputs()
     with pytest.raises(RuntimeError):
         module(x, torch.full((ROWS, 1), CLASSES))
@@ -95,7 +89,7 @@ def test_a_cross_entropy_stores_no_row() -> None:
     def loss(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(x, labels)
 
-    module = moved(traced(loss, torch.empty(512, 32000), torch.zeros(512, dtype=torch.int64)))
+    module = moved(graphs.traced(loss, torch.empty(512, 32000), torch.zeros(512, dtype=torch.int64)))
     plan = graphs.planned(module)
     sizes = [plan.annotated.facts[output].tensor.bytes for region in plan.regions for output in region.outputs]
     assert sizes and max(sizes) <= 512 * 8

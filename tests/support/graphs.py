@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_map
 
@@ -26,6 +27,7 @@ from dynafuse.cost import device as devices
 from dynafuse.ir import Annotated, Plan
 from dynafuse.ops.overloads import overload
 from dynafuse.partition.annotate import annotate
+from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.normalize import normalize
 from dynafuse.passes.scatters import give_bases
 
@@ -80,6 +82,11 @@ def built(write: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> Gra
 def annotated(module: GraphModule) -> Annotated:
     """Normalized, with facts; CPU tensors may be fused."""
     return annotate(give_bases(normalize(module), "cpu"), "cpu")
+
+
+def traced(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
+    """The ATen graph of a function, decomposed as for the pipeline."""
+    return make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
 
 
 def planned(module: GraphModule, device: str = "h200") -> Plan:

@@ -9,14 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.cache.canonical import canonical
 from dynafuse.config import resolve
 from dynafuse.lowering.triton.schedule import choose_schedule
 from dynafuse.lowering.triton.tiles import Schedule
 from dynafuse.partition.kernel_class import LANES, PROCESSORS
-from dynafuse.passes.decompositions import decompositions
 from tests.support import graphs
 
 BF16 = torch.bfloat16
@@ -24,19 +22,15 @@ COLUMNS = 2 * PROCESSORS * LANES
 """As many as keep all processors busy with 32 of them in a program."""
 
 
-def graph_of(function: Callable[..., Any], *inputs: Tensor) -> torch.fx.GraphModule:
-    return make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
-
-
 def scheduled(function: Callable[..., Any], *inputs: Tensor) -> Schedule:
     """The schedule of the first region of a function."""
-    plan = graphs.planned(graph_of(function, *inputs))
+    plan = graphs.planned(graphs.traced(function, *inputs))
     return choose_schedule(canonical(plan.annotated, plan.regions[0], (), "sm90").spec)
 
 
 def computed(function: Callable[..., Any], *inputs: Tensor) -> list[Any]:
     """What a function of several results returns, as compiled."""
-    run = graphs.compiled(graph_of(function, *inputs), inputs, resolve(options={"strict": True, "executors": "triton"}))
+    run = graphs.compiled(graphs.traced(function, *inputs), inputs, resolve(options={"strict": True, "executors": "triton"}))
     return list(run.call(list(inputs)))
 
 

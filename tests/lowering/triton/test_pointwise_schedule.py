@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse.cache.canonical import CanonicalRegion, canonical
 from dynafuse.lowering.interpret import eager
@@ -23,7 +22,6 @@ from dynafuse.lowering.triton.schedule import MOST_CANDIDATES, candidates, choos
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import Schedule, point_count, probe
 from dynafuse.partition.kernel_class import LANES
-from dynafuse.passes.decompositions import decompositions
 from dynafuse.select.data import inputs_for
 from dynafuse.select.runners import runner
 from tests.support import graphs
@@ -35,7 +33,7 @@ BF16 = torch.bfloat16
 
 def bounds_of(function: Callable[..., Any], *inputs: torch.Tensor) -> list[CanonicalRegion]:
     """The regions of a function, all of them pointwise."""
-    plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
+    plan = graphs.planned(graphs.traced(function, *inputs))
     found = [canonical(plan.annotated, region, (), "sm90") for region in plan.regions]
     assert found and not any(bound.spec.reductions for bound in found)
     return found
