@@ -20,6 +20,7 @@ from dynafuse.lowering.triton.reduced_rows import (
     split_over,
     stages_within,
 )
+from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before
 from dynafuse.lowering.triton.tiles import Schedule, clamp, power_of_two
 from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR, columns_of_program
 
@@ -80,7 +81,8 @@ def _held_columns(facts: Rows) -> Iterator[Schedule]:
     """
     r = power_of_two(facts.length)
     x = min(HELD_LINE // facts.itemsize if r <= LANES else LANES, power_of_two(facts.rows))
-    pays = facts.passes > 1 or (facts.states > 1 and LANES // 2 <= r <= LANES)
+    passes = pass_count(facts.spec, passes_before(facts.spec), facts.order["r"])
+    pays = passes > 1 or (facts.states > 1 and LANES // 2 <= r <= LANES)
     is_even = not (facts.is_mixed or facts.spec.scans or (facts.is_scattered and r > LANES))
     longest = LONGEST_COUNTED if facts.counts else LONGEST_HELD // facts.held
     if pays and is_even and facts.is_static and facts.rows >= 2 * PROCESSORS * x and r <= longest:

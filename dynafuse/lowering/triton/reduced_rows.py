@@ -16,7 +16,7 @@ from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.builder import recurrence_of, with_guests
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
+from dynafuse.lowering.triton.reduction_passes import runs_along
 from dynafuse.lowering.triton.tile_cost import LEAST_PLACES
 from dynafuse.lowering.triton.tiles import (
     Schedule,
@@ -36,6 +36,7 @@ from dynafuse.partition.kernel_class import LANES, PROCESSORS, REGISTER, SECTOR,
 
 LONGEST_IN_LANE = 64  # elements of a row that a single lane may hold
 SHARED_BYTES = 96 << 10  # shared memory that loads under way may take: less than any device of today has
+MOST_WARPS = 16  # of a program
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
@@ -65,6 +66,11 @@ def bytes_read_along(probed: Emitter, *axis_groups: Iterable[int]) -> int:
     groups = [{probed.axes[k] for k in axes} for axes in axis_groups]
     return sum(access.layout.dtype.itemsize for access in probed.accesses
                if not access.is_store and all(access.offset.free_symbols & group for group in groups))
+
+
+def instructions_along(probed: Probe, *axis_groups: Collection[int]) -> float:
+    """Return the instructions per element of what varies along an axis of each group."""
+    return sum(work.instructions for work in probed.work if all(not work.axes.isdisjoint(group) for group in axis_groups))
 
 
 def contiguous_bytes(spec: Spec, probed: Emitter, accesses: Sequence[Access], axes: Collection[int]) -> float:
@@ -154,7 +160,6 @@ class Rows:
     alignment: int  # bytes that the addresses of all tensors are multiples of
     states: int  # of all reductions together
     counts: bool  # whether a reduction has several states, all of which every element changes
-    passes: int  # how often a loop reads the row
     stores_along: int  # results that are stored along the row
     stores_late: int  # those of them that need the row's reductions, so that it is read again unless it is held
     instructions: float  # per element, of what varies along rows and across them
@@ -221,12 +226,10 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         alignment=min(access.layout.alignment for access in accesses),
         states=sum(len(rule.states) for rule in rules),
         counts=any(rule.counts for rule in rules),
-        passes=pass_count(spec, passes_before(spec), row),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
         stores_late=sum(store.op in late and runs_along(store, reduced) for store in spec.stores),
         flops=sum(row.flops for row in (lookup(overload(op.target)) for op in spec.ops) if row),
-        instructions=sum(work.instructions for work in probed.work
-                         if work.axes & reduced and (work.axes - reduced or not remaining)),
+        instructions=instructions_along(probed, reduced, *([remaining] if remaining else [])),
         is_static=is_static,
         lanes=lanes,
         vector=max(vectors.values(), default=1),

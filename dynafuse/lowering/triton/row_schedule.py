@@ -15,6 +15,7 @@ from dynafuse.lowering.triton.reduced_rows import (
     FEW_WARPS,
     LONGEST_IN_LANE,
     MOST_SPLITS,
+    MOST_WARPS,
     PARTS,
     RESIDENT,
     RESIDENT_WARPS,
@@ -48,7 +49,7 @@ EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fa
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 16384  # elements of a row from which on what is loaded late is loaded as fast
 HEAVY_HELD = 60.0  # instructions per element from which on a lane has registers for few elements, as those of windows
-MOST_WARPS, MOST_OF_WARP = 16, 4096  # of a program that holds rows, and elements of such a warp
+MOST_OF_WARP = 4096  # elements of a warp of a program that holds rows
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 
 

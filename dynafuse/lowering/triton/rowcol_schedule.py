@@ -14,11 +14,13 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import (
+    MOST_WARPS,
     PARTS,
     SHARED_BYTES,
     bytes_read_along,
     contiguous_bytes,
     full_reads,
+    instructions_along,
     may_be_in_parts,
 )
 from dynafuse.lowering.triton.tiles import Schedule, along_row, by_stride, clamp, point_count, power_of_two, reduced_axes
@@ -41,7 +43,6 @@ LEAST_FILLED = 256  # elements of a row from which on rows beside one another fi
 OF_WARP = 512  # elements that a warp then has of rows of SHORT elements; of shorter ones it has twice as many
 HEAVY, LEAST_HEAVY = 30.0, 2048  # instructions per element, and elements of a row, that four warps are too few for
 EVEN_POINTS = 8  # elements of a lane of such a row
-MOST_WARPS = 16  # of a program, and that a processor runs at least
 STEPS = 5  # of a loop over such tiles for which more programs pay
 SHORT = 512  # elements of a row up to which a warp or two, with two rows at a time, are faster than four
 FEWEST = 8 * PROCESSORS  # rows from which on they are
@@ -140,7 +141,7 @@ def _facts_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced_set
         order={"x": by_stride(probed, accesses, sorted(column)), "r": along_row(spec, probed, accesses, row)},
         rows=point_count(spec, column), length=length, deferred=deferred, read=read, held=states + read, wide=wide,
         ahead=bytes_read_along(probed, column, row), itemsize=accesses[0].layout.dtype.itemsize,
-        instructions=sum(work.instructions for work in probed.work if work.axes & row and work.axes & column),
+        instructions=instructions_along(probed, row, column),
         lies_across=is_mixed(along, across) or across > along, fills_across=across > along,
         beside=rows_beside_columns(length, read=read, held=wide, states=states, in_parts=may_be_in_parts(spec, deferred)))
 
@@ -148,7 +149,7 @@ def _facts_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced_set
 def _heavy(facts: _Facts) -> Schedule:
     """Return a schedule of as many warps as compute a row that is not read but computed, as that of all pairs is.
 
-    Their gradients take 0.62 to 0.69 of the time of four warps.
+    A processor runs as many as a program may have at least. Their gradients take 0.62 to 0.69 of the time of four warps.
     """
     warps = min(facts.r // (LANES * EVEN_POINTS), MOST_WARPS)
     return facts.schedule(1, warps, max(MOST_WARPS // warps, 2), 3)
