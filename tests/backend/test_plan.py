@@ -141,6 +141,14 @@ def test_layer_norm_is_one_region_each_way() -> None:
     assert {kind: len(regions) for kind, regions in found.items()} == {"forward": 1, "backward": 1}
 
 
+def test_the_gradient_of_a_group_norm_of_one_channel_a_group_is_one_large_kernel() -> None:
+    """Its sums over the channels of a group are of one element each, so that rows of a channel go on."""
+    x = leaf(4, 64, 3000)
+    plan = dynafuse.explain(lambda x, w, b: F.gelu(F.group_norm(x, 64, w, b)), x, leaf(64), leaf(64), device="h200").to_dict()
+    (steps,) = [graph["steps"] for graph in plan["graphs"] if graph["kind"] == "backward"]
+    assert len([step for step in steps if step["bytes"] > x.nbytes]) == 1
+
+
 @pytest.mark.parametrize(("length", "held"), [(4096, True), (16384, False)])
 def test_a_row_too_long_to_hold_beside_its_columns_is_read_again(length: int, held: bool) -> None:
     """Three running sums and two inputs of 16384 elements are more than a processor's registers."""
