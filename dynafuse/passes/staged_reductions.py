@@ -3,8 +3,8 @@
 What comes of a softmax or a norm depends on whole rows, so that a kernel which reduces all of it can only read it again. A
 kernel of rows can reduce each row itself, and what is left has one element a row.
 
-That pays if what is read again is more than what is left, and if there are rows for all processors: of few long ones each is
-spread over several programs, whose parts are known only after the kernel.
+That pays if what is read again is more than what is left, and if programs take whole rows: of few long ones each is spread
+over several, whose parts are known only after the kernel.
 
 Worked example: of ``log_softmax(x).mean()``, with ``x`` of 4096 × 32000, becomes ``log_softmax(x).mean(1, True).mean()``, of
 which the second ``mean`` reads 4096 elements.
@@ -23,6 +23,7 @@ from dynafuse.fx import Size, arguments, fake_mode_of, hint, insert, size_of
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.reductions import reduced_dims
+from dynafuse.partition.kernel_class import SPLIT_ABOVE
 from dynafuse.passes.cones import Cone, count
 
 aten = torch.ops.aten
@@ -120,9 +121,10 @@ def _rows_of(node: Node, reduced: frozenset[int], processors: int, places: Mappi
     dims = kinds.pop() if len(kinds) == 1 else none
     if not dims or not dims < reduced or not _is_known_by_then(cone, places):
         return none
-    left = count(source) // max(math.prod(hint(source.meta["val"].shape[dim]) for dim in dims), 1)
-    read_again = cone.read_again or 0
-    return dims if left >= 2 * processors and read_again > 2 * left * dtype.itemsize else none
+    length = max(math.prod(hint(source.meta["val"].shape[dim]) for dim in dims), 1)
+    left, read_again = count(source) // length, cone.read_again or 0
+    are_whole = left >= 2 * processors or (length <= SPLIT_ABOVE and all(count(rows) == left for rows in cone.reductions))
+    return dims if are_whole and read_again > 2 * left * dtype.itemsize else none
 
 
 def _is_known_by_then(cone: Cone, places: Mapping[Node, int]) -> bool:

@@ -41,13 +41,14 @@ STAGED: dict[str, Callable[[Tensor], Any]] = {
     "rows that were reshaped": lambda x: deviation(x.view(3, 4, 40)).view(12, 40).exp().mean(),
     "rows of two dimensions": lambda x: (x.view(12, 5, 8) - x.view(12, 5, 8).amax((1, 2), keepdim=True)).exp().sum(),
     "columns": lambda x: x.t().softmax(0).square().sum(),
+    "few short rows": lambda x: x.view(4, 120).softmax(1).square().sum(),
 }
 WHOLE: dict[str, Callable[[Tensor], Any]] = {
     "no rows are reduced": lambda x: x.exp().sum(),
     "only rows are": lambda x: x.softmax(1).square().sum(1),
     "other rows are reduced": lambda x: x.view(3, 4, 40).softmax(1).square().sum((0, 2)),
     "rows and columns are": lambda x: (x.softmax(1) * x.softmax(0)).sum(),
-    "few rows are": lambda x: x.view(4, 120).softmax(1).square().sum(),
+    "few long rows are": lambda x: x.view(4, 120).repeat(1, 40).softmax(1).square().sum(),
     "scanned rows": lambda x: x.cumsum(1).exp().sum(),
     "a library computes with the rows before": lambda x: (x.softmax(1) * (x.softmax(1) @ x.t() @ x)).sum(),
     "integers": lambda x: (x.softmax(1) > 0.5).sum(),
