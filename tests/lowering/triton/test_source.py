@@ -51,3 +51,25 @@ def test_windows_beside_images(batch: int) -> None:
     inputs = torch.randn(batch * 6 * 2, 7, 7), torch.randn(batch, 42, 14)
     check(windows, *inputs, executors="triton")
     check(normed, *inputs, executors="triton", dynamic=True)
+
+
+def centred(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Columns of images, by a factor of each image and channel."""
+    return (x - x.mean(1, keepdim=True)) * scale[:, :, None]
+
+
+@pytest.mark.parametrize(("points", "text"), [(64, "x_first // 64"), (100, "x // 100")])
+def test_what_is_one_for_a_program_is_computed_once(points: int, text: str) -> None:
+    """Tiles of 32 columns are of one image where their number is a multiple of that."""
+    spec = spec_of(centred, torch.empty(3, 8, points), torch.empty(3, 8))
+    held = Schedule("persistent", {"x": (0, 2), "r": (1,)}, {"x": 32, "r": 8}, 1, lanes="x")
+    assert f"x0 = ({text})" in write_kernels(spec, held, False).source
+
+
+@pytest.mark.parametrize("points", [4096, 4100])
+def test_what_is_one_for_a_program_is_right(points: int) -> None:
+    x, scale = torch.randn(3, 8, points), torch.randn(3, 8)
+    check(centred, x, scale, executors="triton")
+    check(lambda x, scale: x.softmax(2) * scale[:, :, None], x, scale, executors="triton")
+    check(lambda x, scale: x.relu() * scale[:, :, None].sigmoid(), x, scale, executors="triton")
+    check(lambda x, scale: x.transpose(1, 2).contiguous() * scale[:, None].exp(), x, scale, executors="triton")
