@@ -57,6 +57,8 @@ class Probe(Emitter):
         self.from_memory: set[str] = set()  # names of what is loaded, or computed from that
         self.places: dict[str, frozenset[int]] = {}  # axes whose own indices a value is computed with: compared, say
         self._apart: set[str] = set()  # names of these that neighbours compute each, or from what they compute so
+        self._floats: set[str] = set()
+        self.by_floats: set[str] = set()  # names of integers that come of floats: Triton does not know which are the same
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:
         """Return a variable that holds an expression, and note what it takes to compute.
@@ -76,6 +78,11 @@ class Probe(Emitter):
             self.from_memory.add(value.name)
             if not is_loaded and (_branches(text) or not self._apart.isdisjoint(names)):
                 self._apart.add(value.name)
+        is_of_floats = not (is_loaded or self._floats.isdisjoint(names))
+        if dtype.is_floating_point:
+            self._floats.add(value.name)
+        elif is_of_floats or not self.by_floats.isdisjoint(names):
+            self.by_floats.add(value.name)
         if self._name_count > names_before:
             instructions = self._instructions(text, dtype, bool(comment))
             if instructions:

@@ -62,13 +62,15 @@ LEAST_PLACES = 4  # at which a tensor is read for a point, from which on these a
 class _Access:
     """An access with its numbers: bytes of an element, strides by axis in elements (None: anywhere).
 
-    ``linear`` are the axes along which neighbours are exactly as far apart as the stride says.
+    ``linear`` are the axes along which neighbours are exactly as far apart as the stride says, ``blurred`` those with an
+    index that comes of floats, of which Triton does not know that it is the same for neighbours.
     """
 
     tensor: str
     itemsize: int
     strides: tuple[float | None, ...]
     linear: frozenset[int]
+    blurred: frozenset[int]
     axes: frozenset[int]
     share: float  # of the points at which it is made
     vector: int  # the most elements that a lane may move at once, by alignment and masks
@@ -119,7 +121,9 @@ class TileCost:
         vector = max(1, access.layout.alignment // access.layout.dtype.itemsize)
         share = min(1.0, numel / self._reached(strides)) if access.masks else 1.0
         linear = frozenset(k for k, axis in enumerate(self._probed.axes) if k not in axes or access.offset.has(axis))
-        return _Access(access.tensor, access.layout.dtype.itemsize, strides, linear, axes, share, vector,
+        by_floats = (symbol for symbol in access.offset.free_symbols if symbol.name in self._probed.by_floats)
+        blurred = frozenset[int]().union(*map(self._probed.axes_along, by_floats))
+        return _Access(access.tensor, access.layout.dtype.itemsize, strides, linear, blurred, axes, share, vector,
                        self._jump(access.offset), access.masks, numel, access.is_store)
 
     def _jump(self, offset: sympy.Expr) -> int:
@@ -453,7 +457,8 @@ class _Tiling:
         if not self.groups[tile]:
             return 1
         innermost = self.groups[tile][-1]
-        if access.strides[innermost.axis] != 1 or innermost.axis not in access.linear:
+        is_blurred = any(self.tile_of[axis] == tile for axis in access.blurred)
+        if access.strides[innermost.axis] != 1 or innermost.axis not in access.linear or is_blurred:
             return 1
         is_whole = self._is_whole(access, tile)
         width = math.gcd(access.vector, self.walked[tile] if is_whole else innermost.size)

@@ -427,6 +427,15 @@ def test_rows_that_are_stored_at_loaded_indices_are_walked_along() -> None:
     assert innermost == {2048}
 
 
+def test_pixels_at_computed_places_are_rows_of_channels() -> None:
+    """In runs of both, Triton would not know that the channels of a pixel are read at one place, nor move several at once."""
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=1.7, mode="bilinear").contiguous(memory_format=torch.channels_last)
+
+    found = choose_schedule(bounds_of(resize, channels_last(8, 256, 40, 40))[-1].spec)
+    assert (found.schedule_class, found.order["x"]) == ("tiled", (1,))
+
+
 @pytest.mark.parametrize(("dtype", "points"), [(BF16, 4), (torch.float32, 2)])
 def test_a_lane_has_few_points_of_windows(dtype: torch.dtype, points: int) -> None:
     """As many as fill eight bytes: the places of all of them are in registers at once."""
