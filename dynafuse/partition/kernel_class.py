@@ -29,7 +29,8 @@ SMALL_SPLIT = 1 << 21  # points of a kernel up to which its last programs combin
 COMBINED_IN_LANE = 64  # partial states in a lane of such a program, at most
 MOST_COLUMNS = 64  # of a program while there are few, so that all processors have some
 LEAST_COUNTED = 1 / 16  # bytes of a point from which on it matters how they lie in memory
-MIXED = 0.25  # share of the bytes from which on accesses across the others count
+MIXED = 0.12  # share of the bytes from which on accesses across the others count
+MIXED_BESIDE_COLUMNS = 0.25  # the same where columns are reduced as well: rows that are taken together leave less room
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
 FEW_ROWS = 4 * PROCESSORS  # rows up to which programs that take neighbours are too few, however long the rows are
 REGISTER = 4  # bytes
@@ -40,7 +41,7 @@ MOST_HELD = 208 << 10  # bytes of a processor's 256 KiB of registers that rows a
 MOST_WITH_NEXT = 240 << 10  # the same where rows are computed part by part, so that little else is held
 MOST_LOADED = 200 << 10  # the same where rows are read again, which is too slow beside more states than those
 OF_PARTS = frozenset({"sum", "mean", "max", "min", "var", "std"})  # reductions of rows that combine parts of these
-LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough of them to fill sectors across them
+LONGEST_BESIDE = 256  # elements of a row up to which a program holds enough to fill sectors across; twice if most lie along
 
 
 def estimate(size: Size) -> int:
@@ -48,13 +49,14 @@ def estimate(size: Size) -> int:
     return size if isinstance(size, int) else max(1, with_symbols_at(size, UNKNOWN_SIZE))
 
 
-def is_mixed(along: float, across: float) -> bool:
+def is_mixed(along: float, across: float, share: float = MIXED) -> bool:
     """Return whether bytes that are contiguous along rows count, and those that are contiguous across them, too.
 
     Args:
         along, across: How many there are of each.
+        share: Of the more the less are, where they begin to count.
     """
-    return min(along, across) > MIXED * max(along, across)
+    return min(along, across) > share * max(along, across)
 
 
 def counted(along: float, across: float, points: int) -> tuple[float, float]:
@@ -100,7 +102,8 @@ def reduction_class(rows: int, length: int, *, along: float, across: float, spli
         return "split"
     # Few programs that take neighbouring rows would be slower than many that do not. Short rows fit beside one another.
     are_few = rows < 32 * PROCESSORS and (length <= LONGEST_AHEAD or (rows <= FEW_ROWS and along >= across))
-    are_held = is_mixed(along, across) and is_static and (are_few or length <= LONGEST_BESIDE)
+    are_short = length <= (2 * LONGEST_BESIDE if along >= 2 * across else LONGEST_BESIDE)
+    are_held = is_mixed(along, across) and is_static and (are_few or are_short)
     return "row" if by_rows or are_held else "column"
 
 

@@ -42,19 +42,16 @@ def test_few_long_rows_are_split(rows: int, length: int, contiguous: bool, expec
     assert whole == ("row" if contiguous else "column")
 
 
-@pytest.mark.parametrize(("rows", "length", "is_static", "expected"), [
-    (FEW_ROWS, 12544, True, "row"),  # however long: a few programs of neighbouring rows would leave the device idle
-    (FEW_ROWS + 1, 12544, True, "column"),
-    (FEW_ROWS + 1, LONGEST_AHEAD, True, "row"),
-    (1 << 17, LONGEST_BESIDE, True, "row"),
-    (1 << 17, LONGEST_BESIDE + 1, True, "column"),
-    (1 << 17, LONGEST_BESIDE, False, "column"),
-])
-def test_rows_that_others_lie_across_are_held_or_taken_side_by_side(
-        rows: int, length: int, is_static: bool, expected: str) -> None:
-    for along, across in ((3.0, 1.0), (1.0, 1.0)):
-        found = reduction_class(rows, length, along=along, across=across, splittable=False, is_static=is_static)
-        assert found == expected
+@pytest.mark.parametrize(("along", "longest"), [(3.0, 2 * LONGEST_BESIDE), (1.0, LONGEST_BESIDE)])
+def test_rows_that_others_lie_across_are_held_or_taken_side_by_side(along: float, longest: int) -> None:
+    def found(rows: int, length: int, is_static: bool = True) -> str:
+        return reduction_class(rows, length, along=along, across=1.0, splittable=False, is_static=is_static)
+
+    assert found(FEW_ROWS, 12544) == "row"  # however long: a few programs of neighbouring rows would leave the device idle
+    assert found(FEW_ROWS + 1, 12544) == "column"
+    assert found(FEW_ROWS + 1, LONGEST_AHEAD) == "row"
+    assert [found(1 << 17, length) for length in (longest, longest + 1)] == ["row", "column"]
+    assert found(1 << 17, longest, is_static=False) == "column"
 
 
 @pytest.mark.parametrize(("length", "flops", "expected"), [

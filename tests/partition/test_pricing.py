@@ -238,7 +238,7 @@ def test_the_class_is_that_of_most_bytes(swapped: bool) -> None:
         turned = g.op("aten.clone.default", g.op("aten.permute.default", row, [1, 0]), memory_format=torch.contiguous_format)
         return [turned, row] if swapped else [row, turned]
 
-    (region,) = plan_of(write, torch.empty(8192, 512)).regions
+    (region,) = plan_of(write, torch.empty(8192, 1024)).regions
     assert region.decision.kernel_class == "column"
 
 

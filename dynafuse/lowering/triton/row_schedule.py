@@ -48,8 +48,11 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 16384  # elements of a row from which on what is loaded late is loaded as fast
-HEAVY_HELD = 60.0  # instructions per element from which on a lane has registers for few elements, as those of windows
+HEAVY_HELD = 60.0  # instructions per element from which on a lane has registers for fewer elements
+HEAVY_WINDOWS = 80.0  # the same from which on it has them for few, as of windows
 MOST_OF_WARP = 4096  # elements of a warp of a program that holds rows
+MOST_ACROSS = 8192  # elements that a program holds of rows which fill more than a sector across them
+WARPS_ACROSS = 8  # of such a program, at most
 MOST_IN_LANE = 128  # registers for what a lane reads along the row that it holds
 
 
@@ -147,16 +150,20 @@ def _rows_held(facts: Rows, r: int) -> int:
     share = power_of_two(facts.rows // PROCESSORS + 1)  # of a processor
     x = min(max((1024 if r > LONGEST_IN_LANE else 512) // r, 1), clamp(share // 4, 1, 128))
     if facts.is_mixed:  # what lies across the rows fills sectors too, as far as there are registers
-        x = min(clamp(share, x, 2 * SECTOR // min(facts.itemsize, SECTOR)), max(MOST_WARPS * MOST_OF_WARP // r, 1))
+        sector = SECTOR // min(facts.itemsize, SECTOR)
+        most = clamp(MOST_ACROSS // r, sector, 2 * sector)
+        x = min(clamp(share, x, most), max(MOST_WARPS * MOST_OF_WARP // r, 1))
     moved = facts.length * (facts.bytes_read + facts.itemsize * facts.stores_along)  # of a row
     return 2 * x if facts.rows >= MANY_ROWS * x and x * moved < LEAST_MOVED else x
 
 
 def _warps_of_held(facts: Rows, x: int, r: int) -> int:
     """Return the warps that hold ``x`` rows of ``r`` elements: what registers ask for, more where little else runs."""
-    is_heavy = facts.instructions >= HEAVY_HELD
+    is_heavy, is_window = facts.instructions >= HEAVY_HELD, facts.instructions >= HEAVY_WINDOWS
     per_lane = clamp(power_of_two(64 // max(facts.tensors, facts.held)), 16, 64 if r >= LONG_ROW else 32)
-    warps = clamp(power_of_two(x * r // (LANES * (EVEN_LOAD // 2 if is_heavy else per_lane))), 1, 16)
+    if is_heavy:
+        per_lane = EVEN_LOAD // 2 if is_window else EVEN_LOAD
+    warps = clamp(power_of_two(x * r // (LANES * per_lane)), 1, WARPS_ACROSS if facts.is_mixed else 16)
     if r == 128 and not facts.is_mixed:  # a row is what a warp loads at a time
         return max(1, x // 2)
     if facts.spec.scans and x * r <= LANES * LANES:  # warps would hand on to each other what they have
@@ -167,9 +174,10 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
         warps = max(warps // 2, 1)
     if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:  # one that has a processor to itself has registers for more warps
         return r // (LANES * MOST_IN_LANE) * (2 if facts.rows <= PROCESSORS else 1)
-    few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (FEW_WARPS, EVEN_LOAD)
+    usual = 2 * FEW_WARPS if r >= MOST_OF_WARP and facts.tensors == 1 else FEW_WARPS
+    few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (usual, EVEN_LOAD)
     if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
-        warps *= 4 if is_heavy or (facts.is_scattered and x == 1) else 2
+        warps *= 4 if is_window or (facts.is_scattered and x == 1) else 2
     return min(warps, 8 if r == LONG_ROW // 2 and not is_heavy else 16)
 
 
@@ -239,7 +247,8 @@ def _looped(facts: Rows, is_far: bool) -> Iterator[Schedule]:
         yield from _loops(facts, (8192, 16, 1))
     if is_far:
         yield from _loops(facts, (LONG_ROW, 32, 1))
-    r = min(2048 if facts.tensors == 1 else 4096, length)
+    is_small = facts.tensors == 1 and (facts.rows > FEW_ROWS or facts.stores_along)
+    r = min(2048 if is_small else 4096, length)
     x = 1 if r >= 512 else clamp(512 // r, 1, power_of_two(facts.rows))
     yield Schedule("looped", facts.order, {"x": x, "r": r}, 16 if r >= 4096 else 8 if r >= 2048 else 4)
     yield from _loops(facts, (4096, 8, 1), (8192, 16, 1), (2048, 4, 3), (4096, 16, 1), (16384, 32, 1), (1024, 4, 4))

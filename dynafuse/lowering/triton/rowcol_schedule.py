@@ -28,6 +28,7 @@ from dynafuse.partition.kernel_class import (
     LANES,
     LONG_BESIDE_COLUMNS,
     LONGEST_AHEAD,
+    MIXED_BESIDE_COLUMNS,
     MOST_HELD,
     PROCESSORS,
     REGISTER,
@@ -142,7 +143,7 @@ def _facts_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced_set
         rows=point_count(spec, column), length=length, deferred=deferred, read=read, held=states + read, wide=wide,
         ahead=bytes_read_along(probed, column, row), itemsize=accesses[0].layout.dtype.itemsize,
         instructions=instructions_along(probed, row, column),
-        lies_across=is_mixed(along, across) or across > along, fills_across=across > along,
+        lies_across=is_mixed(along, across, MIXED_BESIDE_COLUMNS) or across > along, fills_across=across > along,
         beside=rows_beside_columns(length, read=read, held=wide, states=states, in_parts=may_be_in_parts(spec, deferred)))
 
 

@@ -1,0 +1,68 @@
+"""Schedules of rows: what is chosen where something lies across them, where they are few and long, or take much arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynafuse.cache.canonical import canonical
+from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.tiles import Schedule
+from dynafuse.partition.kernel_class import FEW_ROWS
+from tests.support import graphs
+from tests.support.differential import check
+
+BF16 = torch.bfloat16
+
+
+def scheduled(function: Callable[..., Any], *inputs: Tensor) -> Schedule:
+    """The schedule of the first region of a function."""
+    plan = graphs.planned(graphs.traced(function, *inputs))
+    return choose_schedule(canonical(plan.annotated, plan.regions[0], (), "sm90").spec)
+
+
+def norm_of_sum(x: Tensor, across: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As of patches, to which what a convolution has made is added: a tensor whose rows are columns in memory."""
+    total = x + across.transpose(1, 2)
+    centred = total - total.mean(2, keepdim=True)
+    return total, centred, centred * torch.rsqrt(total.var(2, keepdim=True, correction=0) + 1e-5)
+
+
+@pytest.mark.parametrize(("images", "points", "length", "dtype", "rows", "warps"), [
+    (2, 1568, 768, torch.float32, 8, 8), (8, 1568, 384, torch.float32, 16, 8), (4, 1024, 1024, BF16, 16, 8),
+    (32, 3136, 96, BF16, 32, 4),
+])
+def test_rows_that_little_lies_across_fill_its_sectors(
+        images: int, points: int, length: int, dtype: torch.dtype, rows: int, warps: int) -> None:
+    x, across = torch.empty(images, points, length, dtype=dtype), torch.empty(images, length, points, dtype=dtype)
+    found = scheduled(norm_of_sum, x, across)
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", rows, warps)
+
+
+@pytest.mark.parametrize(("rows", "tile", "warps"), [(FEW_ROWS, 4096, 16), (FEW_ROWS + 1, 2048, 8)])
+def test_few_long_rows_of_one_tensor_have_much_under_way(rows: int, tile: int, warps: int) -> None:
+    found = scheduled(lambda x: x.sum((0, 2)), torch.empty(64, rows, 1024, dtype=BF16))
+    assert (found.schedule_class, found.block["r"], found.warps) == ("looped", tile, warps)
+
+
+@pytest.mark.parametrize(("tensors", "warps"), [(1, 8), (2, 4)])
+def test_a_few_rows_of_one_tensor_are_held_by_more_warps(tensors: int, warps: int) -> None:
+    inputs = [torch.empty(512, 4096, dtype=BF16) for _ in range(tensors)]
+    found = scheduled(lambda *given: (product := torch.stack(given).prod(0)) / product.sum(1, keepdim=True), *inputs)
+    assert (found.schedule_class, found.block["r"], found.warps) == ("persistent", 4096, warps)
+
+
+@pytest.mark.parametrize(("function", "warps"), [
+    (lambda x: x, 1), (lambda x: x.erf().erf().exp(), 2), (lambda x: x.erf().erf().erf(), 4)])
+def test_lanes_hold_fewer_elements_the_more_is_computed(function: Callable[[Tensor], Tensor], warps: int) -> None:
+    found = scheduled(lambda x: (y := function(x)) - y.mean(1, keepdim=True), torch.empty(1 << 16, 1024))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", 1, warps)
+
+
+@pytest.mark.parametrize("points", [48, 50])
+def test_rows_that_little_lies_across_are_right(points: int) -> None:
+    check(norm_of_sum, torch.randn(3, points, 40), torch.randn(3, 40, points), executors="triton")
