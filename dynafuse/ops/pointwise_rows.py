@@ -541,7 +541,12 @@ def _logit_backward(context: Context, grad: str, value: str, eps: float | None) 
 
 
 def _convert(context: Context, value: Any, *unused: Any) -> str:
-    return conversion(value, context.operands[0], context.out)
+    (source, *_), out = context.operands, context.out
+    if context.is_narrow and out is torch.int64 and source.is_floating_point:  # hardware is slower at 64 bits
+        return f"{conversion(value, source, torch.int32)}.to({triton_type(out)})"
+    if context.is_narrow and source is torch.int64 and out.is_floating_point:
+        return conversion(f"{value}.to({triton_type(torch.int32)})", torch.int32, out)
+    return conversion(value, source, out)
 
 
 def _accepts_dtype(call: Call) -> str:

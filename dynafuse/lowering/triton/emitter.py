@@ -317,7 +317,8 @@ class Emitter(ControlFlow):
             comment = f"%{position} {call.target}"
             return self.define(f"{{0}} {operator} {{1}}", torch.bool, tiles, *exprs, comment=comment)
         context = Context(opmath(dtype or call.dtype), call.dtype,
-                          tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)))
+                          tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)),
+                          row.casts and self.ranges.of(Ref("op", position)).within(32))
         text = escape(_expression_text(row, context, operands))
         is_quick = self.spec.ops[position].accuracy is Accuracy.QUICK and not self.rounding.everywhere
         if row.smooth and is_quick and context.dtype is torch.float32:

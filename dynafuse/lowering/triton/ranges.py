@@ -1,7 +1,8 @@
 """Proves bounds of the integers of a spec from its ops: an index that is proven in range needs no check.
 
 Each op is looked at once, after its operands. Where its dtype might not hold the bounds, the value can be anything that the
-dtype holds, since integers wrap around.
+dtype holds, since integers wrap around. Floats that are computed of integers and numbers alone have bounds, too, as places
+in an image that is resized do; these are wider than exact arithmetic has them, by more than is rounded.
 
 Worked example: of ``%0 = iota(10)``, ``%1 = sub(9, %0)`` and ``%2 = remainder(in0, 4)`` the ranges are 0 to 9, 0 to 9 and
 0 to 3; ``in0`` is whatever its dtype holds.
@@ -10,6 +11,7 @@ Worked example: of ``%0 = iota(10)``, ``%1 = sub(9, %0)`` and ``%2 = remainder(i
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +23,18 @@ import torch
 from dynafuse.ir import Ref, Spec
 from dynafuse.ops import Call, Kind, Row
 from dynafuse.ops.indexing_math import expanded, product
+from dynafuse.ops.literals import HoistedScalar
 from dynafuse.ops.reductions import reduced_dims
 from dynafuse.ops.table import op_name
+
+FLOATS = {torch.float64: 2**1000, torch.float32: 2**120, torch.bfloat16: 2**120, torch.float16: 2**15}
+"""The floats whose bounds are known, and the largest bound: less than what they hold at most."""
+
+NUMBERS = (int, float, HoistedScalar, sympy.Expr)
+"""What an op takes as a number; of a hoisted one nothing is known."""
+
+ROUNDED, ROUNDED_OF_16_BITS = sympy.Rational(1, 2**20), sympy.Rational(1, 64)
+"""Of a float, more than is rounded of it."""
 
 MOST_COEFFICIENT = 2**16
 """The largest coefficient, and number of terms, in a bound that int64 is taken to hold: no such sum of sizes overflows."""
@@ -43,6 +55,25 @@ class Range:
         """Return whether every value is below ``size``."""
         return _at_most(self.high, size - 1)
 
+    @property
+    def is_number(self) -> bool:
+        """Return whether both bounds are numbers."""
+        return bool(self.low.is_Rational and self.high.is_Rational)
+
+    def within(self, bits: int) -> bool:
+        """Return whether signed integers of so many bits hold every value."""
+        return self.is_number and -(2 ** (bits - 1)) <= self.low and self.high < 2 ** (bits - 1)
+
+    def truncated(self) -> Range:
+        """Return the range of the values without their fractions."""
+        return Range(sympy.Integer(int(self.low)), sympy.Integer(int(self.high))) if self.is_number else self
+
+    def rounded(self, dtype: torch.dtype) -> Range:
+        """Return the range of the values as floats."""
+        share = ROUNDED if dtype.itemsize > 2 else ROUNDED_OF_16_BITS
+        low, high = self.low - abs(self.low) * share, self.high + abs(self.high) * share
+        return Range(low, high) if max(abs(low), abs(high)) < FLOATS.get(dtype, 0) else UNKNOWN
+
     def __or__(self, other: Range) -> Range:
         return Range(-_max_bound(-self.low, -other.low), _max_bound(self.high, other.high))
 
@@ -53,10 +84,10 @@ class Range:
         return Range(-self.high, -self.low)
 
     def __mul__(self, other: Range) -> Range:
-        if other.low == other.high and other.low.is_Integer:
+        if other.low == other.high and other.low.is_Rational:
             low, high = self.low * other.low, self.high * other.low
             return Range(low, high) if other.low >= 0 else Range(high, low)
-        if self.low == self.high and self.low.is_Integer:
+        if self.low == self.high and self.low.is_Rational:
             return other * self
         if self.at_least(sympy.S.Zero) and other.at_least(sympy.S.Zero):
             return Range(self.low * other.low, self.high * other.high)
@@ -82,6 +113,8 @@ class Ranges:
         if isinstance(arg, (int, sympy.Expr)):
             value = sympy.Integer(arg) if isinstance(arg, int) else arg
             return Range(value, value) if value.is_integer else UNKNOWN
+        if isinstance(arg, float) and math.isfinite(arg):
+            return Range(sympy.Rational(arg), sympy.Rational(arg))
         return UNKNOWN
 
     def _op(self, position: int) -> Range:
@@ -91,9 +124,19 @@ class Ranges:
 
     def _compute(self, row: Row, call: Call) -> Range:
         rule = _moved if row.kind is Kind.VIEW else RULES.get(op_name(call))
-        if rule is None or call.dtype.is_floating_point:
+        operands = Operands(self, call.dtype)
+        if rule is None or (call.dtype.is_floating_point and not self._are_numbers(row, call)):
             return _dtype_range(call.dtype)
-        return _wrapped(rule(call, Operands(self, call.dtype)), call.dtype)
+        if call.dtype.is_floating_point:
+            return rule(call, operands).rounded(call.dtype)
+        return _wrapped(rule(call, operands), call.dtype)
+
+    def _are_numbers(self, row: Row, call: Call) -> bool:
+        """Return whether a call computes floats of what has numbers as bounds: then it is none of NaN and infinity."""
+        first, *others = call.args.values()
+        given = [first, *(arg for arg in others if row.kind is Kind.POINTWISE and isinstance(arg, (Ref, *NUMBERS)))]
+        is_known = row.kind is Kind.VIEW or op_name(call) in OF_FLOATS
+        return is_known and all(self.of(arg).is_number for arg in given)
 
 
 @dataclass(frozen=True)
@@ -105,7 +148,8 @@ class Operands:
 
     def __call__(self, arg: Any) -> Range:
         """Return the range of an argument."""
-        return _wrapped(self.ranges.of(arg), self.dtype)
+        found = self.ranges.of(arg)
+        return found if self.dtype.is_floating_point else _wrapped(found.truncated(), self.dtype)
 
     def shape(self, arg: Ref) -> Sequence[sympy.Expr]:
         """Return the sizes of a tensor argument."""
@@ -272,8 +316,8 @@ def _randint(call: Call, of: Operands) -> Range:
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("convert_element_type", "clone", "flip", "rev", "roll", "repeat", "gather", "index", "index_select",
-                     "embedding", "_unsafe_index", "amax", "amin"), _moved),
+    **dict.fromkeys(("convert_element_type", "_to_copy", "clone", "flip", "rev", "roll", "repeat", "gather", "index",
+                     "index_select", "embedding", "_unsafe_index", "amax", "amin"), _moved),
     **dict.fromkeys(("cat", "stack"), _joined),
     **dict.fromkeys(("full", "full_like", "new_full"), _full),
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), _always(0)),
@@ -287,3 +331,7 @@ RULES: Mapping[str, Rule] = {
     "inductor_randint": _randint,
 }
 """The range of an op's elements from those of its operands, by its name without the overload."""
+
+OF_FLOATS = frozenset({"convert_element_type", "_to_copy", "clone", "add", "sub", "mul", "neg", "clamp", "clamp_min",
+                       "clamp_max", "maximum", "minimum"})
+"""The pointwise ops whose rules hold for floats, too."""

@@ -57,6 +57,10 @@ KNOWN: dict[str, tuple[Function, tuple[torch.Tensor, ...], int, int]] = {
     "cat": (lambda x: torch.cat([x % 7, (x % 3) - 9]), (LONG,), -9, 6),
     "pad": (lambda x: torch.constant_pad_nd(x % 7, [1, 1], 40), (LONG,), 0, 40),
     "taken": (lambda x: (x % 7)[:, torch.tensor([0, 2])], (LONG,), 0, 6),
+    "halves": (lambda x: ((x % 50).float() * 0.5).long(), (LONG,), 0, 24),
+    "pixels that are resized": (lambda x: (((x % 50).float() + 0.5) * 0.5 - 0.5).clamp(min=0.0).long()[:, None], (LONG,), 0, 24),
+    "negative halves": (lambda x: ((x % 50).bfloat16() * -0.5).long(), (LONG,), -25, 0),
+    "floats of views": (lambda x: ((x % 9).double().t()[1:3] + 0.75).int(), (LONG,), 0, 8),
 }
 
 
@@ -77,6 +81,9 @@ UNKNOWN: dict[str, tuple[Function, torch.Tensor]] = {
     "a bound that does not fit": (lambda x: x.clamp_min(100) + 100, SMALL),
     "a product that does not fit": (lambda x: x * 2, SMALL),
     "a float": (lambda x: (x.float() / 3).to(torch.int8), SMALL),
+    "a float that is given": (lambda x: x.float().clamp(0.0, 3.0).long(), torch.randn(5)),
+    "a product with one": (lambda x: ((x % 5).float() * x.abs().float().sqrt()).clamp(0.0, 9.0).long(), LONG),
+    "a float that is not held": (lambda x: ((x % 7).half() * 20000.0).clamp(max=1.0).long(), LONG),
     "a divisor of either sign": (lambda x: x % x.clamp(-3, 3), LONG),
 }
 
