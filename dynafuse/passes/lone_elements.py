@@ -19,9 +19,10 @@ from dynafuse.passes.strides import same_layout
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-REDUCTIONS = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int,
-              aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
-"""Those whose result of one element is that element."""
+SUMS = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
+REDUCTIONS = (*SUMS, aten.prod.default, aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.max.default,
+              aten.min.default)
+"""Those whose result of one element is that element; of sums, which begin with 0, that of -0 is 0."""
 
 
 def copy_lone_elements(module: GraphModule) -> None:
@@ -38,10 +39,13 @@ def _replace_by_copy(node: Node) -> None:
     dims = reduced_dims(given, operand.ndim)
     if not all(isinstance(operand.shape[dim], int) and operand.shape[dim] == 1 for dim in dims):
         return
-    if operand.dtype is result.dtype:
-        copy = insert(node, aten.clone.default, (given["self"],))
-    else:
-        copy = insert(node, prims.convert_element_type.default, (given["self"], result.dtype))
+    copy = given["self"]
+    if operand.dtype is not result.dtype:
+        copy = insert(node, prims.convert_element_type.default, (copy, result.dtype))
+    if node.target in SUMS and result.dtype.is_floating_point:
+        copy = insert(node, aten.add.Tensor, (copy, 0.0))
+    elif copy is given["self"]:
+        copy = insert(node, aten.clone.default, (copy,))
     if result.ndim < operand.ndim:
         copy = insert(node, aten.squeeze.dims, (copy, list(dims)))
     if same_layout(copy.meta["val"], result):  # else dead code, which is removed in the end

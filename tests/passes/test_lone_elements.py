@@ -13,7 +13,7 @@ from dynafuse.passes.lone_elements import REDUCTIONS, copy_lone_elements
 from tests.support import graphs
 from tests.support.differential import compiled
 
-X = torch.tensor([[[1.5], [-2.0], [float("nan")]], [[float("inf")], [0.0], [3.25]]])
+X = torch.tensor([[[1.5], [-2.0], [float("nan")]], [[float("inf")], [-0.0], [3.25]]])
 
 COPIED: dict[str, Callable[[Tensor], Tensor]] = {
     "a sum": lambda x: x.sum(2),
@@ -25,6 +25,7 @@ COPIED: dict[str, Callable[[Tensor], Tensor]] = {
     "of a number": lambda x: x[0, 0, 0].max(),
     "into another dtype": lambda x: x.sum(2, dtype=torch.float64),
     "of bools": lambda x: (x > 0).sum(2),
+    "of integers": lambda x: x.isnan().int().sum(2, dtype=torch.int32),
 }
 
 LEFT: dict[str, Callable[[Tensor], Tensor]] = {
@@ -49,6 +50,7 @@ def copied(function: Callable[[Tensor], Tensor], x: Tensor) -> GraphModule:
     module.recompile()
     found = module(x)
     torch.testing.assert_close(found, expected, equal_nan=True)
+    assert torch.equal(found.signbit(), expected.signbit())
     assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
     return module
 

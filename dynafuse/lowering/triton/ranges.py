@@ -148,8 +148,8 @@ class Operands:
 
     def __call__(self, arg: Any) -> Range:
         """Return the range of an argument."""
-        found = self.ranges.of(arg)
-        return found if self.dtype.is_floating_point else _wrapped(found.truncated(), self.dtype)
+        given = self.ranges.of(arg)
+        return given if self.dtype.is_floating_point else _wrapped(given.truncated(), self.dtype)
 
     def shape(self, arg: Ref) -> Sequence[sympy.Expr]:
         """Return the sizes of a tensor argument."""
