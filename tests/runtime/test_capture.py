@@ -1031,8 +1031,9 @@ def test_a_backward_whose_forward_is_launched_keeps_no_large_copies(
     x = machine.randn(64, 64, grad=True)
     found = torch.autograd.grad(call(x).sum(), x)
     close(found, torch.autograd.grad(function(x).sum(), x))
-    forward, backward = machine.captures
-    assert "may do more than launch kernels" in forward
+    launched = [why for why in machine.captures if "may do more than launch kernels" in why]
+    (backward,) = (why for why in machine.captures if why not in launched)  # whichever is compiled first
+    assert len(launched) == 1
     assert ("would be in memory twice" in backward) is not may_be_twice, backward
 
 
