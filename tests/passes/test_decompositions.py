@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynafuse.passes.decompositions import decompositions
+from tests.support import graphs
 
 
 @pytest.mark.parametrize("keepdim", [False, True], ids=["gone", "kept"])
@@ -19,7 +18,7 @@ def test_norms_over_dimensions_of_one_element(ord: float, dim: list[int] | None,
         def norm(x: torch.Tensor) -> torch.Tensor:
             return torch.ops.aten.linalg_vector_norm.default(x, ord, dim, keepdim)
 
-        made = make_fx(norm, decomposition_table=decompositions(), tracing_mode="fake")(x)
+        made = graphs.traced(norm, x)
         assert "linalg_vector_norm" not in made.code
         torch.testing.assert_close(made(x), norm(x))
 
@@ -32,6 +31,6 @@ def test_numbers_of_thresholds(dtype: torch.dtype, limit: float) -> None:
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ops.aten.threshold(x, limit, 2.9), torch.ops.aten.threshold_backward(x, x, limit)
 
-    made = make_fx(both, decomposition_table=decompositions(), tracing_mode="fake")(x)
+    made = graphs.traced(both, x)
     assert "threshold" not in made.code
     torch.testing.assert_close(made(x), both(x))

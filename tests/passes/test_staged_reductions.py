@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynafuse
 from dynafuse.ops import Kind, lookup
-from dynafuse.passes.decompositions import decompositions
 from dynafuse.passes.normalize import normalize
 from dynafuse.passes.staged_reductions import stage_reductions
+from tests.support import graphs
 from tests.support.differential import check
 
 PROCESSORS = 3
@@ -57,7 +56,7 @@ WHOLE: dict[str, Callable[[Tensor], Any]] = {
 
 def before(function: Callable[..., Any], *args: Tensor) -> GraphModule:
     """The graph of a function as the pass gets it."""
-    return normalize(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args))
+    return normalize(graphs.traced(function, *args))
 
 
 def staged(function: Callable[..., Any], *args: Tensor) -> GraphModule:

@@ -84,9 +84,9 @@ def annotated(module: GraphModule) -> Annotated:
     return annotate(give_bases(normalize(module), "cpu"), "cpu")
 
 
-def traced(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
+def traced(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> GraphModule:
     """The ATen graph of a function, decomposed as for the pipeline."""
-    return make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
+    return make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic" if dynamic else "fake")(*inputs)
 
 
 def planned(module: GraphModule, device: str = "h200") -> Plan:

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynafuse import backend
 from dynafuse.cache.canonical import CanonicalRegion, canonical, family
@@ -31,7 +30,6 @@ from dynafuse.lowering.triton.lower import lower
 from dynafuse.lowering.triton.packed_sums import PACKED_SUM
 from dynafuse.lowering.triton.room import registers
 from dynafuse.ops import Row, rows
-from dynafuse.passes.decompositions import decompositions
 from tests.support import graphs, numbered, quick_dynamo, representative
 from tests.support.cases_of_integers import ARITHMETIC, CALLS, CHAINS, COMPUTED, INDEXING, PIECES, X
 from tests.support.row_calls import eager, tensors, write
@@ -88,7 +86,7 @@ def indices() -> Iterator[CanonicalRegion]:
         (lambda w, i: added(w, i[0].expand(4096), w[:, 3]), (short, long)),
     ]
     for function, inputs in calls:
-        plan = graphs.planned(make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*inputs))
+        plan = graphs.planned(graphs.traced(function, *inputs))
         found = [canonical(plan.annotated, region, (), "sm90") for region in plan.regions]
         yield from (bound for bound in found if any(launch.asserts for launch in lower(bound.code).launches))
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from dynafuse.cache.canonical import CanonicalRegion, canonical, family
 from dynafuse.config import resolve
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.lower import lower
-from dynafuse.passes.decompositions import decompositions
+from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.tiles import Schedule
 from tests.support import graphs
 
 prims = torch.ops.prims
@@ -121,9 +121,8 @@ CASES: dict[str, Case] = {
 def traced(case: Case) -> GraphModule:
     """The ATen graph of a case."""
     made = [torch.empty(shape, dtype=dtype) for shape, dtype in case.arguments]
-    mode = "symbolic" if case.dynamic else "fake"
     with preserve_node_meta():  # which casts are those of decompositions
-        return make_fx(case.function, decomposition_table=decompositions(), tracing_mode=mode)(*made)
+        return graphs.traced(case.function, *made, dynamic=case.dynamic)
 
 
 def bounds(name: str, classes: bool = False) -> list[CanonicalRegion]:
@@ -140,10 +139,18 @@ def bounds_of(case: Case, classes: bool = False) -> list[CanonicalRegion]:
 
 def spec_of(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> Spec:
     """The spec of the only region of a function."""
-    module = make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic" if dynamic else "fake")(*inputs)
-    plan = graphs.planned(module)
-    (region,) = plan.regions
-    return canonical(plan.annotated, region, (), "sm90").spec
+    (spec,) = _specs(function, *inputs, dynamic=dynamic)
+    return spec
+
+
+def scheduled(function: Callable[..., Any], *inputs: torch.Tensor) -> Schedule:
+    """The schedule of the first region of a function."""
+    return choose_schedule(_specs(function, *inputs)[0])
+
+
+def _specs(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> list[Spec]:
+    plan = graphs.planned(graphs.traced(function, *inputs, dynamic=dynamic))
+    return [canonical(plan.annotated, region, (), "sm90").spec for region in plan.regions]
 
 
 def text(name: str) -> str:

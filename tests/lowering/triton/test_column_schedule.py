@@ -10,22 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynafuse.cache.canonical import canonical
 from dynafuse.config import resolve
-from dynafuse.lowering.triton.schedule import choose_schedule
-from dynafuse.lowering.triton.tiles import Schedule
 from dynafuse.partition.kernel_class import LANES, PROCESSORS
 from tests.support import graphs
+from tests.support.representative import scheduled
 
 BF16 = torch.bfloat16
 COLUMNS = 2 * PROCESSORS * LANES
 """As many as keep all processors busy with 32 of them in a program."""
-
-
-def scheduled(function: Callable[..., Any], *inputs: Tensor) -> Schedule:
-    """The schedule of the first region of a function."""
-    plan = graphs.planned(graphs.traced(function, *inputs))
-    return choose_schedule(canonical(plan.annotated, plan.regions[0], (), "sm90").spec)
 
 
 def computed(function: Callable[..., Any], *inputs: Tensor) -> list[Any]:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dynafuse.cache.canonical import canonical
-from dynafuse.lowering.triton.schedule import choose_schedule
-from dynafuse.lowering.triton.tiles import Schedule
 from dynafuse.partition.kernel_class import FEW_ROWS
-from tests.support import graphs
 from tests.support.differential import check
+from tests.support.representative import scheduled
 
 BF16 = torch.bfloat16
-
-
-def scheduled(function: Callable[..., Any], *inputs: Tensor) -> Schedule:
-    """The schedule of the first region of a function."""
-    plan = graphs.planned(graphs.traced(function, *inputs))
-    return choose_schedule(canonical(plan.annotated, plan.regions[0], (), "sm90").spec)
 
 
 def norm_of_sum(x: Tensor, across: Tensor) -> tuple[Tensor, Tensor, Tensor]:
