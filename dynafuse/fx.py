@@ -249,6 +249,11 @@ def numbers_of(value: object) -> Iterable[object]:
     return value.shape if is_sparse_any(value) else [*value.shape, *value.stride(), value.storage_offset()]
 
 
+def is_one(size: int | torch.SymInt) -> bool:
+    """Return whether a size is the number 1. A symbol is not asked: that would guard, or fail where it depends on data."""
+    return isinstance(size, int) and size == 1
+
+
 def size_of(size: int | torch.SymInt) -> Size:
     """Return a size as an int or a sympy expression; a number for what tracing guarded to be 0, or to be 1, as to broadcast.
 

@@ -9,10 +9,12 @@ which adds up ``s`` goes on with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, fake_mode_of, insert
+from dynafuse.fx import arguments, fake_mode_of, insert, is_one
 from dynafuse.ops.reductions import reduced_dims
 from dynafuse.passes.strides import same_layout
 
@@ -29,16 +31,16 @@ def copy_lone_elements(module: GraphModule) -> None:
     """Replace reductions of one element each by copies, or casts, in the graph, in place; strides stay as they were."""
     for target in REDUCTIONS:
         for node in module.graph.find_nodes(op="call_function", target=target):
-            with fake_mode_of((node,)):
-                _replace_by_copy(node)
+            sizes = arguments(node)["self"].meta["val"].shape
+            dims = reduced_dims(arguments(node), len(sizes))
+            if all(is_one(sizes[dim]) for dim in dims):
+                with fake_mode_of((node,)):
+                    _replace_by_copy(node, dims)
 
 
-def _replace_by_copy(node: Node) -> None:
+def _replace_by_copy(node: Node, dims: Sequence[int]) -> None:
     given, result = arguments(node), node.meta["val"]
     operand = given["self"].meta["val"]
-    dims = reduced_dims(given, operand.ndim)
-    if not all(isinstance(operand.shape[dim], int) and operand.shape[dim] == 1 for dim in dims):
-        return
     copy = given["self"]
     if operand.dtype is not result.dtype:
         copy = insert(node, prims.convert_element_type.default, (copy, result.dtype))

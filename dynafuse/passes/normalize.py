@@ -23,7 +23,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, fake_mode_of, insert, is_returned, is_view, makes_memory
+from dynafuse.fx import arguments, fake_mode_of, insert, is_one, is_returned, is_view, makes_memory
 from dynafuse.ops.indexing_math import as_expr
 from dynafuse.ops.pooling import maxima_and_offsets
 from dynafuse.passes.casts import keep_written_casts
@@ -190,16 +190,11 @@ def _replace(node: Node, target: Callable[..., Any], args: tuple[Any, ...]) -> N
 def unbatch(module: GraphModule) -> None:
     """Replace batches of one matrix product by ``mm`` with views around it, which launches faster."""
     for node in list(module.graph.nodes):
-        if node.target is not aten.bmm.default or not _is_one(node.meta["val"].shape[0]):
+        if node.target is not aten.bmm.default or not is_one(node.meta["val"].shape[0]):
             continue
         left, right = (insert(node, aten.squeeze.dim, (operand, 0)) for operand in node.args)
         product = insert(node, aten.mm.default, (left, right))
         _replace(node, aten.unsqueeze.default, (product, 0))
-
-
-def _is_one(size: int | torch.SymInt) -> bool:
-    """Return whether a size is the number 1. A symbol is not asked: that would guard, or fail where it depends on data."""
-    return isinstance(size, int) and size == 1
 
 
 def settle_strides(module: GraphModule) -> None:

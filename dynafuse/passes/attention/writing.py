@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
+from dynafuse.fx import is_one
 from dynafuse.ops.indexing_math import as_expr, known_equal
 from dynafuse.passes.attention.products import Operand, Order, value_of
 from dynafuse.passes.shown_strides import called
@@ -124,7 +125,7 @@ class Writer:
         own, matrix = value.shape[:-2], value.shape[-2:]
         if equal(broadcast, lead):
             return node
-        if all(isinstance(size, int) and size == 1 for size in own):
+        if all(map(is_one, own)):
             return self.call(torch.reshape, node, (*(1 for _ in lead), *static(matrix))) if own else node
         if not equal(own, broadcast):
             raise ValueError(f"{node} has other dimensions than its scores")
