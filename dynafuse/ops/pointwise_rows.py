@@ -542,10 +542,8 @@ def _logit_backward(context: Context, grad: str, value: str, eps: float | None) 
 
 def _convert(context: Context, value: Any, *unused: Any) -> str:
     (source, *_), out = context.operands, context.out
-    if context.is_narrow and out is torch.int64 and source.is_floating_point:  # hardware is slower at 64 bits
-        return f"{conversion(value, source, torch.int32)}.to({triton_type(out)})"
-    if context.is_narrow and source is torch.int64 and out.is_floating_point:
-        return conversion(f"{value}.to({triton_type(torch.int32)})", torch.int32, out)
+    if context.is_narrow and (source.is_floating_point or out.is_floating_point):  # hardware is slower at 64 bits
+        value, source = conversion(value, source, torch.int32), torch.int32
     return conversion(value, source, out)
 
 

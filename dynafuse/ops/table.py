@@ -82,7 +82,7 @@ class Context:
     dtype: torch.dtype  # the dtype in which the expression is evaluated (float32 for 16-bit floats)
     out: torch.dtype  # the op's output dtype
     operands: tuple[torch.dtype, ...] = ()  # the tensor operands' own dtypes, before the cast
-    is_narrow: bool = False  # of a cast, whether integers of 32 bits surely hold its values
+    is_narrow: bool = False  # of a cast from or to int64, whether integers of 32 bits surely hold its values
 
 
 class Builder(Protocol):

@@ -158,11 +158,10 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
             emitter.lanes = tuple(emitter.axes[axis] for axis in schedule.order[lanes])
         exact_tiles = (tile for tile, block in schedule.block.items() if builder.is_exact(tile, block))
         emitter.exact_tiles = PER_STEP.union(exact_tiles)
-        for tile in schedule.order:
-            if tile != "r" and tile != loop:
-                emitter.tile_of.update((emitter.axes[axis], PER_PROGRAM) for axis in builder.even_axes(tile))
-            elif loop == "r":
-                emitter.tile_of.update((emitter.axes[axis], PER_STEP) for axis in builder.even_axes(tile))
+        if loop == "r":
+            emitter.tile_of.update((emitter.axes[axis], PER_STEP) for axis in builder.even_axes("r"))
+        emitter.tile_of.update((emitter.axes[axis], PER_PROGRAM) for tile in schedule.order if tile not in ("r", loop)
+                               for axis in builder.even_axes(tile))
     if tile_of is None and (loop == "r" or not builder.spec.of_rows):  # elsewhere a branch might hold a reduction
         order = {"x": schedule.order["x"]} if loop == "r" else schedule.order
         counts = values_per_tile(builder.spec, order, schedule.block)

@@ -316,9 +316,10 @@ class Emitter(ControlFlow):
         if operator is not None and tiles:
             comment = f"%{position} {call.target}"
             return self.define(f"{{0}} {operator} {{1}}", torch.bool, tiles, *exprs, comment=comment)
-        context = Context(opmath(dtype or call.dtype), call.dtype,
-                          tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref)),
-                          row.casts and self.ranges.of(Ref("op", position)).within(32))
+        dtypes = tuple(self.dtype(a) for a in call.args.values() if isinstance(a, Ref))
+        is_wide_cast = row.casts and torch.int64 in (call.dtype, *dtypes)
+        is_narrow = is_wide_cast and self.ranges.fit(Ref("op", position), torch.int32)
+        context = Context(opmath(dtype or call.dtype), call.dtype, dtypes, is_narrow)
         text = escape(_expression_text(row, context, operands))
         is_quick = self.spec.ops[position].accuracy is Accuracy.QUICK and not self.rounding.everywhere
         if row.smooth and is_quick and context.dtype is torch.float32:

@@ -57,7 +57,7 @@ class Probe(Emitter):
         self.from_memory: set[str] = set()  # names of what is loaded, or computed from that
         self.places: dict[str, frozenset[int]] = {}  # axes whose own indices a value is computed with: compared, say
         self._apart: set[str] = set()  # names of these that neighbours compute each, or from what they compute so
-        self._floats: set[str] = set()
+        self._floats: set[str] = set()  # names of those
         self.by_floats: set[str] = set()  # names of integers that come of floats: Triton does not know which are the same
 
     def define(self, text: str, dtype: torch.dtype, tiles: frozenset[str], *exprs: sympy.Expr, comment: str = "") -> Value:

@@ -60,10 +60,6 @@ class Range:
         """Return whether both bounds are numbers."""
         return bool(self.low.is_Rational and self.high.is_Rational)
 
-    def within(self, bits: int) -> bool:
-        """Return whether signed integers of so many bits hold every value."""
-        return self.is_number and -(2 ** (bits - 1)) <= self.low and self.high < 2 ** (bits - 1)
-
     def truncated(self) -> Range:
         """Return the range of the values without their fractions."""
         return Range(sympy.Integer(int(self.low)), sympy.Integer(int(self.high))) if self.is_number else self
@@ -117,6 +113,10 @@ class Ranges:
             return Range(sympy.Rational(arg), sympy.Rational(arg))
         return UNKNOWN
 
+    def fit(self, arg: Any, dtype: torch.dtype) -> bool:
+        """Return whether integers of a dtype surely hold the values of an argument, without fractions."""
+        return _fits(self.of(arg).truncated(), dtype)
+
     def _op(self, position: int) -> Range:
         for row, call in self.calls[len(self._ops) : position + 1]:  # operands come first
             self._ops.append(self._compute(row, call))
@@ -124,12 +124,10 @@ class Ranges:
 
     def _compute(self, row: Row, call: Call) -> Range:
         rule = _moved if row.kind is Kind.VIEW else RULES.get(op_name(call))
-        operands = Operands(self, call.dtype)
         if rule is None or (call.dtype.is_floating_point and not self._are_numbers(row, call)):
             return _dtype_range(call.dtype)
-        if call.dtype.is_floating_point:
-            return rule(call, operands).rounded(call.dtype)
-        return _wrapped(rule(call, operands), call.dtype)
+        computed = rule(call, Operands(self, call.dtype))
+        return computed.rounded(call.dtype) if call.dtype.is_floating_point else _wrapped(computed, call.dtype)
 
     def _are_numbers(self, row: Row, call: Call) -> bool:
         """Return whether a call computes floats of what has numbers as bounds: then it is none of NaN and infinity."""
@@ -169,9 +167,12 @@ def _dtype_range(dtype: torch.dtype) -> Range:
 
 def _wrapped(value_range: Range, dtype: torch.dtype) -> Range:
     """Return the range of integers in a dtype: where that might not hold their bounds, everything that it holds."""
-    dtype_range = _dtype_range(dtype)
-    fits = all(_is_within(bound, dtype_range) for bound in (value_range.low, value_range.high))
-    return value_range if fits else dtype_range
+    return value_range if _fits(value_range, dtype) else _dtype_range(dtype)
+
+
+def _fits(value_range: Range, dtype: torch.dtype) -> bool:
+    """Return whether a dtype surely holds both bounds of integers."""
+    return all(_is_within(bound, _dtype_range(dtype)) for bound in (value_range.low, value_range.high))
 
 
 def _is_within(bound: sympy.Expr, dtype_range: Range) -> bool:

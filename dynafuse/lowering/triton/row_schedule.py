@@ -160,10 +160,8 @@ def _rows_held(facts: Rows, r: int) -> int:
 def _warps_of_held(facts: Rows, x: int, r: int) -> int:
     """Return the warps that hold ``x`` rows of ``r`` elements: what registers ask for, more where little else runs."""
     is_heavy, is_window = facts.instructions >= HEAVY_HELD, facts.instructions >= HEAVY_WINDOWS
-    per_lane = clamp(power_of_two(64 // max(facts.tensors, facts.held)), 16, 64 if r >= LONG_ROW else 32)
-    if is_heavy:
-        per_lane = EVEN_LOAD // 2 if is_window else EVEN_LOAD
-    warps = clamp(power_of_two(x * r // (LANES * per_lane)), 1, WARPS_ACROSS if facts.is_mixed else 16)
+    most = WARPS_ACROSS if facts.is_mixed else MOST_WARPS
+    warps = clamp(power_of_two(x * r // (LANES * _held_in_lane(facts, r))), 1, most)
     if r == 128 and not facts.is_mixed:  # a row is what a warp loads at a time
         return max(1, x // 2)
     if facts.spec.scans and x * r <= LANES * LANES:  # warps would hand on to each other what they have
@@ -174,11 +172,18 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
         warps = max(warps // 2, 1)
     if r >= LONG_ROW and facts.rows <= 2 * PROCESSORS:  # one that has a processor to itself has registers for more warps
         return r // (LANES * MOST_IN_LANE) * (2 if facts.rows <= PROCESSORS else 1)
-    usual = 2 * FEW_WARPS if r >= MOST_OF_WARP and facts.tensors == 1 else FEW_WARPS
+    usual = 2 * FEW_WARPS if r >= MOST_OF_WARP and facts.tensors == 1 else FEW_WARPS  # a lane loads it in many rounds
     few, at_once = (RESIDENT_WARPS // 2, EVEN_LOAD // 2) if is_heavy else (usual, EVEN_LOAD)
     if -(-facts.rows // x) * warps < few and x * r >= 2 * at_once * LANES * warps:  # alone while a row is waited for
         warps *= 4 if is_window or (facts.is_scattered and x == 1) else 2
-    return min(warps, 8 if r == LONG_ROW // 2 and not is_heavy else 16)
+    return min(warps, 8 if r == LONG_ROW // 2 and not is_heavy else MOST_WARPS)
+
+
+def _held_in_lane(facts: Rows, r: int) -> int:
+    """Return how many elements of a row of ``r`` a lane holds: fewer of several tensors, or if much is computed of each."""
+    if facts.instructions >= HEAVY_HELD:
+        return EVEN_LOAD // 2 if facts.instructions >= HEAVY_WINDOWS else EVEN_LOAD
+    return clamp(power_of_two(64 // max(facts.tensors, facts.held)), 16, 64 if r >= LONG_ROW else 32)
 
 
 def _online(facts: Rows, passes: int, is_far: bool) -> Iterator[Schedule]:
