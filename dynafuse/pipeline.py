@@ -58,6 +58,7 @@ from dynafuse.passes.strides import begins_of, named_results
 from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, lives_of, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
+from dynafuse.runtime.capture.gradients import writable
 from dynafuse.runtime.capture.graphs import Intent, intent_of
 from dynafuse.runtime.cuda_graphs import capture
 from dynafuse.runtime.deferred import deferred
@@ -375,13 +376,16 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
     """Return the function of a plan with its kernels."""
     intent = _intent(setting, plan.plan) if meanwhile is None else None
     buffers = _buffers(setting, plan, lambda region: kernels[region.name].launches)
+    placed = frozenset[Node]()
+    if intent is not None:
+        buffers, placed = buffers.in_given_memory(intent.placed, writable(plan.plan))
     plan = buffers.noted(plan)
     _report(setting, plan, meanwhile, intent)
     setting.trace.note("kernels", lambda: _sources(plan, kernels))
     setting.trace.note("buffers", lambda: str(buffers))
 
     def written() -> Callable[..., Any]:
-        text = _written(setting, plan, kernels, buffers, intent)
+        text = _written(setting, plan, kernels, buffers, 0 if intent is None else intent.apart, placed)
         call = text.call if intent is None else setting.guard.stage("CUDA graphs", lambda: intent.apply(
             text, setting.kind, setting.config.strict, lambda end: lives_of(plan, buffers, end)), lambda: text.call)
         devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
@@ -426,9 +430,11 @@ def _buffers(setting: Setting, plan: CanonicalPlan, launches: Callable[[Canonica
 
 
 def _written(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any], buffers: Buffers,
-             intent: Intent | None) -> Written:
-    """Return the generated function, such that what is meant to be recorded of it can be."""
-    apart, placed = (0, frozenset[Node]()) if intent is None else (intent.apart, intent.placed)
+             apart: int, placed: frozenset[Node]) -> Written:
+    """Return the generated function, such that what is meant to be recorded of it can be.
+
+    Its first steps are ``apart``, a function of their own, and it can be given memory for what is ``placed``.
+    """
     steps = {region.name: Step.of(region, kernels[region.name], index_lines(region.region.nodes)) for region in plan.regions}
     with dynamo_timed("dynafuse.write"):
         text = write(plan.plan, setting.module, steps, setting.static_inputs, buffers.over, sharing_of(setting.kind),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +36,31 @@ class Buffers:
     """The results that are written over an operand, each with that operand."""
 
     over: Mapping[Node, Node]
+
+    def in_given_memory(self, results: Collection[Node], writable: Container[Node]) -> tuple[Buffers, frozenset[Node]]:
+        """Return what is given memory from outside so that some results are made there, and the rest of this with it.
+
+        What such a result is written over is made there already, as far as steps write it to memory that they are given.
+        Else the result is written over nothing.
+
+        Args:
+            results: The results.
+            writable: The values that steps write to memory which they are given.
+        """
+        over, given = dict(self.over), set[Node]()
+        for node in results:
+            owner = self._owner(node)
+            if owner not in writable:
+                owner = node
+                over.pop(node, None)
+            given.add(owner)
+        return Buffers(over), frozenset(given)
+
+    def _owner(self, node: Node) -> Node:
+        """Return the value that a result's memory was made for."""
+        while node in self.over:
+            node = self.over[node]
+        return node
 
     def noted(self, plan: CanonicalPlan) -> CanonicalPlan:
         """Return a plan whose regions say which of their results are written over what."""

@@ -44,7 +44,18 @@ class Tied(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("make", [Block, Tied])
+class UsedTwice(nn.Module):
+    """The gradient of the weight is a sum of two products, which is written over one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).tanh() @ self.weight.t()
+
+
+@pytest.mark.parametrize("make", [Block, Tied, UsedTwice])
 def test_gradients_are_not_copied(machine: Machine, make: Callable[[], nn.Module]) -> None:
     ours, eager = twins(machine, make)
     call, seen = machine.compile(ours), []

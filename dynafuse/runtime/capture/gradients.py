@@ -33,13 +33,13 @@ def handed_gradients(module: GraphModule, plan: Plan, parameters: Collection[Any
     listed = plan.annotated.graph.output_node().args[0]
     assert isinstance(listed, (list, tuple))
     bases = {i: plan.annotated.memory(node) for i, node in enumerate(listed) if isinstance(node, Node)}
-    written = _written_by_steps(plan)
+    written = writable(plan)
     leaving = {base for i, base in bases.items()
                if base not in written or i >= len(described) or getattr(described[i], "grad_of", None) not in parameters}
     return {i: base for i, base in bases.items() if base not in leaving}
 
 
-def _written_by_steps(plan: Plan) -> set[Node]:
+def writable(plan: Plan) -> set[Node]:
     """Return the values of known sizes that steps write to memory which they can be given: kernels' and products'."""
     writing = (step for step in plan.steps if isinstance(step, Region) or step.target in PRODUCTS)
     return {node for step in writing for node, tensor in plan.made_by(step).items()
