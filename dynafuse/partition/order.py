@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import Protocol
 
 from torch.fx import Node
@@ -187,9 +188,9 @@ class UnitOrder:
 def schedule(spaces: Spaces, regions: Sequence[Region], releases: Releases) -> tuple[Region | Node, ...]:
     """Order regions, eager nodes, host scalars and views that must exist: each after its needs, near the graph's order.
 
-    What could run at once, and makes more than it lets go of, comes just before what reads it: zeros that something is
-    added to, an input in another layout. Until then it would only take memory. A region that lets go of more than it makes
-    comes as soon as it may.
+    A step comes no later than what needs it, be it that some of its results stand behind that. What could run at once, and
+    makes more than it lets go of, comes just before what reads it: zeros that something is added to, an input in another
+    layout. Until then it would only take memory. A region that lets go of more than it makes comes as soon as it may.
 
     Args:
         spaces: The iteration spaces of the graph's nodes.
@@ -259,21 +260,24 @@ def _topological(
     steps = list({id(s): s for s in unit.values()}.values())
     by_id = {id(s): s for s in steps}
     number = {id(s): i for i, s in enumerate(steps)}  # tells apart which of two comes first where ranks do not
-    missing = {key: len(needs[key]) for key in by_id}
     after: dict[int, list[int]] = {}
-    for key, before in needs.items():
-        for b in before:
-            after.setdefault(b, []).append(key)
+    for key in by_id:
+        for before in needs[key]:
+            after.setdefault(before, []).append(key)
 
-    def begin(key: int) -> float:
-        """Return the rank of a step that needs nothing."""
-        return first_use(key) - 0.5 if key in late and key in after else rank[key]
+    def urgency(key: int, readers: Sequence[float]) -> float:
+        """Return the rank by which a step comes, given those of what needs it: a step is as urgent as that."""
+        if not readers:
+            return rank[key]
+        if is_view(by_id[key]):
+            return min(readers)
+        return min(readers) - 0.5 if key in late else min(rank[key], *readers)
 
-    def first_use(key: int) -> float:
-        """Return the first rank of what reads a step, also through views of it."""
-        return min(first_use(k) if is_view(by_id[k]) and k in after else rank[k] for k in after[key])
-
-    ready = [(begin(k), number[k]) for k, count in missing.items() if count == 0]
+    urgent: dict[int, float] = {}
+    for key in reversed(list(TopologicalSorter(needs).static_order())):
+        urgent[key] = urgency(key, [urgent[reader] for reader in after.get(key, ())])
+    missing = {key: len(needs[key]) for key in by_id}
+    ready = [(urgent[key], number[key]) for key, count in missing.items() if count == 0]
     heapq.heapify(ready)
     order: list[Region | Node] = []
     while ready:
@@ -282,6 +286,5 @@ def _topological(
         for later in after.get(id(steps[first]), ()):
             missing[later] -= 1
             if missing[later] == 0:
-                heapq.heappush(ready, (rank[later], number[later]))
-    assert len(order) == len(steps), "the regions of a plan depend on each other in a circle"
+                heapq.heappush(ready, (urgent[later], number[later]))
     return tuple(order)

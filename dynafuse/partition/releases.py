@@ -1,4 +1,4 @@
-"""What regions let go of: memory that nothing uses behind them, and how early in the graph's order they could free it.
+"""What regions let go of, and how early in the graph's order they could; what they make of inputs, and how late they could.
 
 Worked example: of ``x @ w`` the maximum of each row is taken, and which elements are as large; the mask is for the backward,
 so that it stands behind the loss in the graph. It frees the product, and could do so just behind the maximum.
@@ -18,13 +18,18 @@ from dynafuse.partition.iteration_space import Spaces
 MOST_HELD = 16 << 20
 """Bytes that a region may free and still wait for another one with which it shares a launch."""
 
+MOST_EARLY = 4 << 20
+"""Bytes that regions may make of inputs, weights in another layout, long before they are read: as others in a launch are."""
+
 
 @dataclass(frozen=True)
 class Release:
-    """Bytes that are free behind a region, less those that it makes, and the place behind which it could free them."""
+    """What a region frees and makes, and where."""
 
-    bytes: int
-    place: float
+    bytes: int  # that are free behind it, less those that it makes
+    place: float  # behind which it could free them
+    early: int  # bytes that it makes of inputs alone, at any time
+    read: float  # the first place that needs what it makes
 
 
 class Releases:
@@ -54,13 +59,18 @@ class Releases:
                   for memory in memories - inside}
         freed = {memory: places for memory, places in others.items() if all(other < last for other in places)}
         behind = [place(memory) for memory in memories - inside] + [other for places in freed.values() for other in places]
-        return Release(self._bytes(freed) - self._bytes(outputs), max(behind, default=-1.0))
+        made = self._bytes(outputs)
+        readers = (place(reader) for node in outputs for reader in self._readers.get(node, ()) if reader not in inside)
+        return Release(self._bytes(freed) - made, max(behind, default=-1.0), 0 if memories else made,
+                       min(readers, default=len(self._calls) - 1.0))
 
     def would_wait(self, releases: Sequence[Release]) -> bool:
         """Return whether memory would be held while libraries run if some regions were one, by their places in the graph."""
-        last = max(release.place for release in releases)
-        return any(release.bytes > MOST_HELD and self._calls[int(last) + 1] > self._calls[int(release.place) + 1]
-                   for release in releases)
+        last, first = max(release.place for release in releases), min(release.read for release in releases)
+        early = sum(release.early for release in releases if self._calls[int(release.read)] > self._calls[int(first)])
+        return early > MOST_EARLY or any(
+            release.bytes > MOST_HELD and self._calls[int(last) + 1] > self._calls[int(release.place) + 1]
+            for release in releases)
 
     def _bytes(self, nodes: Iterable[Node]) -> int:
         return sum(tensor.bytes for node in nodes if (tensor := self.spaces.facts[node].tensor) is not None)

@@ -80,6 +80,17 @@ def test_what_frees_much_waits_for_no_library(rows: int, between: bool, regions:
     assert len(plan_of(write, torch.empty(rows, 512), torch.empty(96, 512), torch.empty(512, 512)).regions) == regions
 
 
+@pytest.mark.parametrize(("size", "between", "regions"), [(512, True, 1), (1200, True, 2), (1200, False, 1)])
+def test_weights_in_another_layout_are_not_made_long_before_they_are_read(size: int, between: bool, regions: int) -> None:
+    """Of 1 and of 6 MB. Beside one that is read earlier the other would take memory while products run."""
+    def write(g: graphs.Builder, x: Node, first: Node, second: Node) -> Node:
+        first, second = (g.op("aten.clone.default", g.op("aten.permute.default", weight, [1, 0]),
+                              memory_format=torch.contiguous_format) for weight in (first, second))
+        return g.op("aten.mm.default", g.op("aten.mm.default", x, first) if between else first, second)
+
+    assert len(plan_of(write, *(torch.empty(size, size) for _ in range(3))).regions) == regions
+
+
 def test_columns_that_are_split_stay_apart() -> None:
     def write(g: graphs.Builder, x: Node, y: Node) -> list[Node]:
         return [g.op("aten.sum.dim_IntList", x, [0]), g.op("aten.cos.default", y)]

@@ -285,6 +285,21 @@ def test_what_lets_go_of_memory_comes_as_early_as_it_may(kept: str) -> None:
     assert place == {"": 1, "saved": len(plan.steps) - 1, "read later": 2, "small": len(plan.steps) - 1}[kept]
 
 
+def test_a_step_comes_when_the_first_of_its_results_is_needed() -> None:
+    """The one that is copied into an input stands at the end of the graph, behind an input's other layout."""
+    def write(build: graphs.Builder, x: Node, state: Node, weight: Node) -> Node:
+        other = build.op("aten.clone.default", build.op("aten.permute.default", weight, [1, 0]),
+                         memory_format=torch.contiguous_format)
+        changed = build.op("aten.add.Tensor", build.op("aten.mm.default", x, x), 1.0)
+        last = build.op("aten.mm.default", build.op("aten.mm.default", changed, x), other)
+        build.op("aten.copy_.default", state, changed)
+        return last
+
+    plan = graphs.planned(graphs.built(write, *(torch.empty(1200, 1200) for _ in range(3))))
+    kinds = ["mm" if isinstance(step, Node) else "changed" if len(step.outputs) == 2 else "other" for step in plan.steps]
+    assert kinds == ["mm", "changed", "mm", "other", "mm"], plan
+
+
 @pytest.mark.parametrize(("rows", "is_late"), [(1024, True), (16, False)])
 @pytest.mark.parametrize("through_view", [False, True])
 def test_an_input_in_another_layout_is_made_just_before_it_is_read(rows: int, is_late: bool, through_view: bool) -> None:
