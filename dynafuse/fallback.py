@@ -61,6 +61,7 @@ STAGES: Mapping[str, str] = {
     "reports": "a report lacks the graph",
     "generated function": EAGER,
     "CUDA graphs": "the graph is launched kernel by kernel",
+    "watching memory": "recordings begin with no piece of memory",
     "first call": EAGER,
     "specialization": "the graph runs on what was compiled for any sizes",
     "kernel for new sizes": "the region runs eager at these sizes",

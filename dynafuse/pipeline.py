@@ -56,7 +56,7 @@ from dynafuse.passes.snapshot import Snapshot
 from dynafuse.passes.staged_reductions import stage_reductions
 from dynafuse.passes.strides import begins_of, named_results
 from dynafuse.runtime.alike import sharing_of
-from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, lives_of, reused_buffers
+from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
 from dynafuse.runtime.capture.gradients import writable
 from dynafuse.runtime.capture.graphs import Intent, intent_of
@@ -386,8 +386,8 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
 
     def written() -> Callable[..., Any]:
         text = _written(setting, plan, kernels, buffers, 0 if intent is None else intent.apart, placed)
-        call = text.call if intent is None else setting.guard.stage("CUDA graphs", lambda: intent.apply(
-            text, setting.kind, setting.config.strict, lambda end: lives_of(plan, buffers, end)), lambda: text.call)
+        call = text.call if intent is None else setting.guard.stage(
+            "CUDA graphs", lambda: intent.apply(text, setting.kind, setting.config.strict), lambda: text.call)
         devices = cuda_devices(plan.plan) if torch.cuda.device_count() > 1 else ()
         return on_device(call, devices[0]) if len(devices) == 1 else call
 

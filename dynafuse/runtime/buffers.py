@@ -24,7 +24,6 @@ from torch.fx import Node
 from dynafuse.cache.canonical import CanonicalPlan, CanonicalRegion
 from dynafuse.ir import ALIGNED, Facts, Launch, Role, is_piece, returns_new
 from dynafuse.lowering.registry import executor
-from dynafuse.runtime.capture.pool_size import Life
 
 UNLESS = ", unless the graph is retained"
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # True outside of a backward
@@ -99,26 +98,6 @@ def reused_buffers(plan: CanonicalPlan, launches: Callable[[CanonicalRegion], Se
     return Buffers(over)
 
 
-def lives_of(plan: CanonicalPlan, buffers: Buffers, end: int | None = None) -> list[Life]:
-    """Return the sizes and lifetimes of the tensors that a plan's function makes.
-
-    Args:
-        plan: The plan.
-        buffers: Which of its results are written over operands.
-        end: The first of the steps whose results do not count; None if all do.
-    """
-    memory = _Memory(plan, ())
-    lives: dict[Node, range] = {}  # by what the memory was made for: the steps at which it is in use
-    owners: dict[Node, Node] = {}
-    for number, step in enumerate(plan.steps[:end]):
-        for node in memory.made_by(step):
-            operand = buffers.over.get(node)
-            owner = owners[node] = node if operand is None else owners.get(operand, operand)
-            begin = lives[owner].start if owner in lives else number
-            lives[owner] = range(begin, memory.last_use(node, number) + 1)
-    return [Life(memory.bytes(node), life.start, life.stop) for node, life in lives.items()]
-
-
 def _of_region(memory: _Memory, number: int, bound: CanonicalRegion,
                launches: Callable[[CanonicalRegion], Sequence[Launch]]) -> Iterator[tuple[Node, Node]]:
     """Yield the outputs of a region that are written over an operand, each with that operand; no operand twice.
@@ -184,22 +163,6 @@ class _Memory:
         owns = node in self.stored or node in self.offered or is_piece(node) or returns_new(node)
         return (owns and self.of(node) is node and self.last[node] == number and node not in self.escaped
                 and all(other is node or self.of(other) is not node for other in arguments))
-
-    def made_by(self, step: CanonicalRegion | Node) -> list[Node]:
-        """Return the results of a step that are in memory of their own."""
-        nodes = step.outputs if isinstance(step, CanonicalRegion) else [step]
-        return [node for node in nodes
-                if node.op == "call_function" and self.of(node) is node and self.facts[node].tensor is not None]
-
-    def bytes(self, node: Node) -> int:
-        """Return the size of a tensor."""
-        tensor = self.facts[node].tensor
-        assert tensor is not None
-        return tensor.bytes
-
-    def last_use(self, node: Node, begin: int) -> int:
-        """Return the last step that uses memory, in use from ``begin`` on: the one behind all where the caller gets it."""
-        return len(self.steps) if node in self.escaped else self.last.get(node, begin)
 
     def has_room(self, operand: Node, node: Node) -> bool:
         """Return whether an operand's memory has room for a result, or the function finds out when it runs."""

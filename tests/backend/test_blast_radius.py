@@ -315,7 +315,8 @@ def test_a_specialization_that_fails_leaves_what_serves_any_size(
 
 
 def test_every_stage_fails_in_some_test() -> None:
-    assert {fault.stage for fault in FAULTS} | {"interim plan", "specialization", "kernel for new sizes"} == set(STAGES)
+    assert {fault.stage for fault in FAULTS} | {
+        "interim plan", "specialization", "kernel for new sizes", "watching memory"} == set(STAGES)
 
 
 # What is no failure of ours -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import copy
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,8 +24,6 @@ from dynafuse.cost import replay
 from dynafuse.cost.replay import Copies
 from dynafuse.errors import DynafuseWarning
 from dynafuse.runtime.capture import calls, decide, graphs
-from dynafuse.runtime.capture.decide import in_one_piece
-from dynafuse.runtime.capture.pool_size import SMALL, Life, most_in_use
 from dynafuse.runtime.capture.recorder import CudaRecorder
 from tests.runtime.conftest import Machine
 from tests.support.differential import compiled
@@ -555,44 +553,6 @@ def test_a_recording_leaves_few_gaps() -> None:
     launched, replayed = peak(model, x, "never"), peak(model, x, "always")
     copies = sum(p.nbytes for p in model.parameters())  # of the gradients
     assert replayed < 1.1 * launched + copies, f"{replayed / 1e6:.0f} MB instead of {launched / 1e6:.0f}"
-
-
-@pytest.mark.parametrize(("sizes", "expected"), [
-    ([], 0), ([SMALL], 0), ([3 * SMALL, 2 * SMALL, 4 * SMALL, SMALL], 9 * SMALL), ([9 * SMALL, 2 * SMALL, 3 * SMALL], 5 * SMALL),
-])
-def test_how_much_lies_in_one_piece(sizes: list[int], expected: int) -> None:
-    assert in_one_piece(sizes) == expected
-
-
-def test_a_forward_begins_with_a_piece_for_what_it_saves(machine: Machine) -> None:
-    widths = [64, 600, 640, 700, 64]
-    ours, _ = twins(machine, lambda: nn.Sequential(*[
-        layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.Tanh())]))
-    call = machine.compile(ours)
-    for _ in range(STEPS):
-        call(machine.randn(512, 64)).square().mean().backward()
-    (forward, *others) = machine.functions  # the tensors that all but the last activation return
-    assert forward.layout.piece == (600 + 640 + 700) * 512 * 4 and not any(other.layout.piece for other in others)
-
-
-def test_an_inference_graph_begins_with_the_piece_that_leaves_fewest_gaps(
-        machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three products in a chain no more than two are in use, and activations lie where these were."""
-    known: list[Sequence[Life]] = []
-    monkeypatch.setattr(graphs, "best_piece", lambda lives: known.append(lives) or 3 * SMALL)
-    widths = [64, 600, 640, 700, 64]
-    ours, _ = twins(machine, lambda: nn.Sequential(*[
-        layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.Tanh())]))
-    call = machine.compile(ours)
-    other = machine.compile(lambda x: (x @ x.t()).tanh().sum(0) * 2)
-    with torch.no_grad():
-        for _ in range(STEPS):
-            call(machine.randn(512, 64))
-            other(machine.randn(1024, 64))
-    assert most_in_use(known[0]) == (640 + 700) * 512 * 4
-    assert [function.layout.piece for function in machine.functions] == [3 * SMALL, 3 * SMALL]
-    if machine.fake is not None:
-        assert machine.fake.pieces == [3 * SMALL, 0], "the pool has one by then"
 
 
 @pytest.mark.gpu

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from dynafuse import explain
 from dynafuse.cost.replay import Replay
 from dynafuse.errors import DynafuseWarning
-from dynafuse.runtime.capture import graphs, tail
+from dynafuse.runtime.capture import tail
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.tail import LARGE, MOST_LAUNCHED
+from dynafuse.runtime.capture.traffic import Traffic
 from tests.runtime.conftest import Machine
 from tests.support.differential import compiled
 
@@ -136,10 +137,10 @@ def test_a_call_inside_of_another_is_launched(machine: Machine, monkeypatch: pyt
 
 
 def test_what_fails_on_the_way_to_a_recording_leaves_the_launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(lives: Any) -> int:
+    def failing(self: Traffic) -> int:
         raise ZeroDivisionError("no piece")
 
-    monkeypatch.setattr(graphs, "best_piece", failing)
+    monkeypatch.setattr(Traffic, "piece", failing)
     model, x = Decoder().to(machine.device), machine.randn(3, 16)
     call = machine.compile(model, strict=False)
     with torch.no_grad(), pytest.warns(DynafuseWarning, match="no piece"):

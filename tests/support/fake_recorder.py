@@ -24,6 +24,7 @@ from torch import Tensor, UntypedStorage
 
 from dynafuse.runtime.capture.buffers import extent_of
 from dynafuse.runtime.capture.recorder import RECORDERS, Pool, Recorded
+from dynafuse.runtime.capture.traffic import Event
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class FakeRecorder:
         self.memory = 1 << 40
         self.recordings = 0
         self.pieces: list[int] = []  # bytes that recordings began with
+        self.traffic: list[Sequence[Event]] = []  # of calls that are watched
         self.replays = 0
         self.capturing = False  # whether somebody else captures the current stream
         self.failing: Exception | None = None
@@ -93,6 +95,9 @@ class FakeRecorder:
 
     def wait(self) -> None:
         pass
+
+    def watch(self) -> Callable[[], Sequence[Event]]:
+        return lambda: self.traffic.pop(0) if self.traffic else ()
 
     def lent(self, storage: UntypedStorage, recorded: Recorded) -> UntypedStorage:
         memory = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())

@@ -37,6 +37,7 @@ from dynafuse.runtime.capture.buffers import Inputs, Outputs, Unrecordable, inpu
 from dynafuse.runtime.capture.decide import Layout
 from dynafuse.runtime.capture.lending import Consumed, Loan, cdata_of
 from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorder, at_once
+from dynafuse.runtime.capture.traffic import Event, Traffic
 from dynafuse.runtime.observers import Replays
 from dynafuse.runtime.written import Call, Written
 
@@ -189,7 +190,8 @@ class Captured:
     """The function of a captured graph."""
 
     def __init__(self, call: Call, layout: Layout, recorder: Recorder, kind: str, strict: bool,
-                 least_host_us: float | None = None, replays: Replays | None = None, written: Written | None = None) -> None:
+                 least_host_us: float | None = None, replays: Replays | None = None, written: Written | None = None,
+                 traffic: Traffic | None = None) -> None:
         """Take a graph's function.
 
         Args:
@@ -201,10 +203,12 @@ class Captured:
             least_host_us: How long calls have to take the host to be recorded; None to record them whatever they cost.
             replays: Where calls are counted.
             written: Makes that function such that it hands results over in memory of their own, where there are such.
+            traffic: What memory calls take and give back, which a backward has in common with its forward.
         """
         self._boxed_call = True  # torch copies what is in the instance's dictionary
         self.launched = call
         self.written = written
+        self.traffic = traffic if layout.is_static else None  # one for all sizes would tell of the last ones
         self.layout = layout
         self.recorder = recorder
         self.kind = kind
@@ -301,7 +305,8 @@ class Captured:
         warm_ups = TIMED if self.least_host_us and not slot.recordings else WARM_UPS
         is_cold = slot.calls <= warm_ups or threading.get_ident() not in slot.threads
         if is_cold or self._waits_for_forward(slot, args):
-            return self._timed(slot, args)
+            is_watched = self.traffic is not None and self.traffic.is_awaited(self.kind, slot.calls == warm_ups)
+            return self._timed(slot, self._watched if is_watched else self._launched, args)
         if self._is_one_of_several(slot):
             self.replays.refused = "each of several layers would keep memory for itself"
             self._close()
@@ -315,13 +320,24 @@ class Captured:
         results = None if slot.recording is None else self._replayed(slot.recording, args)
         return self._launched(args) if results is None else results
 
-    def _timed(self, slot: Slot, args: list[Any]) -> Any:
+    def _timed(self, slot: Slot, call: Call, args: list[Any]) -> Any:
         """Run a call uncaptured, and note how long that takes the host, which does not wait for the device."""
         start = time.perf_counter()
-        results = self._launched(args)
+        results = call(args)
         slot.host_us = min(slot.host_us, 1e6 * (time.perf_counter() - start))
         slot.threads.add(threading.get_ident())
         return results
+
+    def _watched(self, args: list[Any]) -> Any:
+        """Run a call uncaptured, and note what memory it takes and gives back."""
+        assert self.traffic is not None
+        told = self.guard.stage("watching memory", self.recorder.watch, lambda: list[Event])
+        try:
+            return self._launched(args)
+        finally:
+            placed = () if self.written is None else self.written.placed
+            events = self.guard.stage("watching memory", told, list[Event])
+            self.traffic.note(self.kind, events, [result.tensor.bytes for result in placed])
 
     def _is_worth_it(self, slot: Slot, args: Sequence[Any]) -> bool:
         """Return whether calls take the host as long as they have to, and a backward finds what its forward hands over."""
@@ -397,7 +413,8 @@ class Captured:
             inputs, given = inputs_of(args, self.layout, in_place, self.recorder.device, self.recorder.empty)
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
-        piece = self.layout.piece if next(pool.turns) == 0 else 0  # later ones have that of the first
+        is_first = next(pool.turns) == 0  # later ones have the piece of the first
+        piece = self.traffic.piece() if is_first and self.traffic is not None else 0
         call, own = self._placed() if slot.gives else (self.launched, [])
         recorded = self.recorder.record(call, given, pool, piece)
         saved = self.layout.saved

@@ -7,7 +7,7 @@ with a collective is ``not captured: _c10d_functional.all_reduce.default (all_re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from dynafuse.ir import Annotated, Plan, Role
 from dynafuse.ops.overloads import moves_generator, overloads, written_to
 from dynafuse.passes.given_numbers import is_sent
 from dynafuse.runtime.alignment import draws_by_address
-from dynafuse.runtime.capture.pool_size import SMALL
 from dynafuse.runtime.capture.tail import Tail
+from dynafuse.runtime.capture.traffic import Traffic
 
 SAFE_NAMESPACES = frozenset({"aten", "prims", "prim", "dynafuse"})
 """Namespaces whose ops do nothing but launch kernels. What a custom op does on the host would be left out by a replay."""
@@ -53,6 +53,7 @@ class Shared:
     offered: frozenset[int] = frozenset()  # inputs of the backward that nothing but autograd holds
     described: frozenset[Any] = frozenset()  # AOTAutograd's descriptions of the forward's inputs that stay where they are
     begins: Mapping[str, int] = field(default_factory=dict)  # elements at which the forward's results begin, by name
+    traffic: Traffic = field(default_factory=Traffic)  # what memory their calls take and give back
 
     def note_forward(self, annotated: Annotated, layout: Layout, captured: bool) -> None:
         """Note what the backward has to know of its forward.
@@ -90,7 +91,6 @@ class Layout:
     numbers: tuple[int, ...]  # inputs that are no tensors
     copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
     bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
-    piece: int = 0  # bytes of memory that the first recording of a pool is to begin with in one piece
     taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
     twice: int = 0  # bytes that a launched forward makes, which a recorded backward has copies of
 
@@ -112,10 +112,6 @@ class Layout:
                                for positions in (self.stationary, self.written))
         copies = tail.copies
         return Layout(stationary, frozenset(), written, saved, (), (), copies, copies.bytes + staying)
-
-    def beginning_with(self, sizes: Sequence[int]) -> Layout:
-        """Return the same with a piece for tensors, given their bytes, if all sizes of the graph are known."""
-        return replace(self, piece=in_one_piece(sizes)) if self.is_static else self
 
 
 @dataclass(frozen=True)
@@ -191,20 +187,7 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     copies = Copies(len(copied), sum(copied))
     saved_bytes = sum(_sizes(plan, [node for node, i in inputs.items() if i in produced]))
     taken, twice = (saved_bytes, 0) if stays else (0, saved_bytes)
-    layout = Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over),
-                    taken=taken, twice=twice)
-    return layout if given else layout.beginning_with(handed_over)
-
-
-def in_one_piece(sizes: Sequence[int]) -> int:
-    """Return how much of the memory of tensors, given their bytes, is to be one piece, so that few gaps are left in between.
-
-    Torch takes memory for large tensors one by one. What begins as one piece is divided as it is needed, and grows together
-    again: a step of RegNet-Y takes 352 MB then, of which 340 are in use at once, instead of 547. Small tensors lie apart,
-    and one that is as large as all others leaves no gap where it lies alone.
-    """
-    half = sum(sizes) / 2
-    return sum(size for size in sizes if SMALL < size <= half)
+    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), taken, twice)
 
 
 def verdict(price: Prediction, layout: Layout, device: Device, always: bool, tail: Tail | None = None) -> Verdict:

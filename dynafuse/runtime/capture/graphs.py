@@ -6,8 +6,7 @@ or, where the verdict is to capture, a :class:`Captured` around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
@@ -19,9 +18,9 @@ from dynafuse.passes.given_numbers import is_sent
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, saving_of, verdict
 from dynafuse.runtime.capture.gradients import handed_gradients
-from dynafuse.runtime.capture.pool_size import Life, best_piece
 from dynafuse.runtime.capture.recorder import Recorder, recorder_for
 from dynafuse.runtime.capture.tail import Tail, tail_of
+from dynafuse.runtime.capture.traffic import Traffic
 from dynafuse.runtime.observers import Replays, plan_only
 from dynafuse.runtime.setting import Setting
 from dynafuse.runtime.written import Call, Written
@@ -38,6 +37,7 @@ class Intent:
     tail: Tail | None = field(default=None, compare=False)
     recorder: Recorder | None = field(default=None, compare=False)
     gradients: frozenset[Node] = field(default_factory=frozenset, compare=False)
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
     replays: Replays = field(default_factory=Replays, compare=False)
 
     def pays_as(self, recorded: Plan, launched: Plan, device: Device) -> bool:
@@ -63,25 +63,21 @@ class Intent:
         """Return the results that a recording is to make in memory that is no pool's: gradients that it hands over."""
         return self.gradients if self.verdict.may_be_recorded else frozenset()
 
-    def apply(self, written: Written, kind: str, strict: bool, lives: Callable[[int | None], Sequence[Life]]) -> Call:
+    def apply(self, written: Written, kind: str, strict: bool) -> Call:
         """Return the function of a graph, captured if it is to be, or with its first steps captured.
 
         Args:
             written: The function as it launches kernel by kernel.
             kind: forward, backward or inference.
             strict: Whether what goes wrong with a recording is raised.
-            lives: Returns the sizes and lifetimes of what some first steps, or all, make. A forward that saves knows how
-                much stays, and a backward writes where that has been.
         """
         if not self.verdict.may_be_recorded or self.layout is None or self.recorder is None:
             return written.call
         head, layout = written.head, self.layout
         if head is not None and self.tail is not None:
             layout = layout.of_part(head.inputs, head.staying, self.tail, head.bytes)
-        if kind == "inference" and layout.is_static:
-            layout = replace(layout, piece=best_piece(lives(self.apart if head is not None else None)))
         captured = Captured(written.call if head is None else head.call, layout, self.recorder, kind, strict,
-                            self.verdict.least_host_us, self.replays, written if written.placed else None)
+                            self.verdict.least_host_us, self.replays, written if written.placed else None, self.traffic)
         return captured if head is None else written.with_head(captured)
 
 
@@ -115,7 +111,7 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
         decision = verdict(price, layout, setting.device, always=mode == ALWAYS, tail=tail)
     if setting.kind == "forward":
         shared.note_forward(plan.annotated, layout, decision.may_be_recorded)
-    return Intent(decision, layout, tail, recorder, gradients)
+    return Intent(decision, layout, tail, recorder, gradients, shared.traffic)
 
 
 def _only_planned_for_another(setting: Setting) -> bool:

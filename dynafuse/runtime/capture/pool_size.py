@@ -27,7 +27,7 @@ ROUNDED = 512
 SMALL_SEGMENT, SEGMENT, LARGE = 2 << 20, 20 << 20, 10 << 20
 """Bytes of a segment for small tensors, of one for others, and of a tensor from which on a segment is as large as it is."""
 
-SHARES = tuple(twentieths / 20 for twentieths in range(6, 31))
+SHARES = tuple(fortieths / 40 for fortieths in range(12, 61))
 """First pieces that are tried, as shares of what is in use at once."""
 
 LEAST_SPARED = 0.02

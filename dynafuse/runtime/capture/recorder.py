@@ -25,6 +25,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, UntypedStorage
 
+from dynafuse.runtime.capture.traffic import Event
+
+MOST_EVENTS = 100_000
+"""Times at which memory may be taken or given back while that is watched: torch keeps the last ones."""
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -73,6 +78,9 @@ class Recorder(Protocol):
             pool: Where what it allocates lies.
             piece: How many bytes the pool takes in one piece before.
         """
+
+    def watch(self) -> Callable[[], Sequence[Event]]:
+        """Return what tells what memory of the current stream is taken and given back from now on, and ends that."""
 
     def lent(self, storage: UntypedStorage, recorded: Recorded) -> UntypedStorage:
         """Return a storage in the memory of one that was recorded, which the allocator may still give to recordings.
@@ -194,6 +202,24 @@ class CudaRecorder:
             if collects:
                 gc.enable()
         return Recorded(outputs, graph.replay)
+
+    def watch(self) -> Callable[[], Sequence[Event]]:
+        """Return what tells what memory is taken and given back from now on; nothing of that where the user looks at it."""
+        if torch._C._cuda_isHistoryEnabled():
+            return list[Event]
+        history, stream = torch.cuda.memory._record_memory_history, torch._C._cuda_getCurrentRawStream(self.index)
+        history(context=None, max_entries=MOST_EVENTS)
+
+        def told() -> Sequence[Event]:
+            try:
+                seen = torch.cuda.memory._snapshot(self.index)["device_traces"][self.index]
+            finally:
+                history(None)
+            return [] if len(seen) >= MOST_EVENTS else [
+                Event(entry["addr"], entry["size"], entry["action"] == "alloc") for entry in seen
+                if entry["action"] in ("alloc", "free_completed") and entry["stream"] == stream]
+
+        return told
 
     def lent(self, storage: UntypedStorage, recorded: Recorded) -> UntypedStorage:
         """Return a storage in the memory of one that was recorded; as long as it lives, the graph keeps the pool.
