@@ -105,6 +105,7 @@ class Side:
         self.index = index
         self.stream = torch.cuda.Stream(index)
         self._pool = torch.cuda.graph_pool_handle()  # of nothing else: the workspace is found where it was before
+        self._nothing = Nothing(index)
         self._holder: torch.cuda.CUDAGraph | None = None  # a graph as long as which the pool lives
 
     @contextmanager
@@ -114,7 +115,7 @@ class Side:
         try:
             with torch.cuda.stream(self.stream):
                 if self._holder is None:
-                    self._holder = _captured_nothing(self.index, self._pool)
+                    self._holder = self._nothing.captured(self._pool)
                 torch._C._cuda_beginAllocateCurrentThreadToPool(self.index, self._pool)
                 try:
                     torch.cuda.current_blas_handle()
@@ -126,13 +127,27 @@ class Side:
             torch._C._cuda_clearCublasWorkspaces()
 
 
-def _captured_nothing(index: int, handle: Any) -> torch.cuda.CUDAGraph:
-    """Return a graph of the current stream's that does nothing of use, with a pool of its own."""
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(handle, capture_error_mode="thread_local")
-    torch.zeros(1, device=torch.device("cuda", index))
-    graph.capture_end()
-    return graph
+class Nothing:
+    """A graph that does nothing of use, in memory of the stream that is the current one when this is made.
+
+    So is what torch keeps of the device's generator while there are graphs. On another stream either takes a segment.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.register_generator_state(torch.cuda.default_generators[index])
+        self._tensor = torch.zeros(1, device=torch.device("cuda", index))
+
+    def captured(self, handle: Any) -> torch.cuda.CUDAGraph:
+        """Return the graph, captured on the current stream with a pool of its own.
+
+        Args:
+            handle: The pool's.
+        """
+        self._graph.capture_begin(handle, capture_error_mode="thread_local")
+        self._tensor.zero_()
+        self._graph.capture_end()
+        return self._graph
 
 
 class CudaRecorder:
@@ -271,8 +286,10 @@ def _recover(index: int, handle: Any, side: torch.cuda.Stream) -> None:
     """
     with suppress(RuntimeError):  # torch has done so
         torch._C._cuda_endAllocateToPool(index, handle)
-    with suppress(RuntimeError), torch.cuda.stream(side):
-        _captured_nothing(index, torch.cuda.graph_pool_handle())  # whose end takes the generators out of every capture
+    with suppress(RuntimeError):
+        nothing = Nothing(index)
+        with torch.cuda.stream(side):
+            nothing.captured(torch.cuda.graph_pool_handle())  # whose end takes the generators out of every capture
 
 
 RECORDING = threading.Lock()
