@@ -59,9 +59,9 @@ class Releases:
                   for memory in memories - inside}
         freed = {memory: places for memory, places in others.items() if all(other < last for other in places)}
         behind = [place(memory) for memory in memories - inside] + [other for places in freed.values() for other in places]
-        made = self._bytes(outputs)
+        stored = self._bytes(outputs)
         readers = (place(reader) for node in outputs for reader in self._readers.get(node, ()) if reader not in inside)
-        return Release(self._bytes(freed) - made, max(behind, default=-1.0), 0 if memories else made,
+        return Release(self._bytes(freed) - stored, max(behind, default=-1.0), 0 if memories else stored,
                        min(readers, default=len(self._calls) - 1.0))
 
     def would_wait(self, releases: Sequence[Release]) -> bool:
