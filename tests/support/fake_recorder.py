@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from dynafuse.runtime.capture.buffers import extent_of
-from dynafuse.runtime.capture.recorder import RECORDERS, Pool, Recorded
+from dynafuse.runtime.capture.lending import cdata_of, use_count
+from dynafuse.runtime.capture.pools import Pool
+from dynafuse.runtime.capture.recorder import RECORDERS, Recorded
 from dynafuse.runtime.capture.traffic import Event
 
 
@@ -56,6 +58,11 @@ class Place:
     def tensor(self, memory: Tensor | None = None) -> Tensor:
         """What is at the address now, or in other memory."""
         return (self.memory(self.reach) if memory is None else memory).as_strided(self.size, self.stride)
+
+
+def is_kept(tensor: Tensor) -> bool:
+    """Whether somebody else keeps a tensor's memory from being given to others."""
+    return use_count(cdata_of(tensor)) > 1
 
 
 def start_of(tensor: Tensor) -> int:
@@ -109,6 +116,8 @@ class FakeRecorder:
             raise self.failing
         self.recordings += 1
         self.pieces.append(piece)
+        passed = {start_of(arg) for arg in args if isinstance(arg, Tensor)}
+        spared = {start_of(tensor) for other in pool.handle for tensor in other if is_kept(tensor)} - passed
         given = [Place.of(arg) if isinstance(arg, Tensor) else arg for arg in args]
         inputs = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)}
         with unchanged([arg for arg in args if isinstance(arg, Tensor)]):
@@ -131,7 +140,7 @@ class FakeRecorder:
             starts = set(map(start_of, pooled))
             read = [arg.tensor(arg.memory().clone()) if isinstance(arg, Place) and arg.start in starts else arg for arg in given]
             for tensor in pooled:
-                if start_of(tensor) not in returned:
+                if start_of(tensor) not in returned | spared:
                     spoil(tensor)
             results = call([arg.tensor() if isinstance(arg, Place) else arg for arg in read])
             for i, tensor in zip(places, written, strict=True):

@@ -36,7 +36,8 @@ from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.capture.buffers import Inputs, Outputs, Unrecordable, inputs_of
 from dynafuse.runtime.capture.decide import Layout
 from dynafuse.runtime.capture.lending import Consumed, Loan, cdata_of
-from dynafuse.runtime.capture.recorder import RECORDING, Pool, Recorder, at_once
+from dynafuse.runtime.capture.pools import Pool, chain
+from dynafuse.runtime.capture.recorder import RECORDING, Recorder, at_once
 from dynafuse.runtime.capture.traffic import Event, Traffic
 from dynafuse.runtime.observers import Replays
 from dynafuse.runtime.written import Call, Written
@@ -77,8 +78,8 @@ saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensor
 class Recording:
     """A recorded call with its memory."""
 
-    def __init__(self, inputs: Inputs, outputs: Outputs, replay: Callable[[], object], pool: Pool, recorder: Recorder,
-                 consumed: Consumed, loan: Loan) -> None:
+    def __init__(self, inputs: Inputs, outputs: Outputs, replay: Callable[[], object], pool: Pool, number: int,
+                 spared: frozenset[int], recorder: Recorder, consumed: Consumed, loan: Loan) -> None:
         """Take what was recorded.
 
         Args:
@@ -86,6 +87,8 @@ class Recording:
             outputs: What it writes.
             replay: Runs it again.
             pool: The memory that it uses.
+            number: How many recordings were made there before.
+            spared: The numbers of those whose memory it leaves alone.
             recorder: What has recorded it.
             consumed: The inputs that a replay leaves nothing of.
             loan: The outputs' memory, as far as it is lent.
@@ -94,6 +97,8 @@ class Recording:
         self.outputs = outputs
         self.replay = replay
         self.pool = pool
+        self.number = number
+        self.spared = spared
         self.consumed = consumed
         self.loan = loan
         self.empty = recorder.empty
@@ -112,13 +117,15 @@ class Recording:
         if not lock.acquire(blocking=False):
             return None
         try:
-            if self._held() or self._shares_saved(args):
+            if self._held() or self._shares_saved(args) or not self.pool.is_free(self.number, self.spared):
                 return None
             for load in self.inputs.batches:
                 load(args)
             self.replay()
-            emission = self.outputs.handing if self._hands_over_now() else self.outputs.copying
-            results = emission(args, self.empty)
+            hands_over = self._hands_over_now()
+            results = (self.outputs.handing if hands_over else self.outputs.copying)(args, self.empty)
+            if hands_over and not self.outputs.gives_away:  # which is in no pool
+                self.pool.lent[self.number] = self.outputs, self.loan
         finally:
             lock.release()
         args.clear()
@@ -383,8 +390,7 @@ class Captured:
         stream = self.recorder.stream()
         assert stream is not None
         lender = self._lender(args, stream) if slot.takes else None
-        hands_over = bool(self.layout.saved)
-        pool = self.recorder.pool(stream, shared=not hands_over) if lender is None else lender.pool
+        pool = self._pool(stream) if lender is None else lender.pool
         with at_once(RECORDING, pool.lock) as free:
             if not free:
                 slot.recordings -= 1
@@ -401,8 +407,18 @@ class Captured:
         if self.kind != "backward":
             return None
         lenders = (_STAYING.get(cdata_of(arg)) for arg in args if isinstance(arg, Tensor))
-        return next((lender for lender in lenders if lender is not None and lender.loan.stream == stream
-                     and any(lender.loan.lends(arg) for arg in args if isinstance(arg, Tensor))), None)
+        lender = next((lender for lender in lenders if lender is not None and lender.loan.stream == stream
+                       and any(lender.loan.lends(arg) for arg in args if isinstance(arg, Tensor))), None)
+        if lender is None:
+            return None
+        with lender.pool.lock:
+            return lender if lender.pool.takes(lender.loan) else None
+
+    def _pool(self, stream: int) -> Pool:
+        """Return where a recording without a lender is made."""
+        if not self.layout.saved:
+            return self.recorder.pool(stream, shared=True)
+        return chain((self.recorder.device, stream), lambda: self.recorder.pool(stream, shared=False))
 
     def _record(self, slot: Slot, args: Sequence[Any], pool: Pool, stream: int, lender: Recording | None) -> Recording:
         staying = {i for i, arg in enumerate(args) if isinstance(arg, Tensor) and stays(arg)}
@@ -413,8 +429,8 @@ class Captured:
             inputs, given = inputs_of(args, self.layout, in_place, self.recorder.device, self.recorder.empty)
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
-        is_first = next(pool.turns) == 0  # later ones have the piece of the first
-        piece = self.traffic.piece() if is_first and self.traffic is not None else 0
+        number, spared = next(pool.turns), pool.spared(None if lender is None else lender.loan)
+        piece = self.traffic.piece() if number == 0 and self.traffic is not None else 0  # later ones have that of the first
         call, own = self._placed() if slot.gives else (self.launched, [])
         recorded = self.recorder.record(call, given, pool, piece)
         saved = self.layout.saved
@@ -425,7 +441,7 @@ class Captured:
         log.info("%s graph recorded: %d inputs in place, of which %d do not last, %d bytes copied in, %d out, "
                  "%d storages handed over", self.kind, len(inputs.positions), len(consumed.positions), inputs.bytes,
                  outputs.handing.bytes, len(outputs.handed))
-        return Recording(inputs, outputs, recorded.replay, pool, self.recorder, consumed, loan)
+        return Recording(inputs, outputs, recorded.replay, pool, number, spared, self.recorder, consumed, loan)
 
     def _placed(self) -> tuple[Call, list[Tensor]]:
         """Return the function to record, and the memory that it has for results which are handed over."""

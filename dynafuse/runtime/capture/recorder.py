@@ -1,9 +1,5 @@
 """How a call is recorded and replayed: by CUDA graphs, or by whatever tests put in their place.
 
-Recordings of one pool share memory for what they compute on the way: they are replayed on one stream, one after the other,
-under the pool's lock. A forward that hands outputs over has a pool with its backward: the replay of another recording
-would overwrite what is still held.
-
 Worked example::
 
     recorder = recorder_for(torch.device("cuda", 0))
@@ -14,30 +10,21 @@ Worked example::
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, UntypedStorage
 
+from dynafuse.runtime.capture.pools import Pool
 from dynafuse.runtime.capture.traffic import Event
 
 MOST_EVENTS = 100_000
 """Times at which memory may be taken or given back while that is watched: torch keeps the last ones."""
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Memory that recordings share. ``handle`` is the recorder's own; ``turns`` counts the recordings."""
-
-    handle: Any
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    turns: Iterator[int] = field(default_factory=itertools.count)
 
 
 @dataclass(frozen=True)
