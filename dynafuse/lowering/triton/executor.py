@@ -12,7 +12,7 @@ from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.base import AVAILABLE, Availability, Compilation, Executor, Use
 from dynafuse.lowering.triton import binary, compiler
 from dynafuse.lowering.triton.launch import Kernel
-from dynafuse.lowering.triton.lower import lower, lowerings
+from dynafuse.lowering.triton.lower import lowerings
 from dynafuse.lowering.triton.room import roomiest
 from dynafuse.lowering.triton.schedule import candidates
 
@@ -57,8 +57,7 @@ class Triton(Executor):
     def compile(self, region: CanonicalRegion, compilation: Compilation) -> Future[Kernel]:
         """Generate the kernel here and compile it in a worker process, if there are some."""
         native = compilation.capability is not None
-        choices = lowerings(region.code) if native else (lower(region.code),)
-        chosen = roomiest(choices, compilation.capability, compilation.config.workers)
+        chosen = roomiest(lowerings(region.code), compilation.capability, compilation.config.workers)
         return then(chosen, lambda pair: Kernel(
             region.key, pair[0].source, pair[0].launches, pair[0].workspaces, pair[1], not native))
 

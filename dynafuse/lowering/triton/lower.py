@@ -42,17 +42,20 @@ def lower(spec: Spec, schedule: Schedule | None = None) -> Lowered:
         return write_kernels(spec, schedule or choose_schedule(spec), round_like_eager)
 
 
-def lowerings(spec: Spec) -> tuple[Lowered, ...]:
-    """Return a spec's kernels under the schedule that ``choose_schedule`` chooses, then under others with more warps.
+def lowerings(spec: Spec) -> Iterator[Lowered]:
+    """Yield a spec's kernels under the schedule that ``choose_schedule`` chooses, then under others with more warps.
 
     Raises:
         LoweringError: if an op's row promises too much.
     """
     if spec.nests:
-        return (lower(spec),)
+        yield lower(spec)
+        return
     schedule = choose_schedule(spec)
-    others = () if VARIANT in dict(spec.options) else roomier(schedule)
-    return tuple(lower(spec, choice) for choice in (schedule, *others))
+    yield lower(spec, schedule)
+    if VARIANT not in dict(spec.options):
+        for other in roomier(schedule):
+            yield lower(spec, other)
 
 
 @contextmanager

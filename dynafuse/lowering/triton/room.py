@@ -81,11 +81,11 @@ def with_warps(schedule: Schedule, warps: int) -> Schedule:
     return replace(schedule, warps=warps, running=running if running <= schedule.block.get("r", 0) else 0)
 
 
-def roomiest(choices: Sequence[Lowered], capability: int | None, workers: int | None) -> Future[Chosen]:
+def roomiest(choices: Iterator[Lowered], capability: int | None, workers: int | None) -> Future[Chosen]:
     """Compile the first of several lowerings, and the next ones while there is too little room for its warps.
 
     Args:
-        choices: A spec's kernels under several schedules, the best first.
+        choices: A spec's kernels under several schedules, the best first; the next one is made when it is its turn.
         capability: The device's compute capability, as 90; None in the interpreter.
         workers: As for :func:`dynafuse.lowering.triton.pool.submit`.
 
@@ -93,10 +93,11 @@ def roomiest(choices: Sequence[Lowered], capability: int | None, workers: int | 
         A future of the lowering with its compiled kernels: the first for which there is room, else the one for which there
         is clearly the most. It fails if the first cannot be compiled.
     """
-    if capability is None or len(choices) == 1:
-        return then(pool.submit(choices[0], capability, workers), lambda compiled: (choices[0], compiled))
+    if capability is None:
+        first = next(choices)
+        return then(pool.submit(first, capability, workers), lambda compiled: (first, compiled))
     chosen: Future[Chosen] = Future()
-    _compile_next(chosen, iter(choices), None, (capability, workers))
+    _compile_next(chosen, choices, None, (capability, workers))
     return chosen
 
 
