@@ -175,6 +175,44 @@ def test_any_order(machine: Machine, seed: int) -> None:
     assert machine.replayed("backward") > 3 * (STEPS - 2), "some are replayed in other orders, too"
 
 
+class Keeping(nn.Module):
+    """Returns what its backward needs as well, as a decoder layer does that has a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = torch.tanh(self.up(x))
+        return torch.tanh(self.down(kept * kept)), kept
+
+
+def test_a_backward_waits_for_nothing_that_the_user_gets_as_well(machine: Machine) -> None:
+    """That is in another place each time."""
+    ours, eager = twins(machine, Keeping)
+    call = machine.compile(ours)
+    for _ in range(STEPS):
+        x = machine.randn(5, 16)
+        for run in (call, eager):
+            out, kept = run(x)
+            (out.square().mean() + kept.sum()).backward()
+        same_parameters(ours, eager)
+        for model in (ours, eager):
+            model.zero_grad()
+    assert machine.recordings == 2 and machine.replayed("backward") == 2 and machine.taken > 0
+
+
+@pytest.mark.gpu
+def test_what_is_copied_out_takes_no_memory_of_the_pool() -> None:
+    call = compiled(lambda x: (x.tanh(), x.sum()), capture="always", executors="triton")
+    with torch.no_grad():
+        for _ in range(STEPS):
+            x = torch.randn(4096, 4096, device="cuda")
+            torch.testing.assert_close(call(x), (x.tanh(), x.sum()))
+    pools = (segment for segment in torch.cuda.memory_snapshot() if any(segment["segment_pool_id"]))
+    assert sum(segment["allocated_size"] for segment in pools) < 48 << 20, "there are workspaces, but no result of 64 MB"
+
+
 @pytest.mark.gpu
 def test_parts_that_share_a_pool_take_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def reserved() -> int:

@@ -13,6 +13,8 @@ Worked example::
 from __future__ import annotations
 
 import ctypes
+import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from dynafuse.runtime.capture.buffers import extent_of
-from dynafuse.runtime.capture.lending import cdata_of, use_count
+from dynafuse.runtime.capture.lending import use_count
 from dynafuse.runtime.capture.pools import Pool
 from dynafuse.runtime.capture.recorder import RECORDERS, Recorded
 from dynafuse.runtime.capture.traffic import Event
@@ -60,9 +62,24 @@ class Place:
         return (self.memory(self.reach) if memory is None else memory).as_strided(self.size, self.stride)
 
 
-def is_kept(tensor: Tensor) -> bool:
-    """Whether somebody else keeps a tensor's memory from being given to others."""
-    return use_count(cdata_of(tensor)) > 1
+def _uses(tensor: Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return use_count(storage._cdata), sys.getrefcount(storage)
+
+
+ALONE = _uses(torch.empty(1))
+"""How often the storage of a tensor is held that is in one variable, by tensors and in Python."""
+
+
+def kept(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Those tensors whose memory somebody else keeps from being given to others."""
+    def held(some: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor for tensor in some if any(count > alone for count, alone in zip(_uses(tensor), ALONE, strict=True))]
+
+    doubtful = held(tensors)
+    if doubtful:
+        gc.collect()  # Triton's interpreter leaves storages in circles
+    return held(doubtful)
 
 
 def start_of(tensor: Tensor) -> int:
@@ -117,7 +134,7 @@ class FakeRecorder:
         self.recordings += 1
         self.pieces.append(piece)
         passed = {start_of(arg) for arg in args if isinstance(arg, Tensor)}
-        spared = {start_of(tensor) for other in pool.handle for tensor in other if is_kept(tensor)} - passed
+        spared = set(map(start_of, kept([tensor for other in pool.handle for tensor in other]))) - passed
         given = [Place.of(arg) if isinstance(arg, Tensor) else arg for arg in args]
         inputs = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)}
         with unchanged([arg for arg in args if isinstance(arg, Tensor)]):

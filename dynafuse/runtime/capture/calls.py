@@ -435,7 +435,8 @@ class Captured:
         recorded = self.recorder.record(call, given, pool, piece)
         saved = self.layout.saved
         loan = Loan(stream)
-        results = loan.lend(recorded.outputs, lasting, saved, lambda storage: self.recorder.lent(storage, recorded))
+        results = loan.lend(
+            recorded.outputs, [*lasting, *own], saved, lambda storage: self.recorder.lent(storage, recorded))
         outputs = Outputs(results, lasting, saved, sharing_of(self.kind), own, inputs.copied)
         outputs.settle()
         log.info("%s graph recorded: %d inputs in place, of which %d do not last, %d bytes copied in, %d out, "

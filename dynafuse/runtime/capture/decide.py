@@ -50,6 +50,7 @@ class Shared:
     parameters: frozenset[str] = frozenset()  # names of the forward's inputs that stay where they are, and of their views
     moving: frozenset[str] = frozenset()  # names of the forward's other inputs, and of their views
     hands_over: bool = False  # whether the forward is recorded, and leaves what it saves where it is
+    copied: frozenset[str] = frozenset()  # names of what it saves in memory that the user gets as well, in a copy
     offered: frozenset[int] = frozenset()  # inputs of the backward that nothing but autograd holds
     described: frozenset[Any] = frozenset()  # AOTAutograd's descriptions of the forward's inputs that stay where they are
     begins: Mapping[str, int] = field(default_factory=dict)  # elements at which the forward's results begin, by name
@@ -71,6 +72,16 @@ class Shared:
         elsewhere = set(inputs) - stationary
         self.moving = frozenset(node.name for node, base in given.items() if base in elsewhere)
         self.hands_over = captured
+        listed = annotated.graph.output_node().args[0]
+        assert isinstance(listed, (list, tuple))
+        results = [(i, node) for i, node in enumerate(listed) if isinstance(node, Node)]
+        leaving = {annotated.memory(node) for i, node in results if i not in layout.saved}
+        self.copied = frozenset(node.name for _, node in results if annotated.memory(node) in leaving)
+
+    def handed(self, module: GraphModule) -> frozenset[int]:
+        """Return the positions of a backward's inputs that stay where its recorded forward has made them."""
+        inputs = list(module.graph.find_nodes(op="placeholder"))
+        return frozenset(i for i in self.produced(module) if self.hands_over and inputs[i].name not in self.copied)
 
     def produced(self, module: GraphModule) -> frozenset[int]:
         """Return the positions of a backward's inputs that its forward has made."""
@@ -92,7 +103,7 @@ class Layout:
     copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
     bytes: int  # of the memory that a recording keeps: of those, and of outputs that only the backward sees
     taken: int = 0  # bytes that a recorded forward makes, whose memory a recorded backward takes
-    twice: int = 0  # bytes that a launched forward makes, which a recorded backward has copies of
+    twice: int = 0  # bytes that a forward makes elsewhere each time, which a recorded backward has copies of
 
     @property
     def is_static(self) -> bool:
@@ -164,7 +175,8 @@ def obstacle(module: GraphModule, annotated: Annotated, device_type: str) -> str
 
 
 def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: frozenset[str] = frozenset(),
-              produced: frozenset[int] = frozenset(), stays: bool = False, given: frozenset[int] = frozenset()) -> Layout:
+              produced: frozenset[int] = frozenset(), handed: frozenset[int] = frozenset(),
+              given: frozenset[int] = frozenset()) -> Layout:
     """Return how a recording treats a graph's inputs and outputs.
 
     Args:
@@ -173,7 +185,7 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
         static: Positions of its parameters and buffers, as far as torch knows them.
         names: Names of further inputs that are parameters.
         produced: Positions of inputs that a forward has made.
-        stays: Whether these stay where it has made them, because it is recorded.
+        handed: Those of them that stay where it has made them, because it is recorded.
         given: Positions of outputs that are handed over in memory of their own.
     """
     inputs = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
@@ -182,11 +194,10 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     sized = tuple(i for node, i in inputs.items() if _is_sized(node.meta.get("val")))
     numbers = tuple(i for node, i in inputs.items() if not isinstance(node.meta.get("val"), torch.Tensor))
     stationary, saved = static | named | written, _saved(module)
-    handed = produced if stays else frozenset[int]()
     copied, handed_over = _leaving(plan, stationary | handed, saved | given)
     copies = Copies(len(copied), sum(copied))
-    saved_bytes = sum(_sizes(plan, [node for node, i in inputs.items() if i in produced]))
-    taken, twice = (saved_bytes, 0) if stays else (0, saved_bytes)
+    taken, twice = (sum(_sizes(plan, [node for node, i in inputs.items() if i in positions]))
+                    for positions in (handed, produced - handed))
     return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), taken, twice)
 
 

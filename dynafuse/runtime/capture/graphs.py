@@ -92,11 +92,10 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
         return None
     gradients = frozenset[Node]()
     if setting.kind == "backward":
-        produced = shared.produced(setting.module)
-        handed = handed_gradients(setting.module, plan, shared.described)
-        layout = layout_of(
-            setting.module, plan, frozenset(), shared.parameters, produced, shared.hands_over, frozenset(handed))
-        gradients = frozenset(handed.values())
+        given = handed_gradients(setting.module, plan, shared.described)
+        layout = layout_of(setting.module, plan, frozenset(), shared.parameters, shared.produced(setting.module),
+                           shared.handed(setting.module), frozenset(given))
+        gradients = frozenset(given.values())
     else:
         layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
     tail = None

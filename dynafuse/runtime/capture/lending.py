@@ -42,28 +42,34 @@ class Loan:
     owners: dict[int, UntypedStorage] = field(default_factory=dict)
     taken: bool = False
 
-    def lend(self, outputs: Sequence[Any], args: Sequence[Any], saved: Collection[int], lender: Lender) -> list[Any]:
-        """Return a recording's outputs, of which those that only the backward sees are in lent memory.
+    def lend(self, outputs: Sequence[Any], others: Sequence[Any], saved: Collection[int], lender: Lender) -> list[Any]:
+        """Return a recording's outputs in lent memory, but for views that leave: what they are of has to be known.
+
+        Who owns the memory waits for the backward if only that sees what is there. The rest is copied out just behind each
+        replay, so that the pool has the memory for other recordings.
 
         Args:
             outputs: What the recorded call returned.
-            args: Its arguments.
+            others: Its arguments, and what else is in no memory of the pool.
             saved: Positions of outputs that only the backward sees.
             lender: Makes storages.
         """
         tensors = {i: output for i, output in enumerate(outputs) if isinstance(output, Tensor)}
-        leaving = (output for i, output in tensors.items() if i not in saved)
-        stay = {cdata_of(tensor) for tensor in (*args, *leaving) if isinstance(tensor, Tensor)}
+        leaving = {cdata_of(output) for i, output in tensors.items() if i not in saved}
+        views = {cdata_of(output) for output in tensors.values() if output._base is not None}
+        stay = (leaving & views).union(cdata_of(tensor) for tensor in others if isinstance(tensor, Tensor))
         lent: dict[int, UntypedStorage] = {}
         changed = list(outputs)
         for i, output in tensors.items():
             owner = output.untyped_storage()
-            if owner._cdata in stay or not owner.nbytes():
+            number = owner._cdata
+            if number in stay or not owner.nbytes():
                 continue
-            if owner._cdata not in lent:
-                lent[owner._cdata] = lender(owner)
-                self.owners[lent[owner._cdata]._cdata] = owner
-            changed[i] = _in(lent[owner._cdata], output)
+            if number not in lent:
+                lent[number] = lender(owner)
+                if number not in leaving:
+                    self.owners[lent[number]._cdata] = owner
+            changed[i] = _in(lent[number], output)
         return changed
 
     def lends(self, tensor: Tensor) -> bool:
