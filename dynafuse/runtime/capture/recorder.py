@@ -206,8 +206,11 @@ class CudaRecorder:
         return Recorded(outputs, graph.replay)
 
     def watch(self) -> Callable[[], Sequence[Event]]:
-        """Return what tells what memory is taken and given back from now on; nothing of that where the user looks at it."""
-        if torch._C._cuda_isHistoryEnabled():
+        """Return what tells what memory is taken and given back from now on.
+
+        There is nothing to be told where the user looks at it, or has chosen another allocator than torch's own.
+        """
+        if torch._C._cuda_isHistoryEnabled() or torch.cuda.get_allocator_backend() != "native":
             return list[Event]
         history, stream = torch.cuda.memory._record_memory_history, torch._C._cuda_getCurrentRawStream(self.index)
         history(context=None, max_entries=MOST_EVENTS)
