@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from dynafuse.runtime.capture.pool_size import SMALL, Life, best_piece, most_in_use, pool_bytes
+from dynafuse.runtime.capture.pool_size import ONES, SMALL, Life, best_pieces, most_in_use, pool_bytes
 
 MB = 1 << 20
 
@@ -26,13 +26,13 @@ MB = 1 << 20
     ([Life(12 * MB, 0, 1), Life(12 * MB, 0, 1), Life(24 * MB, 1, 2)], 24 * MB, 24 * MB),  # but parts of one do
 ])
 def test_by_hand(lives: Sequence[Life], piece: int, expected: int) -> None:
-    assert pool_bytes(lives, piece) == expected
+    assert pool_bytes(lives, [piece] if piece else []) == expected
 
 
 def test_the_best_piece_spares_most() -> None:
     lives = [Life(12 * MB, 0, 1), Life(12 * MB, 0, 1), Life(24 * MB, 1, 2)]
-    assert most_in_use(lives) == 24 * MB and pool_bytes(lives, best_piece(lives)) == 24 * MB
-    assert best_piece([Life(12 * MB, 0, 2)]) == best_piece([Life(SMALL, 0, 2)]) == best_piece([]) == 0, "there are no gaps"
+    assert most_in_use(lives) == 24 * MB and pool_bytes(lives, best_pieces(lives)) == 24 * MB
+    assert not any(map(best_pieces, ([Life(12 * MB, 0, 2)], [Life(SMALL, 0, 2)], []))), "there are no gaps"
 
 
 def random_lives(seed: int) -> list[Life]:
@@ -42,16 +42,23 @@ def random_lives(seed: int) -> list[Life]:
     return [Life(draw.choice(sizes), begin, begin + 1 + draw.randrange(8)) for begin in begins]
 
 
+def test_two_pieces_may_spare_more() -> None:
+    chosen = [(lives, best_pieces(lives)) for lives in map(random_lives, range(20))]
+    assert {len(pieces) for _, pieces in chosen} >= {1, 2}
+    for lives, pieces in chosen:
+        assert pool_bytes(lives, pieces) <= min(pool_bytes(lives, [int(share * most_in_use(lives))]) for share, in ONES)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("share", [0.0, 0.7, 1.1])
-def test_beside_torchs_allocator(seed: int, share: float) -> None:
+@pytest.mark.parametrize("shares", [(), (0.7,), (1.1,), (0.6, 0.4)])
+def test_beside_torchs_allocator(seed: int, shares: Sequence[float]) -> None:
     lives = random_lives(seed)
-    piece = int(share * most_in_use(lives))
+    sizes = [int(share * most_in_use(lives)) for share in shares]
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
-        if piece:
-            torch.empty(piece, dtype=torch.uint8, device="cuda")
+        pieces = [torch.empty(piece, dtype=torch.uint8, device="cuda") for piece in sizes]
+        pieces.clear()
         kept: dict[int, torch.Tensor] = {}
         for step in range(60):
             for i, life in enumerate(lives):
@@ -61,4 +68,4 @@ def test_beside_torchs_allocator(seed: int, share: float) -> None:
                 if life.begin == step:
                     kept[i] = torch.empty(life.bytes, dtype=torch.uint8, device="cuda")
         found = sum(segment["total_size"] for segment in pool.snapshot())
-    assert found == pool_bytes(lives, piece)
+    assert found == pool_bytes(lives, sizes)

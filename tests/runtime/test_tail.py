@@ -137,10 +137,10 @@ def test_a_call_inside_of_another_is_launched(machine: Machine, monkeypatch: pyt
 
 
 def test_what_fails_on_the_way_to_a_recording_leaves_the_launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: Traffic) -> int:
+    def failing(self: Traffic) -> tuple[int, ...]:
         raise ZeroDivisionError("no piece")
 
-    monkeypatch.setattr(Traffic, "piece", failing)
+    monkeypatch.setattr(Traffic, "pieces", failing)
     model, x = Decoder().to(machine.device), machine.randn(3, 16)
     call = machine.compile(model, strict=False)
     with torch.no_grad(), pytest.warns(DynafuseWarning, match="no piece"):

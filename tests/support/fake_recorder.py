@@ -101,7 +101,7 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.memory = 1 << 40
         self.recordings = 0
-        self.pieces: list[int] = []  # bytes that recordings began with
+        self.pieces: list[Sequence[int]] = []  # bytes that recordings began with
         self.traffic: list[Sequence[Event]] = []  # of calls that are watched
         self.replays = 0
         self.capturing = False  # whether somebody else captures the current stream
@@ -128,11 +128,11 @@ class FakeRecorder:
         memory.owner = recorded.replay  # which keeps the pool
         return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
-    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, piece: int = 0) -> Recorded:
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, pieces: Sequence[int] = ()) -> Recorded:
         if self.failing is not None:
             raise self.failing
         self.recordings += 1
-        self.pieces.append(piece)
+        self.pieces.append(pieces)
         passed = {start_of(arg) for arg in args if isinstance(arg, Tensor)}
         spared = set(map(start_of, kept([tensor for other in pool.handle for tensor in other]))) - passed
         given = [Place.of(arg) if isinstance(arg, Tensor) else arg for arg in args]

@@ -430,9 +430,9 @@ class Captured:
         consumed = Consumed() if lender is None else _hand_back(lender, args, given, sorted(in_place & staying))
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
         number, spared = next(pool.turns), pool.spared(None if lender is None else lender.loan)
-        piece = self.traffic.piece() if number == 0 and self.traffic is not None else 0  # later ones have that of the first
+        pieces = self.traffic.pieces() if number == 0 and self.traffic is not None else ()  # later ones have the first one's
         call, own = self._placed() if slot.gives else (self.launched, [])
-        recorded = self.recorder.record(call, given, pool, piece)
+        recorded = self.recorder.record(call, given, pool, pieces)
         saved = self.layout.saved
         loan = Loan(stream)
         results = loan.lend(

@@ -1,8 +1,8 @@
-"""How large the memory of a recording grows, and with which first piece it grows least.
+"""How large the memory of a recording grows, and with which first pieces it grows least.
 
 Torch's allocator takes memory of the device in segments, which it divides as tensors are made and never gives back while a
-recording lives. Tensors of many sizes leave gaps between one another. A pool that has begun with one large segment may leave
-fewer of them, or more: here the allocator is run on the sizes and lifetimes that a plan tells.
+recording lives. Tensors of many sizes leave gaps between one another. A pool that has begun with one large segment or two
+may leave fewer of them, or more: here the allocator is run on sizes and lifetimes.
 
 Source: PyTorch, ``c10/cuda/CUDACachingAllocator.cpp``: the best fit among free blocks, neighbours that grow together again.
 
@@ -27,11 +27,13 @@ ROUNDED = 512
 SMALL_SEGMENT, SEGMENT, LARGE = 2 << 20, 20 << 20, 10 << 20
 """Bytes of a segment for small tensors, of one for others, and of a tensor from which on a segment is as large as it is."""
 
-SHARES = tuple(fortieths / 40 for fortieths in range(12, 61))
+ONES = tuple((fortieths / 40,) for fortieths in range(12, 61))
+PAIRS = tuple((twentieths / 20 * both, (20 - twentieths) / 20 * both)
+              for both in (0.95, 0.975, 1.0, 1.02, 1.04) for twentieths in range(10, 20))
 """First pieces that are tried, as shares of what is in use at once."""
 
 LEAST_SPARED = 0.02
-"""Share of a pool that a first piece has to spare."""
+"""Share of a pool that first pieces have to spare."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,15 @@ class Life:
     end: int
 
 
-def best_piece(lives: Sequence[Life]) -> int:
-    """Return the bytes of the first piece with which a pool for some tensors grows least; 0 without one."""
-    least, best = (1 - LEAST_SPARED) * pool_bytes(lives), 0
+def best_pieces(lives: Sequence[Life]) -> tuple[int, ...]:
+    """Return the bytes of the first pieces with which a pool for some tensors grows least; none where they spare nothing."""
+    least, best = (1 - LEAST_SPARED) * pool_bytes(lives), tuple[int, ...]()
     in_use = most_in_use(lives)
-    for piece in (int(share * in_use) for share in SHARES):
-        total = pool_bytes(lives, piece) if piece > SMALL else least
+    for shares in (*ONES, *PAIRS):
+        pieces = tuple(int(share * in_use) for share in shares)
+        total = pool_bytes(lives, pieces) if min(pieces) > SMALL else least
         if total < least:
-            least, best = total, piece
+            least, best = total, pieces
     return best
 
 
@@ -63,16 +66,16 @@ def most_in_use(lives: Sequence[Life]) -> int:
     return max(itertools.accumulate(changes[step] for step in sorted(changes)), default=0)
 
 
-def pool_bytes(lives: Sequence[Life], piece: int = 0) -> int:
+def pool_bytes(lives: Sequence[Life], pieces: Sequence[int] = ()) -> int:
     """Return the bytes that a pool takes of the device.
 
     Args:
         lives: The tensors that are made in it.
-        piece: The bytes of its first segment; 0 without one.
+        pieces: The bytes of its first segments.
     """
     pool = _Pool()
-    if piece:
-        pool.give(pool.take(piece))
+    for block in [pool.take(piece) for piece in pieces]:
+        pool.give(block)
     events = [(life.begin, True, i) for i, life in enumerate(lives)] + [(life.end, False, i) for i, life in enumerate(lives)]
     blocks: dict[int, _Block] = {}
     for _, is_made, i in sorted(events):  # what is gone is given back before a step makes something

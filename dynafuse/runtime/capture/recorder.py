@@ -56,14 +56,14 @@ class Recorder(Protocol):
             dtype: Its dtype.
         """
 
-    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, piece: int = 0) -> Recorded:
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, pieces: Sequence[int] = ()) -> Recorded:
         """Record a call without running it. Whatever stands against that is raised.
 
         Args:
             call: The function, which takes its arguments as one list.
             args: Its arguments; the list is emptied.
             pool: Where what it allocates lies.
-            piece: How many bytes the pool takes in one piece before.
+            pieces: How many bytes the pool takes before, each in one piece.
         """
 
     def watch(self) -> Callable[[], Sequence[Event]]:
@@ -176,18 +176,18 @@ class CudaRecorder:
         allocated: Tensor = torch._C._dynamo.guards._empty_strided_cuda(size, stride, dtype)  # type: ignore[attr-defined]
         return allocated
 
-    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, piece: int = 0) -> Recorded:
+    def record(self, call: Callable[[list[Any]], Any], args: list[Any], pool: Pool, pieces: Sequence[int] = ()) -> Recorded:
         """Record a call as a CUDA graph.
 
         Args:
             call: The function, which takes its arguments as one list.
             args: Its arguments; the list is emptied.
             pool: Where what it allocates lies, and on which stream it is recorded.
-            piece: How many bytes the pool takes in one piece before.
+            pieces: How many bytes the pool takes before, each in one piece.
         """
         def divided(args: list[Any]) -> Any:
-            if piece:
-                self.empty((piece,), (1,), torch.uint8)  # which goes back to the pool at once
+            taken = [self.empty((piece,), (1,), torch.uint8) for piece in pieces]
+            taken.clear()  # they go back to the pool at once
             return call(args)
 
         graph, (handle, side) = torch.cuda.CUDAGraph(), pool.handle

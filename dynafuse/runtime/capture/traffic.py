@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dynafuse.runtime.capture.pool_size import Life, best_piece
+from dynafuse.runtime.capture.pool_size import Life, best_pieces
 
 BACKWARD = "backward"
 
@@ -77,6 +77,6 @@ class Traffic:
                 lives.append(Life(bytes_, begin, len(events)))
         return lives
 
-    def piece(self) -> int:
-        """Return the bytes of the first piece with which a pool for these tensors grows least; 0 without one."""
-        return best_piece(self.lives())
+    def pieces(self) -> tuple[int, ...]:
+        """Return the bytes of the first pieces with which a pool for these tensors grows least."""
+        return best_pieces(self.lives())
