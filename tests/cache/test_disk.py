@@ -447,14 +447,14 @@ import sys, torch
 from dynafuse import backend
 from dynafuse.lowering.triton import compiler
 from dynafuse.lowering.triton import executor as build
-lower = build.lower
+lowerings = build.lowerings
 def slow(spec):
     import os, time
     with open(sys.argv[1], "a") as file:
         file.write(f"{os.getpid()}\\n")
     time.sleep(0.5)
-    return lower(spec)
-build.lower = slow
+    return lowerings(spec)
+build.lowerings = slow
 x = torch.randn(8, 16)
 f = lambda x: torch.softmax(x * 2, -1)
 print(torch.allclose(torch.compile(f, backend=backend.dynafuse, options={"executors": "triton"})(x), f(x)), backend.stats())

@@ -86,7 +86,7 @@ def test_what_fell_back_is_shown_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> 
     def fails(spec: Any) -> Any:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(executor, "lower", fails)
+    monkeypatch.setattr(executor, "lowerings", fails)
     with pytest.warns(DynafuseWarning, match="not today"):
         compiled(scaled, strict=False)(X)
     (graph,) = dynafuse.process_report().graphs
