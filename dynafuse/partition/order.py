@@ -276,15 +276,14 @@ def _topological(
     urgent: dict[int, float] = {}
     for key in reversed(list(TopologicalSorter(needs).static_order())):
         urgent[key] = urgency(key, [urgent[reader] for reader in after.get(key, ())])
-    missing = {key: len(needs[key]) for key in by_id}
-    ready = [(urgent[key], number[key]) for key, count in missing.items() if count == 0]
-    heapq.heapify(ready)
+    sorter = TopologicalSorter(needs)
+    sorter.prepare()
+    ready: list[tuple[float, int]] = []
     order: list[Region | Node] = []
-    while ready:
-        _, first = heapq.heappop(ready)
-        order.append(steps[first])
-        for later in after.get(id(steps[first]), ()):
-            missing[later] -= 1
-            if missing[later] == 0:
-                heapq.heappush(ready, (urgent[later], number[later]))
+    while sorter.is_active():
+        for key in sorter.get_ready():
+            heapq.heappush(ready, (urgent[key], number[key]))
+        step = steps[heapq.heappop(ready)[1]]
+        order.append(step)
+        sorter.done(id(step))
     return tuple(order)
