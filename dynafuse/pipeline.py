@@ -377,7 +377,7 @@ def _function(setting: Setting, plan: CanonicalPlan, kernels: Mapping[str, Any],
     intent = _intent(setting, plan.plan) if meanwhile is None else None
     buffers = _buffers(setting, plan, lambda region: kernels[region.name].launches)
     placed = frozenset[Node]()
-    if intent is not None:
+    if intent is not None and intent.placed:
         buffers, placed = buffers.in_given_memory(intent.placed, writable(plan.plan))
     plan = buffers.noted(plan)
     _report(setting, plan, meanwhile, intent)

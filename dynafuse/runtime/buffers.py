@@ -139,7 +139,6 @@ class _Memory:
                        for node in bound.outputs}
         inputs = plan.annotated.graph.find_nodes(op="placeholder")
         self.offered = {node for i, node in enumerate(inputs) if i in offered and self.facts[node].alignment == ALIGNED}
-        self.steps = plan.steps
         self.last = {self.of(node): number for number, step in enumerate(plan.steps) for node in _used(step)}
         self.escaped = set(map(self.of, plan.annotated.graph.output_node().all_input_nodes))
         for node in self.facts:

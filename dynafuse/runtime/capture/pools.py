@@ -51,7 +51,9 @@ class Pool:
         Args:
             lender: What the new one frees itself, as only it asks for that.
         """
-        return frozenset(number for number in self._held() if self._is_kept(number, lender))
+        held = [number for number in [*self.lent] if self._is_held(number)]
+        loans = {number: self.lent[number][1] for number in held}
+        return frozenset(number for number, loan in loans.items() if loan is lender or not loan.taken)
 
     def takes(self, lender: Loan | None = None) -> bool:
         """Return whether a new recording leaves alone all that is held.
@@ -59,7 +61,7 @@ class Pool:
         Args:
             lender: What it frees itself, as only it asks for that.
         """
-        return all(self._is_kept(number, lender) for number in self._held())
+        return self.spared(lender) == self.lent.keys()
 
     def is_free(self, number: int, spared: frozenset[int]) -> bool:
         """Return whether nothing is held that a replay would overwrite, other than what it hands over itself.
@@ -69,13 +71,6 @@ class Pool:
             spared: The numbers of those whose memory it leaves alone.
         """
         return not any(self._is_held(other) for other in [*self.lent] if other not in spared and other != number)
-
-    def _held(self) -> list[int]:
-        return [number for number in [*self.lent] if self._is_held(number)]
-
-    def _is_kept(self, number: int, lender: Loan | None) -> bool:
-        loan = self.lent[number][1]
-        return loan is lender or not loan.taken
 
     def _is_held(self, number: int) -> bool:
         """Return whether something is held that a recording has handed over; if not, forget it until there is again."""
@@ -100,6 +95,11 @@ def chain(key: Hashable, new: Callable[[], Pool]) -> Pool:
             return last
     pool = _CHAINS[key] = new()
     return pool
+
+
+def reset() -> None:
+    """Forget which pool goes on; recordings that are still in use keep theirs."""
+    _CHAINS.clear()
 
 
 _CHAINS: weakref.WeakValueDictionary[Hashable, Pool] = weakref.WeakValueDictionary()

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, UntypedStorage
 
+from dynafuse.runtime.capture import pools
 from dynafuse.runtime.capture.pools import Pool
 from dynafuse.runtime.capture.traffic import Event
 
@@ -320,3 +321,4 @@ def reset() -> None:
     """Forget the pools that recordings share; recordings that are still in use keep theirs."""
     with _POOLS_LOCK:
         _POOLS.clear()
+    pools.reset()

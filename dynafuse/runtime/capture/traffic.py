@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from dynafuse.runtime.capture.pool_size import Life, best_pieces
 
-BACKWARD = "backward"
-
 
 class Event(NamedTuple):
     """Memory at an address is taken, so many bytes, or given back."""
@@ -42,7 +40,7 @@ class Traffic:
             kind: Whose call: forward, backward or inference.
             is_last: Whether it is the last one that warms up.
         """
-        return self._second is None if kind == BACKWARD and self._first else is_last
+        return self._second is None if kind == "backward" and self._first else is_last
 
     def note(self, kind: str, events: Sequence[Event], apart: Sequence[int] = ()) -> None:
         """Note what a call has taken and given back.
@@ -52,7 +50,7 @@ class Traffic:
             events: That, in its order.
             apart: The bytes of each result that a recording makes in memory that is no pool's.
         """
-        if kind != BACKWARD:
+        if kind != "backward":
             self._first, self._second = events, None
         elif self._second is None or not self._first:
             self._second, self._apart = events, Counter(apart)
