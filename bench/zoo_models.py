@@ -276,8 +276,6 @@ BART = Text("BartConfig", SEQ2SEQ,
              "decoder_attention_heads": 4, "vocab_size": 256}, batch=8, tokens=512)
 _WIDE: Sizes = {**BART.full, "d_model": 1024, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096,
                 "encoder_attention_heads": 16, "decoder_attention_heads": 16}
-_SPARSE: Sizes = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "router_jitter_noise": 0.0,
-                  "decoder_start_token_id": 0}
 UNTUNED_TRANSLATORS: Mapping[str, Text] = {
     "pegasus": Text("PegasusConfig", SEQ2SEQ, _WIDE, BART.tiny, tokens=512),
     "m2m100": Text("M2M100Config", SEQ2SEQ, {**_WIDE, "vocab_size": 128112}, BART.tiny, tokens=512),
@@ -287,8 +285,9 @@ UNTUNED_TRANSLATORS: Mapping[str, Text] = {
                 tokens=512, attention="eager"),
     # In many graphs, as they ask tensors for numbers, and with the cache that they return if nobody says otherwise.
     "switch": Text("SwitchTransformersConfig", SEQ2SEQ,
-                   {"d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 2, "num_decoder_layers": 2, **_SPARSE,
-                    "num_experts": 8, "vocab_size": 32128},
+                   {"d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 2, "num_decoder_layers": 2,
+                    "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 8,
+                    "router_jitter_noise": 0.0, "decoder_start_token_id": 0, "vocab_size": 32128},
                    {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_experts": 4, "vocab_size": 256},
                    batch=8, tokens=256, attention="eager"),
     "longt5": Text("LongT5Config", SEQ2SEQ,
