@@ -24,6 +24,7 @@ from dynafuse.partition.forcing import NOTHING, Forcing
 from dynafuse.passes.casts import keep_written_casts
 from dynafuse.passes.clones import remove_clones
 from dynafuse.passes.duplicates import merge_duplicates
+from dynafuse.passes.host_tensors import make_on_device
 from dynafuse.passes.normalize import settle_strides
 from dynafuse.passes.overwritten import save_before_overwriting
 from dynafuse.passes.permutations import gather_by_inverses
@@ -59,6 +60,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
 
     def min_cut() -> tuple[GraphModule, GraphModule]:
         settle_strides(joint)  # while forward and backward are one: what one keeps, the other is to know in the same strides
+        make_on_device(joint)
         if not fallback_random:
             replace_random(joint, forcing)
         keep_written_casts(joint)  # before equal casts are merged

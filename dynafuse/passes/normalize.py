@@ -3,12 +3,13 @@
 In order: zeros without memory become zeros in memory; casts that the user wrote become ops that round; outputs of
 multi-output ops become ops of their own (``var_mean(x)[1]`` is ``mean(x)``); batches of one matrix product become that
 product; strides that tracing reports wrong are corrected; numbers in tensors on the host become constants
-(``host_numbers.py``), or are sent to the device (``given_numbers.py``); copies into parts of tensors get memory of
-their own (``copies.py``); reads of what scatters and pads put together become reads of what was put there
-(``cut_outs.py``); reductions of one element become copies (``lone_elements.py``); ops that do nothing are removed; sums
-of rows that are 0 but in one place become that element (``one_hots.py``); gathers move before what computes much more
-than they pick (``picks.py``); equal calls are merged; constants that must be in memory are made again for those that
-compute with them (``creations.py``); dead code is removed. A new step is a call in :func:`normalize`.
+(``host_numbers.py``), or are sent to the device (``given_numbers.py``); what is made on the host of nothing is made on
+the device that reads it (``host_tensors.py``); copies into parts of tensors get memory of their own (``copies.py``);
+reads of what scatters and pads put together become reads of what was put there (``cut_outs.py``); reductions of one
+element become copies (``lone_elements.py``); ops that do nothing are removed; sums of rows that are 0 but in one place
+become that element (``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal
+calls are merged; constants that must be in memory are made again for those that compute with them (``creations.py``);
+dead code is removed. A new step is a call in :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
 """
@@ -33,6 +34,7 @@ from dynafuse.passes.cut_outs import take_pieces
 from dynafuse.passes.duplicates import merge_duplicates
 from dynafuse.passes.given_numbers import send_numbers
 from dynafuse.passes.host_numbers import move_numbers
+from dynafuse.passes.host_tensors import make_on_device
 from dynafuse.passes.lone_elements import copy_lone_elements
 from dynafuse.passes.one_hots import sum_one_hots
 from dynafuse.passes.picks import pick_early
@@ -63,6 +65,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     settle_strides(module)
     move_numbers(module)
     send_numbers(module)
+    make_on_device(module)
     close_gaps(module)
     take_pieces(module)
     copy_lone_elements(module)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynafuse import backend
+from dynafuse.passes.clones import COPIES
 from dynafuse.runtime.observers import Compiled
 from tests.support.differential import check, compiled
 
@@ -42,12 +43,17 @@ GONE: dict[str, Function] = {
     "of a view": lambda x: (x @ x).t()[1:3].t().contiguous().clone() @ x[:2],
     "viewed": lambda x: (x @ x).clone().view(-1)[3:7].clone().exp(),
     "of a copy": lambda x: (x @ x).clone().clone() @ x,
+    "padded by nothing": lambda x: F.pad(x @ x, (0, 0, 0, 0)).clone() @ x,
+    "a concatenation of one": lambda x: torch.cat([x @ x]) @ x,
+    "repeated once": lambda x: (x @ x).repeat(1, 1) @ x,
 }
 STAYS: dict[str, Function] = {
     "of an input": lambda x: x.clone(),
     "both returned": lambda x: (lambda y: (y, y.clone()))(x @ x),
     "a view returned": lambda x: (lambda y: (y[0], y.clone() @ x))(x @ x),
     "the view of a copy returned": lambda x: (lambda y: (y @ x, y.clone()[1:]))(x @ x),
+    "an input padded by nothing": lambda x: F.pad(x, (0, 0)),
+    "repeated with another dimension": lambda x: (x @ x).repeat(1, 1, 1) @ x,
     "in other strides": lambda x: (x @ x).t().contiguous().clone(memory_format=torch.contiguous_format) @ x,
 }
 
@@ -58,7 +64,7 @@ def clones(function: Function, grad: bool) -> int:
     torch._dynamo.reset()
     with backend.listening(graphs.append, plan_only=False):
         compiled(function)(torch.randn(4, 4, requires_grad=grad))
-    return sum(node.target is torch.ops.aten.clone.default for graph in graphs for node in graph.plan.annotated.graph.nodes)
+    return sum(node.target in COPIES for graph in graphs for node in graph.plan.annotated.graph.nodes)
 
 
 @pytest.mark.parametrize("grad", [False, True])
