@@ -44,6 +44,7 @@ from dynafuse.passes.joint import NotSplit, split_joint
 from dynafuse.passes.layers import take_apart
 from dynafuse.passes.rematerialize import Sides, saved_values
 from dynafuse.passes.snapshot import Snapshot
+from dynafuse.passes.written_products import join_products
 from dynafuse.runtime import cuda_graphs, observers
 from dynafuse.runtime.capture import recorder
 from dynafuse.runtime.capture.decide import Shared, marked_inputs
@@ -249,7 +250,9 @@ def _through_aot(config: Config, forcing: Forcing, guard: Guard, calls: int, poo
         return functools.partial(pipeline.compile_graph, kind, config, shared=shared, forcing=forcing, calls=calls)
 
     own_cut = functools.partial(_cut, config, forcing) if config.rematerialize == "cost" else None
-    split = functools.partial(split_joint, fallback_random=config.fallback_random, forcing=forcing, cut=own_cut, guard=guard)
+    join = functools.partial(_join, config, forcing) if config.join_products else None
+    split = functools.partial(
+        split_joint, fallback_random=config.fallback_random, forcing=forcing, cut=own_cut, join=join, guard=guard)
     compile_aot: Callable[..., Any] = aot_autograd(
         fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
         partition_fn=split, decompositions=decompositions(config.fallback_random, pools),
@@ -263,6 +266,13 @@ def _cut(config: Config, forcing: Forcing, joint: GraphModule, sides: Sides) -> 
         use, enabled, _ = executors_for(values_of(joint), config)
         annotated = annotate(joint, fused_device(use, enabled), forcing=allowing(forcing, use, enabled))
         return saved_values(annotated, sides, device_of(values_of(joint), config))
+
+
+def _join(config: Config, forcing: Forcing, joint: GraphModule) -> None:
+    """Have the library run the products of a joint graph that the model writes out."""
+    use, enabled, _ = executors_for(values_of(joint), config)
+    forced = forcing.forced_to_eager(joint.graph)
+    join_products(joint, device_of(values_of(joint), config), fused_device(use, enabled), forced)
 
 
 def _dynamo_values(gm: GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:

@@ -303,6 +303,14 @@ OPTIONS: tuple[Option, ...] = (
         "run matrix products whose rows are no multiple of 16 bytes in padded sizes, where that is predicted to be faster",
     ),
     Option(
+        "join_products",
+        True,
+        BOOL,
+        "DYNAFUSE_JOIN_PRODUCTS",
+        "run matrix products that a model writes out, as a multiplication of what is spread and a sum, by the library, "
+        "where that is predicted to be faster",
+    ),
+    Option(
         "join_attention",
         True,
         BOOL,
@@ -448,6 +456,7 @@ class Config:
     recompute: bool
     rematerialize: str
     pad_products: bool
+    join_products: bool
     join_attention: bool
     reuse_buffers: bool
     max_region_ops: int

@@ -55,6 +55,7 @@ from dynafuse.passes.scatters import give_bases
 from dynafuse.passes.snapshot import Snapshot
 from dynafuse.passes.staged_reductions import stage_reductions
 from dynafuse.passes.strides import begins_of, named_results
+from dynafuse.passes.written_products import join_products
 from dynafuse.runtime.alike import sharing_of
 from dynafuse.runtime.buffers import NEW_MEMORY, Buffers, reused_buffers
 from dynafuse.runtime.capture.decide import Shared
@@ -126,6 +127,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), left_out)
     if setting is None:
         return eager(normal)
+    setting = _with_joined_products(setting)
     if shared is not None:
         setting = _with_padded_products(setting, shared.may_spread)
     setting = replace(_with_bases(_with_staged_reductions(setting)), shared=shared)
@@ -294,6 +296,14 @@ def _rewritten(setting: Setting, stage: str, rewrite: Callable[[GraphModule, fro
         return module
 
     return replace(setting, module=setting.guard.stage(stage, rewritten, before.restored))
+
+
+def _with_joined_products(setting: Setting) -> Setting:
+    """Return a setting whose graph has the library run matrix products that the model writes out."""
+    if not setting.config.join_products:
+        return setting
+    return _rewritten(setting, "products that are written out", lambda module, forced: join_products(
+        module, setting.device, setting.fused_device, forced))
 
 
 def _with_padded_products(setting: Setting, may_spread: bool) -> Setting:

@@ -196,7 +196,7 @@ def _attention_us(target: Any, args: Any, kwargs: Any, device: Device) -> float 
 
 
 def product_prediction(product: Product, device: Device) -> Prediction:
-    """Predict what a matrix product costs, of a dtype whose rate depends on its sizes."""
+    """Predict what a matrix product of floats costs."""
     moving = Work(product.bytes, 0.0, 1 << 30, "pointwise")
     return _computing(product.flops, product_tflops(product, device), moving, device.host_us_contraction, device)
 

@@ -132,12 +132,14 @@ def uses_tf32() -> bool:
 
 
 def product_tflops(product: Product, device: Device) -> float:
-    """Return the rate of a product, in TFLOP/s, by the alignment of its rows.
+    """Return the rate of a product, in TFLOP/s, of an ``aligned_dtype`` by the alignment of its rows.
 
     Args:
-        product: A product of an ``aligned_dtype``.
+        product: A product of floats.
         device: The device that is priced.
     """
+    if not aligned_dtype(product.dtype):
+        return device.contraction_tflops_float32
     is_aligned = product.alignment == ALIGNED
     if product.dtype is torch.float32:
         return device.contraction_tflops_tf32 * (1.0 if is_aligned else device.contraction_share_tf32)

@@ -34,6 +34,7 @@ from dynafuse.passes.rematerialize import Sides
 from dynafuse.passes.snapshot import Snapshot
 
 Cut = Callable[[GraphModule, Sides], list[Node]]
+Join = Callable[[GraphModule], None]
 
 
 class NotSplit(Exception):
@@ -41,7 +42,7 @@ class NotSplit(Exception):
 
 
 def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool, forcing: Forcing = NOTHING,
-                cut: Cut | None = None, guard: Guard = STRICT, **kwargs: Any) -> Any:
+                cut: Cut | None = None, join: Join | None = None, guard: Guard = STRICT, **kwargs: Any) -> Any:
     """Return the forward and the backward graph of a joint graph, as AOTAutograd's ``partition_fn``.
 
     Args:
@@ -50,6 +51,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
         fallback_random: Whether random ops stay eager's own.
         forcing: What the user has forced; random ops that are forced to eager stay.
         cut: Returns the values that the backward keeps; without it, or if it fails, torch's min-cut does.
+        join: Has libraries compute in the joint graph, in place, what they are predicted to compute faster.
         guard: Says how far a failure reaches: torch's default partition splits instead.
         **kwargs: What AOTAutograd passes on to torch's partitioner.
 
@@ -67,6 +69,8 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
         use_offsets(joint.graph)
         joint.graph.eliminate_dead_code()
         merge_duplicates(joint.graph)
+        if join is not None:
+            join(joint)
         gather_by_inverses(joint.graph, forcing.forced_to_eager(joint.graph))
         remove_clones(joint)
         merged_already = torch._functorch.config.patch(cse=False)
