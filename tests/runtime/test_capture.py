@@ -180,7 +180,7 @@ def test_memory_that_was_given_back_does_not_stay() -> None:
     """A later storage does not have the number of one that a recording read in place, and that is no more."""
     place = frozenset({0})
     args = [torch.zeros(4)]
-    layout = calls.Layout(place, frozenset(), frozenset(), frozenset(), (), (), Copies(), 0)
+    layout = calls.Layout(place, frozenset(), frozenset(), frozenset(), frozenset(), (), (), Copies(), 0)
     inputs, _ = calls.inputs_of(args, layout, place, torch.device("cpu"), torch.zeros)
     number, = (storage.cdata for storage in inputs.storages)
     args.clear()

@@ -26,6 +26,8 @@ STEPS = 5
 @dataclass
 class Held:
     busy: bool = True
+    gives_away: bool = False
+    outlives: bool = False
 
 
 def lending(pool: Pool, *taken: bool) -> tuple[list[Held], list[Loan]]:
@@ -76,7 +78,7 @@ class Parts:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         return ours.square().mean(), theirs.square().mean()
 
-    def chained(self) -> Any:
+    def chained(self) -> None:
         """One step of all parts, the output of each the input of the next."""
         x = y = self.machine.randn(5, 16)
         for call, (_, other) in zip(self.calls, self.pairs, strict=True):
@@ -173,6 +175,31 @@ def test_any_order(machine: Machine, seed: int) -> None:
                     loss.backward()
         parts.checked()
     assert machine.replayed("backward") > 3 * (STEPS - 2), "some are replayed in other orders, too"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gradients_that_somebody_keeps(machine: Machine, seed: int) -> None:
+    """Some are added up, and some are held for a while by somebody else, while forwards and backwards go on."""
+    draw, parts = random.Random(seed), Parts(machine, 3)
+    held: list[tuple[Tensor, Tensor]] = []
+    for step in range(STEPS + 25):
+        for losses in reversed([parts.forward(part) for part in range(3)]):
+            for loss in losses:
+                loss.backward()
+        for pair in parts.pairs:
+            same_parameters(*pair)
+            chance = draw.random() if step >= STEPS else 0.0
+            if chance > 0.85:  # added up
+                continue
+            if chance > 0.7:
+                held += [(p.grad, p.grad.clone()) for p in pair[0].parameters() if p.grad is not None]
+            for model in pair:
+                model.zero_grad()
+        for gradient, before in held:
+            torch.testing.assert_close(gradient, before, rtol=0, atol=0)
+        if draw.random() < 0.5:
+            held.clear()
+    assert machine.replayed("backward") > 30 and machine.recordings > 6
 
 
 class Keeping(nn.Module):

@@ -224,7 +224,7 @@ class Outputs:
             args: The arguments that it was recorded with, without those that it has freed.
             saved: Positions of outputs that only the backward sees.
             sharing: Makes outputs that share memory with others.
-            own: The memory of outputs that no other recording writes to.
+            own: The memory of outputs that are handed to the user: of no pool, or lent by one.
             copied: Positions of arguments that are buffers, into which inputs are copied. What of one only the backward
                 sees is handed over in the buffer, where a recorded backward finds it without a copy of its own.
         """
@@ -243,6 +243,7 @@ class Outputs:
                             for cdata, group in members.items())
         self.handed = tuple(group.cdata for group in self.groups if group.handed)
         self.gives_away = any(group.own for group in self.groups)
+        self.outlives = False  # whether gradients in a pool's memory were held when the next forward ran
         self.copying = self._emission(outputs, args, hand_over=False)
         self.handing = self._emission(outputs, args, hand_over=True) if self.handed else self.copying
         held = [outputs[i] for group in members.values() for i in group]

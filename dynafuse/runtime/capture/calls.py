@@ -26,6 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -103,6 +104,8 @@ class Recording:
         self.loan = loan
         self.empty = recorder.empty
         self.hands_over = bool(outputs.handed)
+        self.lends = bool(loan.owners)  # whether what it hands over is in the pool
+        self.outlived = False  # whether gradients were held when it was to be replayed
         self.refused = 0  # calls in a row that found an output of an earlier one still held
         self.shared = 0  # calls in a row that were not alone in holding what a replay leaves nothing of
         self.bytes = inputs.bytes + outputs.bytes
@@ -117,14 +120,14 @@ class Recording:
         if not lock.acquire(blocking=False):
             return None
         try:
-            if self._held() or self._shares_saved(args) or not self.pool.is_free(self.number, self.spared):
+            if self._held() or self._shares_saved(args) or self._is_held_up():
                 return None
             for load in self.inputs.batches:
                 load(args)
             self.replay()
             hands_over = self._hands_over_now()
             results = (self.outputs.handing if hands_over else self.outputs.copying)(args, self.empty)
-            if hands_over and not self.outputs.gives_away:  # which is in no pool
+            if hands_over and self.lends:
                 self.pool.lent[self.number] = self.outputs, self.loan
         finally:
             lock.release()
@@ -143,6 +146,14 @@ class Recording:
         if self.refused >= MOST_MISSES or self.outputs.gives_away:
             self.hands_over = False
         return True
+
+    def _is_held_up(self) -> bool:
+        """Return whether somebody holds what a replay would overwrite, and note it of gradients: they outlive their step."""
+        holders = self.pool.holders(self.number, self.spared)
+        for handed in holders:
+            if handed.gives_away:
+                handed.outlives = self.outlived = True
+        return bool(holders)
 
     def _shares_saved(self, args: Sequence[Any]) -> bool:
         """Return whether what a replay would leave nothing of is needed once more, and note how often that was in a row."""
@@ -182,6 +193,7 @@ class Slot:
     misses: int = 0
     takes: bool = True  # whether a backward may take the memory of what was saved
     gives: bool = True  # whether gradients may be handed over
+    apart: bool = False  # whether they are in no pool, as they are held when the next forward runs
     host_us: float = math.inf  # the shortest time that one of those calls took the host
     moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
     places: dict[int, int] | None = None  # the addresses that inputs have had in all of those calls
@@ -249,6 +261,8 @@ class Captured:
         elif recording.refused >= MOST_REFUSED and recording.outputs.gives_away:
             slot.gives = False
             self._drop(slot)
+        elif recording.outlived:
+            self._drop(slot)  # to be made anew with the backward, whose gradients are in no pool from then on
         return self._launched(args)
 
     def _slot(self, args: Sequence[Any]) -> Slot | None:
@@ -286,10 +300,15 @@ class Captured:
     def _missed(self, slot: Slot, recording: Recording, args: Sequence[Any]) -> None:
         """Note a call whose arguments are elsewhere; after some of them the recording is dropped, to be made anew.
 
-        One is enough if an input was only presumed to stay in place. From then on the graph's recordings copy such inputs.
+        One is enough if an input was only presumed to stay in place: from then on the graph's recordings copy such inputs.
+        One is enough, too, if the forward is recorded anew because of gradients: it will hand over elsewhere what it saves.
         """
         moved = recording.inputs.moved(args)
         slot.misses += 1
+        if recording.outputs.outlives:
+            slot.apart = True
+            self._drop(slot)
+            return
         if not moved.isdisjoint(slot.presumed):
             self.presumes = False
         elif slot.misses < MOST_MISSES:
@@ -313,7 +332,7 @@ class Captured:
         is_cold = slot.calls <= warm_ups or threading.get_ident() not in slot.threads
         if is_cold or self._waits_for_forward(slot, args):
             is_watched = self.traffic is not None and self.traffic.is_awaited(self.kind, slot.calls == warm_ups)
-            return self._timed(slot, self._watched if is_watched else self._launched, args)
+            return self._timed(slot, partial(self._watched, slot) if is_watched else self._launched, args)
         if self._is_one_of_several(slot):
             self.replays.refused = "each of several layers would keep memory for itself"
             self._close()
@@ -335,14 +354,14 @@ class Captured:
         slot.threads.add(threading.get_ident())
         return results
 
-    def _watched(self, args: list[Any]) -> Any:
+    def _watched(self, slot: Slot, args: list[Any]) -> Any:
         """Run a call uncaptured, and note what memory it takes and gives back."""
         assert self.traffic is not None
         told = self.guard.stage("watching memory", self.recorder.watch, lambda: list[Event])
         try:
             return self._launched(args)
         finally:
-            placed = () if self.written is None else self.written.placed
+            placed = () if self.written is None or self._lends_gradients(slot) else self.written.placed
             events = self.guard.stage("watching memory", told, list[Event])
             self.traffic.note(self.kind, events, [result.tensor.bytes for result in placed])
 
@@ -431,18 +450,24 @@ class Captured:
         lasting = [None if i in consumed.positions else value for i, value in enumerate(given)]
         number, spared = next(pool.turns), pool.spared(None if lender is None else lender.loan)
         pieces = self.traffic.pieces() if number == 0 and self.traffic is not None else ()  # later ones have the first one's
-        call, own = self._placed() if slot.gives else (self.launched, [])
+        lends = lender is not None and self._lends_gradients(slot)
+        call, own = self._placed() if slot.gives and not lends else (self.launched, [])
         recorded = self.recorder.record(call, given, pool, pieces)
-        saved = self.layout.saved
+        saved, gradients = self.layout.saved, self.layout.given if lends else frozenset()
         loan = Loan(stream)
         results = loan.lend(
-            recorded.outputs, [*lasting, *own], saved, lambda storage: self.recorder.lent(storage, recorded))
+            recorded.outputs, [*lasting, *own], saved | gradients, lambda storage: self.recorder.lent(storage, recorded))
+        own += [results[i] for i in gradients]
         outputs = Outputs(results, lasting, saved, sharing_of(self.kind), own, inputs.copied)
         outputs.settle()
         log.info("%s graph recorded: %d inputs in place, of which %d do not last, %d bytes copied in, %d out, "
                  "%d storages handed over", self.kind, len(inputs.positions), len(consumed.positions), inputs.bytes,
                  outputs.handing.bytes, len(outputs.handed))
         return Recording(inputs, outputs, recorded.replay, pool, number, spared, self.recorder, consumed, loan)
+
+    def _lends_gradients(self, slot: Slot) -> bool:
+        """Return whether gradients are handed over in the pool's memory, if a recorded forward lends that of its own."""
+        return slot.gives and not slot.apart and bool(self.layout.given) and bool(self.layout.handed)
 
     def _placed(self) -> tuple[Call, list[Tensor]]:
         """Return the function to record, and the memory that it has for results which are handed over."""

@@ -98,6 +98,7 @@ class Layout:
     handed: frozenset[int]  # inputs that a recorded forward makes, and that stay where it has made them
     written: frozenset[int]  # inputs that the graph writes to
     saved: frozenset[int]  # outputs that only the backward sees
+    given: frozenset[int]  # outputs that are handed to whoever holds gradients
     sized: tuple[int, ...]  # inputs whose sizes, strides or offset are dynamic
     numbers: tuple[int, ...]  # inputs that are no tensors
     copies: Copies  # inputs that are elsewhere each time, and outputs that leave, inputs not among them
@@ -122,7 +123,7 @@ class Layout:
         stationary, written = (frozenset(place for place, i in enumerate(inputs) if i in positions)
                                for positions in (self.stationary, self.written))
         copies = tail.copies
-        return Layout(stationary, frozenset(), written, saved, (), (), copies, copies.bytes + staying)
+        return Layout(stationary, frozenset(), written, saved, frozenset(), (), (), copies, copies.bytes + staying)
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
         names: Names of further inputs that are parameters.
         produced: Positions of inputs that a forward has made.
         handed: Those of them that stay where it has made them, because it is recorded.
-        given: Positions of outputs that are handed over in memory of their own.
+        given: Positions of outputs that are handed over to the user.
     """
     inputs = {node: i for i, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     written = frozenset(inputs[node] for node in _written(plan) if node in inputs)
@@ -198,7 +199,8 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     copies = Copies(len(copied), sum(copied))
     taken, twice = (sum(_sizes(plan, [node for node, i in inputs.items() if i in positions]))
                     for positions in (handed, produced - handed))
-    return Layout(stationary, handed, written, saved, sized, numbers, copies, copies.bytes + sum(handed_over), taken, twice)
+    kept = copies.bytes + sum(handed_over)
+    return Layout(stationary, handed, written, saved, given, sized, numbers, copies, kept, taken, twice)
 
 
 def verdict(price: Prediction, layout: Layout, device: Device, always: bool, tail: Tail | None = None) -> Verdict:

@@ -1,8 +1,9 @@
 """Which gradients a recorded backward hands over, instead of copying them out: those of parameters.
 
-What lies in a pool is written again by the replay of the next forward, and gradients may be held for longer: their user says
-when they are set to None. So these are in memory that is no pool's. Nothing but the next replay of the same backward writes
-there, and that does not run as long as somebody holds one of them: the call is launched then, and later ones copy.
+They are in memory that their pool lends (``lending.py``), so that the next forward computes there: mostly they are set to
+None before it runs. If they turn out to be held for longer, both are recorded anew, with gradients in memory that is no
+pool's. Nothing but the next replay of the same backward writes there, and that does not run as long as somebody holds one
+of them: the call is launched then, and later ones copy.
 
 Worked example: of a linear layer of 4096 × 4096 in bfloat16 the gradient of the weight is 34 MB, which a copy would read and
 write in each step, and have in memory twice.

@@ -1,9 +1,10 @@
-"""What a recorded forward saves for its backward, in memory that both recordings use.
+"""What a recorded forward saves for its backward, and gradients, in memory that both recordings use.
 
 A forward's recording hands out tensors on memory that is only lent: as long as one of them is held, the recording is not
 replayed. Who owns the memory waits until the backward is recorded, in the same pool. That frees it tensor by tensor as it
-goes on, so that its own values and gradients take the place, as they do where nothing is recorded. From then on a replay of
-the backward leaves nothing of what was saved: it runs only where nobody else holds that, and nobody will ask for it again.
+goes on, so that its own values and gradients take the place, as they do where nothing is recorded. Gradients are lent as
+well: the forward is not replayed as long as somebody holds one. From then on a replay of the backward leaves nothing of
+what was saved: it runs only where nobody else holds that, and nobody will ask for it again.
 
 Worked example: of ``tanh`` the forward saves the result, 4 kB, and the backward returns a gradient of 4 kB. The pool has
 4 kB for both; after ``backward(retain_graph=True)`` the result is still needed, so that this call runs uncaptured.
@@ -51,7 +52,7 @@ class Loan:
         Args:
             outputs: What the recorded call returned.
             others: Its arguments, and what else is in no memory of the pool.
-            saved: Positions of outputs that only the backward sees.
+            saved: Positions of outputs that are handed over: what only the backward sees, gradients.
             lender: Makes storages.
         """
         tensors = {i: output for i, output in enumerate(outputs) if isinstance(output, Tensor)}

@@ -31,6 +31,12 @@ class Handed(Protocol):
     def busy(self) -> bool:
         """Return whether somebody holds it still."""
 
+    gives_away: bool
+    """Whether it is the user who holds it, and not autograd: gradients."""
+
+    outlives: bool
+    """Whether it was found to be held when the next forward runs."""
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -70,7 +76,17 @@ class Pool:
             number: The number of the recording.
             spared: The numbers of those whose memory it leaves alone.
         """
-        return not any(self._is_held(other) for other in [*self.lent] if other not in spared and other != number)
+        return not self.holders(number, spared)
+
+    def holders(self, number: int, spared: frozenset[int]) -> list[Handed]:
+        """Return what is held that a replay would overwrite, other than what it hands over itself.
+
+        Args:
+            number: The number of the recording.
+            spared: The numbers of those whose memory it leaves alone.
+        """
+        others = (other for other in [*self.lent] if other not in spared and other != number)
+        return [self.lent[other][0] for other in others if self._is_held(other)]
 
     def _is_held(self, number: int) -> bool:
         """Return whether something is held that a recording has handed over; if not, forget it until there is again."""
