@@ -53,6 +53,7 @@ def test_defaults() -> None:
         recompute=True,
         rematerialize="min_cut",
         pad_products=True,
+        join_products=True,
         join_attention=True,
         reuse_buffers=True,
         max_region_ops=200,

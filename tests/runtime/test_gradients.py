@@ -55,7 +55,19 @@ class UsedTwice(nn.Module):
         return (x @ self.weight).tanh() @ self.weight.t()
 
 
-@pytest.mark.parametrize("make", [Block, Tied, UsedTwice])
+class Convolved(nn.Module):
+    """The gradient of the weight is a library's, which cannot be told where to write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.convolution(x.view(-1, 1, 4, 4).tanh())
+        return out.tanh()
+
+
+@pytest.mark.parametrize("make", [Block, Tied, UsedTwice, Convolved])
 def test_gradients_are_not_copied(machine: Machine, make: Callable[[], nn.Module]) -> None:
     ours, eager = twins(machine, make)
     call, seen = machine.compile(ours), []

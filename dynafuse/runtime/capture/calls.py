@@ -457,7 +457,7 @@ class Captured:
         loan = Loan(stream)
         results = loan.lend(
             recorded.outputs, [*lasting, *own], saved | gradients, lambda storage: self.recorder.lent(storage, recorded))
-        own += [results[i] for i in gradients]
+        own += [results[i] for i in gradients if cdata_of(results[i]) in loan.owners]
         outputs = Outputs(results, lasting, saved, sharing_of(self.kind), own, inputs.copied)
         outputs.settle()
         log.info("%s graph recorded: %d inputs in place, of which %d do not last, %d bytes copied in, %d out, "

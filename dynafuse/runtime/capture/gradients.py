@@ -2,8 +2,8 @@
 
 They are in memory that their pool lends (``lending.py``), so that the next forward computes there: mostly they are set to
 None before it runs. If they turn out to be held for longer, both are recorded anew, with gradients in memory that is no
-pool's. Nothing but the next replay of the same backward writes there, and that does not run as long as somebody holds one
-of them: the call is launched then, and later ones copy.
+pool's, as far as steps can be told to write there: others are copied out. Nothing but the next replay of the same backward
+writes there, and that does not run as long as somebody holds one of them: the call is launched then, and later ones copy.
 
 Worked example: of a linear layer of 4096 × 4096 in bfloat16 the gradient of the weight is 34 MB, which a copy would read and
 write in each step, and have in memory twice.
@@ -21,9 +21,10 @@ from dynafuse.ir import Plan, Region
 
 
 def handed_gradients(module: GraphModule, plan: Plan, parameters: Collection[Any]) -> Mapping[int, Node]:
-    """Return the outputs of a backward that it hands over, by position, each with the value whose memory it is in.
+    """Return the outputs of a backward that it may hand over, by position, each with the value whose memory it is in.
 
-    All outputs that share memory are handed over together or not at all.
+    All outputs that share memory are handed over together or not at all. In memory that is no pool's only those can be that
+    are :func:`writable`.
 
     Args:
         module: The graph, whose outputs AOTAutograd has described.
@@ -34,9 +35,8 @@ def handed_gradients(module: GraphModule, plan: Plan, parameters: Collection[Any
     listed = plan.annotated.graph.output_node().args[0]
     assert isinstance(listed, (list, tuple))
     bases = {i: plan.annotated.memory(node) for i, node in enumerate(listed) if isinstance(node, Node)}
-    written = writable(plan)
-    leaving = {base for i, base in bases.items()
-               if base not in written or i >= len(described) or getattr(described[i], "grad_of", None) not in parameters}
+    leaving = {base for i, base in bases.items() if base.op in ("placeholder", "get_attr") or i >= len(described)
+               or getattr(described[i], "grad_of", None) not in parameters}
     return {i: base for i, base in bases.items() if base not in leaving}
 
 

@@ -17,7 +17,7 @@ from dynafuse.ir import Plan
 from dynafuse.passes.given_numbers import is_sent
 from dynafuse.runtime.capture.calls import Captured
 from dynafuse.runtime.capture.decide import Layout, Verdict, layout_of, obstacle, saving_of, verdict
-from dynafuse.runtime.capture.gradients import handed_gradients
+from dynafuse.runtime.capture.gradients import handed_gradients, writable
 from dynafuse.runtime.capture.recorder import Recorder, recorder_for
 from dynafuse.runtime.capture.tail import Tail, tail_of
 from dynafuse.runtime.capture.traffic import Traffic
@@ -95,7 +95,7 @@ def intent_of(setting: Setting, plan: Plan) -> Intent | None:
         given = handed_gradients(setting.module, plan, shared.described)
         layout = layout_of(setting.module, plan, frozenset(), shared.parameters, shared.produced(setting.module),
                            shared.handed(setting.module), frozenset(given))
-        gradients = frozenset(given.values())
+        gradients = frozenset(given.values()) & writable(plan)
     else:
         layout = layout_of(setting.module, plan, setting.static_inputs or shared.marked)
     tail = None
