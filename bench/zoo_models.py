@@ -240,6 +240,16 @@ DECODERS: Mapping[str, Text] = {
     # The scan in plain torch is a loop over tokens, which compilers see unrolled: few tokens.
     "mamba": causal("MambaConfig", {"hidden_size": 768, "vocab_size": 50280, "num_hidden_layers": 1},
                     {"vocab_size": 256, "hidden_size": 64, "time_step_rank": 4}, tokens=16, batch=16, attention="eager"),
+    # State spaces beside attention, and attention without a softmax beside experts.
+    "falcon_h1": causal(
+        "FalconH1Config",
+        widths(1024, 2048, 8, 32000, num_key_value_heads=2, mamba_d_ssm=1024, mamba_n_heads=32, mamba_d_head=32,
+               mamba_chunk_size=128),
+        {**NARROW_GROUPED, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_chunk_size": 16}, batch=2,
+        tokens=512),
+    "minimax": causal(
+        "MiniMaxConfig", widths(1024, 2048, 16, 32000, num_key_value_heads=8, head_dim=64, num_local_experts=4),
+        {**NARROW_GROUPED, "num_local_experts": 4, "block_size": 16}, batch=2),
 }
 ENCODERS: Mapping[str, Text] = {
     "bert": masked("BertConfig", widths(768, 3072, 12, 30522)),
@@ -290,6 +300,9 @@ UNTUNED_TRANSLATORS: Mapping[str, Text] = {
                     "router_jitter_noise": 0.0, "decoder_start_token_id": 0, "vocab_size": 32128},
                    {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_experts": 4, "vocab_size": 256},
                    batch=8, tokens=256, attention="eager"),
+    "nllb_moe": Text("NllbMoeConfig", SEQ2SEQ,
+                     {**BART.full, "vocab_size": 32000, "num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2,
+                      "router_jitter_noise": 0.0}, BART.tiny, tokens=256, attention="eager"),
     "longt5": Text("LongT5Config", SEQ2SEQ,
                    {"d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 4, "num_decoder_layers": 4,
                     "decoder_start_token_id": 0, "vocab_size": 32128},
