@@ -11,7 +11,7 @@ import itertools
 import operator
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -316,6 +316,21 @@ def hint_of(size: Size, environment: ShapeEnv) -> int:
         environment: What torch knows of its symbols.
     """
     return size if isinstance(size, int) else hint(environment.create_symintnode(size, hint=None))
+
+
+def needed_by(readers: Iterable[Node], nodes: Set[Node]) -> set[Node]:
+    """Return which of some nodes others read, and which of them these are computed of.
+
+    Args:
+        readers: What reads them.
+        nodes: The nodes.
+    """
+    needed, waiting = set[Node](), list(readers)
+    while waiting:
+        operands = nodes & set(waiting.pop().all_input_nodes) - needed
+        needed |= operands
+        waiting += operands
+    return needed
 
 
 # New calls ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import base, fake_mode_of, insert
+from dynafuse.fx import base, fake_mode_of, insert, needed_by
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.overloads import written_to
 from dynafuse.passes.host_numbers import is_elsewhere, is_number
@@ -37,7 +37,7 @@ def send_numbers(module: GraphModule) -> None:
         return
     device = readers[0].meta["val"].device
     readers = [node for node in readers if node.meta["val"].device == device]
-    needed = _needed_by(readers, numbers)
+    needed = needed_by(readers, numbers)
     with fake_mode_of(readers):
         sent = _sent([node for node in graph.nodes if node in needed & given], device)
         for node in [node for node in graph.nodes if node in needed - given]:
@@ -74,16 +74,6 @@ def _computed_of(graph: Graph, given: set[Node]) -> set[Node]:
         if node.all_input_nodes and numbers.issuperset(node.all_input_nodes):
             numbers.add(node)
     return numbers
-
-
-def _needed_by(readers: Sequence[Node], numbers: set[Node]) -> set[Node]:
-    """Return the numbers that some nodes read, and those of which these are computed."""
-    needed, waiting = set[Node](), list(readers)
-    while waiting:
-        operands = numbers.intersection(waiting.pop().all_input_nodes) - needed
-        needed |= operands
-        waiting += operands
-    return needed
 
 
 def _sent(given: Sequence[Node], device: torch.device) -> dict[Node, Node]:

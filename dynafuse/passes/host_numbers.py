@@ -55,12 +55,17 @@ def is_elsewhere(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
 
 
+def constant_of(module: GraphModule, node: Node) -> torch.Tensor | None:
+    """Return the tensor that a node of a graph holds; None if it is no constant, as a parameter is none."""
+    held = getattr(module, str(node.target), None)
+    return held if isinstance(held, torch.Tensor) and not isinstance(held, (FakeTensor, torch.nn.Parameter)) else None
+
+
 def _number(module: GraphModule, node: Node, numbers: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
     """Return the tensor that a node computes on the host, whatever the graph is given; None if that is not known."""
     if node.op == "get_attr":
-        constant = getattr(module, str(node.target), None)
-        is_known = isinstance(constant, torch.Tensor) and not isinstance(constant, FakeTensor)
-        return constant if is_known and is_number(constant) else None
+        constant = constant_of(module, node)
+        return constant if is_number(constant) else None
     row = lookup(node.target)
     if row is None or row.kind not in (Kind.CREATION, Kind.POINTWISE, Kind.VIEW):
         return None

@@ -12,18 +12,18 @@ the same with an ``arange`` on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dynafuse.fx import base, fake_mode_of, insert
+from dynafuse.fx import base, fake_mode_of, insert, needed_by
 from dynafuse.ops import Kind, lookup
 from dynafuse.ops.overloads import written_to
-from dynafuse.passes.host_numbers import MOVES, is_elsewhere, is_number
+from dynafuse.passes.host_numbers import MOVES, constant_of, is_elsewhere, is_number
 from dynafuse.passes.strides import same_layout
 
 aten = torch.ops.aten
@@ -47,9 +47,9 @@ def make_on_device(module: GraphModule) -> None:
     for device in dict.fromkeys(node.meta["val"].device for node in readers):
         reading = [node for node in readers if node.meta["val"].device == device]
         with fake_mode_of(reading):
-            made = _made(module, _needed_by(reading, known), device)
+            copies = _copies(module, needed_by(reading, known), device)
             for reader in reading:
-                _give(reader, made)
+                _give(reader, copies)
 
 
 def _is_on_host(node: Node) -> bool:
@@ -65,15 +65,9 @@ def _known(module: GraphModule) -> set[Node]:
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and base(node) not in written and (
-                _constant(module, node) is not None if node.op == "get_attr" else _follows(node, known)):
+                constant_of(module, node) is not None if node.op == "get_attr" else _follows(node, known)):
             known.add(node)
     return known
-
-
-def _constant(module: GraphModule, node: Node) -> torch.Tensor | None:
-    """Return the tensor that a graph holds; None if it is another's, as a parameter is."""
-    held = getattr(module, str(node.target), None)
-    return held if isinstance(held, torch.Tensor) and not isinstance(held, (FakeTensor, torch.nn.Parameter)) else None
 
 
 def _follows(node: Node, known: set[Node]) -> bool:
@@ -82,35 +76,25 @@ def _follows(node: Node, known: set[Node]) -> bool:
     return row is not None and row.fusible and row.kind in KINDS and known.issuperset(tensors)
 
 
-def _needed_by(readers: Iterable[Node], known: set[Node]) -> set[Node]:
-    """Return what of it some nodes read, and what that is computed of."""
-    needed, waiting = set[Node](), list(readers)
-    while waiting:
-        operands = known.intersection(waiting.pop().all_input_nodes) - needed
-        needed |= operands
-        waiting += operands
-    return needed
-
-
-def _made(module: GraphModule, needed: set[Node], device: torch.device) -> dict[Node, Node]:
+def _copies(module: GraphModule, needed: set[Node], device: torch.device) -> dict[Node, Node]:
     """Insert nodes that make some tensors on a device; return them by those on the host."""
-    made: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     for node in [node for node in module.graph.nodes if node in needed]:
         if node.op == "get_attr":
-            made[node] = _sent(module, node, device)
+            copies[node] = _sent(module, node, device)
             continue
-        args, kwargs = map_arg((node.args, node.kwargs), lambda operand: made.get(operand, operand))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda operand: copies.get(operand, operand))
         kwargs = {name: value for name, value in kwargs.items() if name not in PLACES}
         row = lookup(node.target)
         if row is not None and row.kind is Kind.CREATION:
             kwargs["device"] = device
-        made[node] = insert(node, node.target, args, **kwargs)
-    return made
+        copies[node] = insert(node, node.target, args, **kwargs)
+    return copies
 
 
 def _sent(module: GraphModule, node: Node, device: torch.device) -> Node:
     """Insert a constant of the graph that is a copy of another's on a device."""
-    constant, graph = _constant(module, node), module.graph
+    constant, graph = constant_of(module, node), module.graph
     assert constant is not None
     name = next(name for k in range(len(graph.nodes)) if not hasattr(module, name := f"{PREFIX}{k}"))
     module.register_buffer(name, copy_on(device, constant), persistent=False)
@@ -126,17 +110,17 @@ def copy_on(device: torch.device, constant: torch.Tensor) -> torch.Tensor:
         return constant.to(device)
 
 
-def _give(reader: Node, made: Mapping[Node, Node]) -> None:
+def _give(reader: Node, copies: Mapping[Node, Node]) -> None:
     """Have a call read tensors on its device; one that moves a tensor there becomes a copy, or a cast."""
     if reader.target not in MOVES:
-        for operand in [operand for operand in reader.all_input_nodes if operand in made]:
-            reader.replace_input_with(operand, made[operand])
+        for operand in [operand for operand in reader.all_input_nodes if operand in copies]:
+            reader.replace_input_with(operand, copies[operand])
         return
-    there = made[reader.args[0]]  # type: ignore[index]
+    on_device = copies[reader.args[0]]  # type: ignore[index]
     how: dict[str, Any] = {name: value for name, value in reader.kwargs.items() if name not in (*PLACES, "layout")}
-    copy = insert(reader, aten._to_copy.default if "dtype" in how else aten.clone.default, (there,), **how)
+    copy = insert(reader, aten._to_copy.default if "dtype" in how else aten.clone.default, (on_device,), **how)
     if same_layout(copy.meta["val"], reader.meta["val"]):
         reader.replace_all_uses_with(copy)
         reader.graph.erase_node(reader)
     else:
-        reader.replace_input_with(reader.args[0], there)  # type: ignore[arg-type]
+        reader.replace_input_with(reader.args[0], on_device)  # type: ignore[arg-type]

@@ -80,29 +80,31 @@ def join_products(module: GraphModule, device: Device, device_type: str | None, 
 
 def _written(node: Node) -> Written | None:
     """Return the product that a sum computes; None if it computes none."""
-    given = arguments(node)
+    given, result = arguments(node), node.meta["val"]
     terms = given["self"]
-    if terms.target is not aten.mul.Tensor or len(terms.users) > 1 or not all(isinstance(x, Node) for x in terms.args):
+    if terms.target is not aten.mul.Tensor or len(terms.users) > 1:
         return None
-    left, right = map(_before_spread, terms.args)
-    result = node.meta["val"]
-    values = [operand.meta["val"] for operand in (left, right, terms)]
+    operands = [_before_spread(operand) for operand in terms.args if isinstance(operand, Node)]
+    values = [operand.meta["val"] for operand in (*operands, terms)]
+    if len(operands) < 2 or not all(isinstance(value, torch.Tensor) and _is_plain(value, result.dtype) for value in values):
+        return None
     sizes = tuple(terms.meta["val"].shape)
-    if any(value.dtype is not result.dtype for value in values) or result.dtype not in DTYPES or (
-            result.dtype is torch.float32 and uses_tf32()):
-        return None
-    if not all(isinstance(size, int) and size > 0 for value in (*values, result) for size in value.shape):
-        return None
-    reduced = set(reduced_dims(given, len(sizes)))
-    spread = [{dim for dim in range(len(sizes)) if _size(value, dim, len(sizes)) != sizes[dim]} for value in values[:2]]
-    both = [dim for dim in range(len(sizes)) if dim not in spread[0] | spread[1]]
+    spread = [{dim for dim, size in enumerate(sizes) if _size(value, dim, len(sizes)) != size} for value in values[:2]]
     rows, columns = sorted(spread[1] - spread[0]), sorted(spread[0] - spread[1])
+    reduced = set(reduced_dims(given, len(sizes)))
     if spread[0] & spread[1] or reduced & (spread[0] | spread[1]) or not rows or not columns:
         return None
-    batch, inner = ([dim for dim in both if (dim in reduced) == is_reduced] for is_reduced in (False, True))
     if columns[0] < rows[0]:
-        left, right, rows, columns = right, left, columns, rows
-    return Written(node, terms, left, right, tuple(batch), tuple(rows), tuple(columns), tuple(inner), sizes)
+        rows, columns, operands = columns, rows, operands[::-1]
+    both = [dim for dim in range(len(sizes)) if dim not in spread[0] | spread[1]]
+    batch, inner = ([dim for dim in both if (dim in reduced) == is_reduced] for is_reduced in (False, True))
+    return Written(node, terms, operands[0], operands[1], tuple(batch), tuple(rows), tuple(columns), tuple(inner), sizes)
+
+
+def _is_plain(value: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a tensor is of known sizes, not empty, and of the result's dtype, which products are computed in."""
+    is_exact = dtype is not torch.float32 or not uses_tf32()
+    return value.dtype is dtype and dtype in DTYPES and is_exact and all(isinstance(n, int) and n > 0 for n in value.shape)
 
 
 def _before_spread(operand: Node) -> Node:
@@ -139,12 +141,12 @@ def _pays(written: Written, device: Device) -> bool:
 def _replace(written: Written) -> None:
     """Put the library's product in the place of a sum."""
     node, (batch, m, k, n) = written.node, written.shape
-    left = _matrix(written, written.left, (written.batch, written.rows, written.inner), (batch, m, k))
-    right = _matrix(written, written.right, (written.batch, written.inner, written.columns), (batch, k, n))
-    product = insert(node, aten.bmm.default, (left, right))
-    kept = (*written.batch, *written.rows, *written.columns)
-    spread = insert(node, aten.view.default, (product, [written.sizes[dim] for dim in kept]))
-    ordered = insert(node, aten.permute.default, (spread, [kept.index(dim) for dim in sorted(kept)]))
+    matrices = (_matrix(written, written.left, (written.batch, written.rows, written.inner), (batch, m, k)),
+                _matrix(written, written.right, (written.batch, written.inner, written.columns), (batch, k, n)))
+    product = insert(node, aten.bmm.default, matrices)
+    dims = (*written.batch, *written.rows, *written.columns)
+    spread = insert(node, aten.view.default, (product, [written.sizes[dim] for dim in dims]))
+    ordered = insert(node, aten.permute.default, (spread, [dims.index(dim) for dim in sorted(dims)]))
     result = node.meta["val"]
     if keepdim(arguments(node)):
         for dim in written.inner:

@@ -93,6 +93,13 @@ def test_what_is_no_product_stays(name: str) -> None:
     assert not products(check(function, *tensors(*sizes), grad=False, **SLOW), "inference")
 
 
+def test_dynamic_sizes_stay() -> None:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, None] * b[None]).sum(-1) + (a * b.shape[0]).sum(-1, keepdim=True)
+
+    assert not products(check(function, *tensors((16, 8), (12, 8)), grad=False, dynamic=True, **SLOW), "inference")
+
+
 def test_it_stays_where_a_kernel_is_predicted_to_be_faster() -> None:
     function = CASES["rows and columns"][0]
     assert not products(check(function, *tensors((16, 8), (12, 8)), grad=False, device="h200"), "inference")

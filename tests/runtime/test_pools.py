@@ -41,7 +41,7 @@ def test_a_recording_leaves_alone_what_is_held() -> None:
     pool = Pool(None)
     handed, _ = lending(pool, False, False)
     spared = pool.spared()
-    assert spared == {0, 1} and pool.takes() and pool.is_free(2, spared)
+    assert spared == {0, 1} and pool.takes() and not pool.holders(2, spared)
     handed[0].busy = False
     assert pool.spared() == {1} and set(pool.lent) == {1}
 
@@ -49,18 +49,18 @@ def test_a_recording_leaves_alone_what_is_held() -> None:
 def test_a_recording_waits_for_what_it_was_made_before() -> None:
     pool = Pool(None)
     handed, _ = lending(pool, False, False)
-    assert not pool.is_free(0, frozenset()), "1 is held"
+    assert pool.holders(0, frozenset()) == handed[1:], "1 is held"
     handed[1].busy = False
-    assert pool.is_free(0, frozenset()), "what it hands over itself is looked at by itself"
+    assert not pool.holders(0, frozenset()), "what it hands over itself is looked at by itself"
 
 
 def test_what_a_backward_frees_is_left_alone_by_nothing_that_comes() -> None:
     pool = Pool(None)
     handed, loans = lending(pool, False, True)
-    assert pool.spared() == {0} and not pool.takes() and not pool.is_free(2, pool.spared())
+    assert pool.spared() == {0} and not pool.takes() and pool.holders(2, pool.spared()) == handed[1:]
     assert pool.takes(loans[1]) and pool.spared(loans[1]) == {0, 1}, "but by the backward itself, which only runs where it may"
     handed[1].busy = False
-    assert pool.takes() and pool.is_free(2, frozenset({0}))
+    assert pool.takes() and not pool.holders(2, frozenset({0}))
 
 
 class Parts:

@@ -199,8 +199,8 @@ def layout_of(module: GraphModule, plan: Plan, static: frozenset[int], names: fr
     copies = Copies(len(copied), sum(copied))
     taken, twice = (sum(_sizes(plan, [node for node, i in inputs.items() if i in positions]))
                     for positions in (handed, produced - handed))
-    kept = copies.bytes + sum(handed_over)
-    return Layout(stationary, handed, written, saved, given, sized, numbers, copies, kept, taken, twice)
+    staying = copies.bytes + sum(handed_over)
+    return Layout(stationary, handed, written, saved, given, sized, numbers, copies, staying, taken, twice)
 
 
 def verdict(price: Prediction, layout: Layout, device: Device, always: bool, tail: Tail | None = None) -> Verdict:

@@ -69,15 +69,6 @@ class Pool:
         """
         return self.spared(lender) == self.lent.keys()
 
-    def is_free(self, number: int, spared: frozenset[int]) -> bool:
-        """Return whether nothing is held that a replay would overwrite, other than what it hands over itself.
-
-        Args:
-            number: The number of the recording.
-            spared: The numbers of those whose memory it leaves alone.
-        """
-        return not self.holders(number, spared)
-
     def holders(self, number: int, spared: frozenset[int]) -> list[Handed]:
         """Return what is held that a replay would overwrite, other than what it hands over itself.
 
