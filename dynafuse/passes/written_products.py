@@ -29,6 +29,9 @@ from dynafuse.passes.strides import same_layout
 
 aten = torch.ops.aten
 
+WRITTEN_OUT = "written_out"
+"""The metadata of a product that is written out: a line that says at what price the library computes it."""
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 TILE = 64
@@ -72,9 +75,9 @@ def join_products(module: GraphModule, device: Device, device_type: str | None, 
     for node in module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
         if node not in eager and node.meta["val"].device.type == device_type:
             written = _written(node)
-            if written is not None and written.terms not in eager and _pays(written, device):
+            if written is not None and written.terms not in eager and (reason := _reason(written, device)) is not None:
                 with fake_mode_of([node]):
-                    _replace(written)
+                    _replace(written, reason)
     module.graph.eliminate_dead_code()
 
 
@@ -122,28 +125,31 @@ def _size(value: torch.Tensor, dim: int, rank: int) -> int:
 # Prices ---------------------------------------------------------------------------------------------------------------
 
 
-def _pays(written: Written, device: Device) -> bool:
-    """Return whether the library is predicted to be faster, by more than the model's error."""
+def _reason(written: Written, device: Device) -> str | None:
+    """Return a line with both prices; None unless the library is predicted to be faster by more than the model's error."""
     batch, m, k, n = written.shape
     dtype = written.node.meta["val"].dtype
-    if batch == 0 or k == 1:
-        return False
+    if k == 1:
+        return None
     filled = Product(batch, -(-m // TILE) * TILE, k, -(-n // TILE) * TILE, (COLUMNS, COLUMNS), (k, n), dtype)
     stored = 2 * batch * (m * k + k * n + m * n) * dtype.itemsize  # what would be fused is written, and read
     library = product_prediction(filled, device).device_us + work_us(Work(stored, 0.0, 1 << 30, "pointwise"), device)
-    terms = Work(0, FLOPS * batch * m * k * n, 1 << 30, "row")
-    return work_us(terms, device) > (1 + device.model_error) * library
+    terms = work_us(Work(0, FLOPS * batch * m * k * n, 1 << 30, "row"), device)
+    if terms <= (1 + device.model_error) * library:
+        return None
+    return f"instead of a sum of {batch * m * k * n} products that is written out, {terms:.1f} µs, in {library:.1f}"
 
 
 # The rewrite ----------------------------------------------------------------------------------------------------------
 
 
-def _replace(written: Written) -> None:
+def _replace(written: Written, reason: str) -> None:
     """Put the library's product in the place of a sum."""
     node, (batch, m, k, n) = written.node, written.shape
     matrices = (_matrix(written, written.left, (written.batch, written.rows, written.inner), (batch, m, k)),
                 _matrix(written, written.right, (written.batch, written.inner, written.columns), (batch, k, n)))
     product = insert(node, aten.bmm.default, matrices)
+    product.meta[WRITTEN_OUT] = reason
     dims = (*written.batch, *written.rows, *written.columns)
     spread = insert(node, aten.view.default, (product, [written.sizes[dim] for dim in dims]))
     ordered = insert(node, aten.permute.default, (spread, [dims.index(dim) for dim in sorted(dims)]))

@@ -22,6 +22,7 @@ from dynafuse.lowering.registry import EAGER
 from dynafuse.ops import lookup
 from dynafuse.passes.attention.join import JOINED
 from dynafuse.passes.padded_products import PADDED
+from dynafuse.passes.written_products import WRITTEN_OUT
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
 from dynafuse.report.relatives import Kernels
 from dynafuse.runtime.observers import Compiled
@@ -137,8 +138,7 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
         prediction = call_prediction(node, sum(size for size in sizes if size is not None), device)
         prices = (Price(EAGER, prediction.device_us, prediction.host_us),)
         notes = (PARTIAL,) if prediction.partial else ()
-    if PADDED in node.meta:
-        notes = (*notes, node.meta[PADDED])
+    notes = (*notes, *[node.meta[key] for key in (WRITTEN_OUT, PADDED) if key in node.meta])
     joined = (node.meta.get("custom") or {}).get(JOINED)
     if joined is not None and (row := lookup(node.target)) is not None and row.library == "attention":
         notes = (*notes, joined)
