@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dynafuse.runtime.capture import calls
 from tests.runtime.conftest import Machine
@@ -118,6 +121,32 @@ def test_gradients_that_are_accumulated_are_copied(machine: Machine) -> None:
             model.zero_grad()
     recording, = backwards(machine)
     assert not recording.hands_over and machine.recordings == 4 and machine.replayed("backward") >= 3 * STEPS - 11
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A group of one process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("machine", ["cpu"], indirect=True)
+@pytest.mark.parametrize("views", [False, True])
+def test_gradients_in_buckets(machine: Machine, group: None, views: bool) -> None:
+    """Whoever trains on several devices puts them into memory of its own, and may leave them there."""
+    ours, eager = twins(machine, Block)
+    call = machine.compile(DistributedDataParallel(ours, gradient_as_bucket_view=views), fullgraph=False)
+    for _ in range(2 * STEPS):
+        x = machine.randn(5, 16)
+        loss_of(call(x)).backward()
+        loss_of(eager(x)).backward()
+        same_parameters(ours, eager)
+        for model in (ours, eager):
+            for parameter in model.parameters():
+                parameter.data.sub_(0.1 * parameter.grad)
+            model.zero_grad()
+    assert machine.recordings == 2 and machine.replayed("backward") >= 2 * STEPS - 4
 
 
 def test_gradients_that_are_held_stay_as_they_are(machine: Machine) -> None:
