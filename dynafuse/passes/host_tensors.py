@@ -41,7 +41,7 @@ PREFIX = "sent_constant"
 def make_on_device(module: GraphModule) -> None:
     """Make what depends on nothing on the devices that read it, in place; who reads it on the host keeps what is there."""
     readers = [node for node in module.graph.nodes
-               if is_elsewhere(node.meta.get("val")) and any(map(_is_on_host, node.all_input_nodes))]
+               if is_elsewhere(node.meta.get("val")) and any(map(_is_misplaced, node.all_input_nodes))]
     known = _known(module) if readers else set()
     readers = [node for node in readers if not known.isdisjoint(node.all_input_nodes)]
     for device in dict.fromkeys(node.meta["val"].device for node in readers):
@@ -53,9 +53,13 @@ def make_on_device(module: GraphModule) -> None:
 
 
 def _is_on_host(node: Node) -> bool:
-    """Return whether a node is a tensor on the host, and not a lone number."""
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and not is_number(value)
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _is_misplaced(node: Node) -> bool:
+    """Return whether a node is a tensor on the host that has to be sent to a device, as a lone number has not."""
+    return _is_on_host(node) and not is_number(node.meta["val"])
 
 
 def _known(module: GraphModule) -> set[Node]:
@@ -63,8 +67,7 @@ def _known(module: GraphModule) -> set[Node]:
     written = {base(value) for node in module.graph.nodes for value in written_to(node)}
     known = set[Node]()
     for node in module.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and base(node) not in written and (
+        if _is_on_host(node) and base(node) not in written and (
                 constant_of(module, node) is not None if node.op == "get_attr" else _follows(node, known)):
             known.add(node)
     return known

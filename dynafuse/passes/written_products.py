@@ -23,7 +23,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import product_prediction
 from dynafuse.cost.model import FLOPS_OF_TERM, Work, work_us
 from dynafuse.cost.products import COLUMNS, ROWS, Product, uses_tf32
-from dynafuse.fx import arguments, fake_mode_of, insert
+from dynafuse.fx import arguments, fake_mode_of, insert, looked_at
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.passes.strides import same_layout
 
@@ -72,13 +72,16 @@ def join_products(module: GraphModule, device: Device, device_type: str | None, 
         device_type: The type of device whose tensors are fused; None if nothing is.
         eager: Nodes that are to stay as they are.
     """
+    is_changed = False
     for node in module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
         if node not in eager and node.meta["val"].device.type == device_type:
             written = _written(node)
             if written is not None and written.terms not in eager and (reason := _reason(written, device)) is not None:
                 with fake_mode_of([node]):
                     _replace(written, reason)
-    module.graph.eliminate_dead_code()
+                is_changed = True
+    if is_changed:
+        module.graph.eliminate_dead_code()
 
 
 def _written(node: Node) -> Written | None:
@@ -87,7 +90,8 @@ def _written(node: Node) -> Written | None:
     terms = given["self"]
     if terms.target is not aten.mul.Tensor or len(terms.users) > 1:
         return None
-    operands = [_before_spread(operand) for operand in terms.args if isinstance(operand, Node)]
+    operands = [looked_at(operand, lambda node: node.target is aten.expand.default)
+                for operand in terms.args if isinstance(operand, Node)]
     values = [operand.meta["val"] for operand in (*operands, terms)]
     if len(operands) < 2 or not all(isinstance(value, torch.Tensor) and _is_plain(value, result.dtype) for value in values):
         return None
@@ -108,12 +112,6 @@ def _is_plain(value: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether a tensor is of known sizes, not empty, and of the result's dtype, which products are computed in."""
     is_exact = dtype is not torch.float32 or not uses_tf32()
     return value.dtype is dtype and dtype in DTYPES and is_exact and all(isinstance(n, int) and n > 0 for n in value.shape)
-
-
-def _before_spread(operand: Node) -> Node:
-    while operand.target is aten.expand.default:
-        operand = operand.args[0]  # type: ignore[assignment]
-    return operand
 
 
 def _size(value: torch.Tensor, dim: int, rank: int) -> int:

@@ -33,6 +33,14 @@ def places(model: nn.Module) -> list[int]:
     return [p.grad.data_ptr() for p in model.parameters() if p.grad is not None]
 
 
+def compared_step(machine: Machine, call: Callable[[Tensor], Tensor], ours: nn.Module, eager: nn.Module) -> None:
+    """One forward and backward of both, whose gradients are the same."""
+    x = machine.randn(5, 16)
+    for run in (call, eager):
+        loss_of(run(x)).backward()
+    same_parameters(ours, eager)
+
+
 class Tied(nn.Module):
     """The gradient of both biases is one tensor, and those of the rows of a weight are views of one."""
 
@@ -138,10 +146,7 @@ def test_gradients_in_buckets(machine: Machine, group: None, views: bool) -> Non
     ours, eager = twins(machine, Block)
     call = machine.compile(DistributedDataParallel(ours, gradient_as_bucket_view=views), fullgraph=False)
     for _ in range(2 * STEPS):
-        x = machine.randn(5, 16)
-        loss_of(call(x)).backward()
-        loss_of(eager(x)).backward()
-        same_parameters(ours, eager)
+        compared_step(machine, call, ours, eager)
         for model in (ours, eager):
             for parameter in model.parameters():
                 parameter.data.sub_(0.1 * parameter.grad)
@@ -165,10 +170,7 @@ def test_gradients_that_are_held_for_good_are_recorded_anew(machine: Machine, mo
     ours, eager = twins(machine, Block)
     call = machine.compile(ours)
     for step in range(5 * STEPS):
-        x = machine.randn(5, 16)
-        loss_of(call(x)).backward()
-        loss_of(eager(x)).backward()
-        same_parameters(ours, eager)
+        compared_step(machine, call, ours, eager)
         for model in (ours, eager):
             model.zero_grad(set_to_none=step in (STEPS, 2 * STEPS))
     recording, = backwards(machine)

@@ -168,7 +168,7 @@ def extent_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Group:
-    """Outputs of a recording in one storage, which may be handed over: saved for the backward, or in memory of their own."""
+    """Outputs of a recording in one storage, which may be handed over: saved for the backward, or gradients."""
 
     source: Tensor  # what is copied out of: the output itself, or all the memory up to the end of the last one
     cdata: int  # of the storage

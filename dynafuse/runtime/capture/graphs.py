@@ -60,7 +60,7 @@ class Intent:
 
     @property
     def placed(self) -> frozenset[Node]:
-        """Return the results that a recording is to make in memory that is no pool's: gradients that it hands over."""
+        """Return the results that a recording may be told to make in memory that is no pool's: gradients that are held."""
         return self.gradients if self.verdict.may_be_recorded else frozenset()
 
     def apply(self, written: Written, kind: str, strict: bool) -> Call:
