@@ -1046,6 +1046,29 @@ def test_the_clock_of_the_host_decides_what_predictions_leave_open(
     assert bool(machine.replayed("forward") and machine.replayed("backward")) == slow
 
 
+@pytest.mark.parametrize(("busy_from", "recordings"), [(1, 2), (10, 2), (23, 2), (27, 0)])
+def test_the_clock_is_asked_again_but_not_for_ever(
+        machine: Machine, monkeypatch: pytest.MonkeyPatch, busy_from: int, recordings: int) -> None:
+    """With five calls that are timed: calls 6, 15, and 26 are recorded if those before them took long."""
+    monkeypatch.setattr(replay.Saving, "pays", property(lambda self: False))
+    monkeypatch.setattr(replay.Saving, "least_host_us", property(lambda self: 100.0))
+    monkeypatch.setattr(replay.Saving, "is_open", property(lambda self: True))
+    monkeypatch.setattr(calls, "ASKED_AGAIN", (3, 5))
+    timed, steps = calls.Captured._timed, itertools.count(1)
+
+    def timed_by_the_test(self: calls.Captured, slot: calls.Slot, *call: Any) -> Any:
+        results = timed(self, slot, *call)
+        slot.host_us = 1e6 if step >= busy_from else 1.0
+        return results
+
+    monkeypatch.setattr(calls.Captured, "_timed", timed_by_the_test)
+    model, eager = twins(machine, Block)
+    call = machine.compile(model, capture="auto")
+    while (step := next(steps)) <= 40:
+        train_alike(call, model, eager, machine.randn(3, 16, grad=True))
+    assert machine.recordings == recordings
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_layers_are_recorded_for_the_clock_alone_only_where_they_are_one(
         machine: Machine, monkeypatch: pytest.MonkeyPatch, layers: int) -> None:

@@ -3,7 +3,7 @@
 Calls with other sizes, on another stream, or with other parameters have a recording of their own, up to a number; what is
 beyond it runs uncaptured. So does a call
 
-- that turns out to take the host less time than a replay would save;
+- that turns out to take the host less time than a replay would save, three times, with more and more calls between them;
 - of one of several layers in training, if only the host's clock speaks for recordings: each would keep memory for itself;
 - that would be recorded, but is the first of its thread;
 - that finds its recording in use by another thread, or its handed outputs still held: several forwards before a backward, or
@@ -49,6 +49,9 @@ libraries keep handles for each thread, which cannot be made during a capture.""
 
 TIMED = 5
 """Calls before one is recorded if the host's clock decides: the shortest of them counts, and the first ones are slow."""
+
+ASKED_AGAIN = (40, 400)
+"""Calls that are launched before the host's clock is asked once more, as it may have been asked in a quiet moment."""
 
 MOST_WARM_UPS = 10
 """Calls of a backward in which its forward may be recorded, so that what that hands over is read in place."""
@@ -195,6 +198,8 @@ class Slot:
     gives: bool = True  # whether gradients may be handed over
     apart: bool = False  # whether they are in no pool, as they are held when the next forward runs
     host_us: float = math.inf  # the shortest time that one of those calls took the host
+    asked: int = 0  # how often that was too short
+    pause: int = 0  # calls that are launched before any count
     moving: frozenset[int] = field(default_factory=frozenset)  # inputs that have turned out not to stay in place
     places: dict[int, int] | None = None  # the addresses that inputs have had in all of those calls
     presumed: frozenset[int] = field(default_factory=frozenset)  # inputs that are read in place for no other reason
@@ -325,6 +330,9 @@ class Captured:
 
     def _warm(self, slot: Slot, args: list[Any]) -> Any:
         """Run a call uncaptured, or record it and replay that."""
+        if slot.pause:
+            slot.pause -= 1
+            return self._launched(args)
         slot.calls += 1
         if self.presumes:
             slot.note({i: arg.data_ptr() for i, arg in enumerate(args) if isinstance(arg, Tensor)})
@@ -337,8 +345,8 @@ class Captured:
             self.replays.refused = "each of several layers would keep memory for itself"
             self._close()
         elif not self._is_worth_it(slot, args):
-            self._close()
-        if self.closed or slot.recordings >= MOST_RECORDINGS or not self._has_room():
+            self._ask_later(slot)
+        if self.closed or slot.pause or slot.recordings >= MOST_RECORDINGS or not self._has_room():
             return self._launched(args)
         slot.recordings += 1
         slot.recording = self.guard.stage("CUDA graphs", lambda: self._recorded(slot, args), self._close)
@@ -370,6 +378,14 @@ class Captured:
         if self.least_host_us is None or slot.recordings:
             return True
         return slot.host_us >= self.least_host_us and all(stays(args[i]) for i in self.layout.handed)
+
+    def _ask_later(self, slot: Slot) -> None:
+        """Launch some calls before others are counted, or all of them if that was often enough."""
+        if slot.asked == len(ASKED_AGAIN):
+            self._close()
+            return
+        slot.pause, slot.calls, slot.host_us, slot.places = ASKED_AGAIN[slot.asked], 0, math.inf, None
+        slot.asked += 1
 
     def _is_one_of_several(self, slot: Slot) -> bool:
         """Return whether the clock alone speaks for recording a forward that was called with several sets of parameters.
