@@ -13,8 +13,8 @@ import triton.language as tl
 from dynafuse.lowering.triton import ptx
 from dynafuse.lowering.triton.device_functions import jit
 
-MANY = tl.constexpr(128)
-"""How many dividends of a divisor make its reciprocal worth while: a warp has several of them a lane."""
+MANY = tl.constexpr(64)
+"""How many dividends of a divisor make an exact reciprocal worth while: a lane has four of them."""
 
 SMALL = tl.constexpr(2.0 ** -96)
 """Divisors smaller than this, or larger than its reciprocal, are scaled: their reciprocals would not be normal."""

@@ -13,8 +13,13 @@ Worked example: a SiLU in bfloat16 is ``v2 = v1 * lq.sigmoid(v1)``, of 14 instru
 
 from __future__ import annotations
 
+import triton.language as tl
+
 from dynafuse.lowering.triton import ptx
 from dynafuse.lowering.triton.device_functions import jit
+
+MANY = tl.constexpr(16)
+"""How many dividends of a divisor make its reciprocal worth while."""
 
 
 @jit
@@ -24,7 +29,12 @@ def exp(x):
 
 @jit
 def div(x, y):
-    return x / y
+    if x.numel >= MANY * y.numel:
+        size = tl.abs(y)
+        scale = tl.where(size > 2.0 ** 126, 0.25, tl.where(size < 2.0 ** -126, 2.0 ** 24, 1.0))  # so that 1 / y is normal
+        return (x * scale) * ptx.quick_reciprocal(y * scale)
+    else:
+        return x / y
 
 
 @jit
