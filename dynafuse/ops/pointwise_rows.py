@@ -28,8 +28,9 @@ _LOG = 26.0
 _PERIODIC = 40.0  # exact reduction of the argument to a period
 _TANH = 20.0
 _ERF = 28.0
-_POW = 60.0
-_QUOTIENT = 8.0
+_POW = 90.0
+_QUOTIENT = 12.0
+_MODULO = 75.0
 _SIGMOID = _EXP + _QUOTIENT + 2
 _SOFTPLUS = _EXP + _LOG + 4
 _SQRT_HALF = "0.7071067811865476"
@@ -40,12 +41,12 @@ _GELU_CUBIC = "0.044715"
 
 def _row(names: str, emit: Emit, *, cast: Cast = Cast.OUTPUT, raw: tuple[int, ...] = (), hoists: tuple[int, ...] = (),
          hoists_inverse: tuple[int, ...] = (), steps: tuple[int, ...] = (), rounds: bool = False, casts: bool = False,
-         picks: bool = False, smooth: bool = False, flops: float = 1.0,
+         picks: bool = False, smooth: bool = False, flops: float = 1.0, flops_of: Callable[[Call], float] | None = None,
          accepts: Callable[[Call], str] | None = None) -> None:
     for target in overloads(names):
         row = pointwise(target, emit, cast=cast, raw=raw, flops=flops)
         register(dataclasses.replace(row, hoists=hoists, hoists_inverse=hoists_inverse, steps=steps, casts=casts,
-                                     rounds=rounds, picks=picks, smooth=smooth, accepts=accepts))
+                                     rounds=rounds, picks=picks, smooth=smooth, flops_of=flops_of, accepts=accepts))
 
 
 def _eager(names: str, reason: str) -> None:
@@ -146,6 +147,11 @@ def _div(context: Context, left: Any, right: Any) -> str:
     return _function("lm.div")(context, left, right)
 
 
+def _flops_of_quotient(call: Call) -> float:
+    """Return the instructions of a division: by a number it is a product."""
+    return 1.0 if isinstance(tuple(call.args.values())[1], int | float) else _QUOTIENT
+
+
 _FLOOR_DIV = _by_dtype(floats=_function("lm.floor_div"), ints=_function("lm.floor_div_int"))
 _TRUNC_DIV = _by_dtype(floats=lambda *args: f"lm.trunc({_function('lm.div')(*args)})", ints="{0} // {1}")
 _FMOD = _by_dtype(floats=_function("lm.fmod"), ints="{0} % {1}")
@@ -169,6 +175,15 @@ _UNROLLED_EXPONENT = 64
 # unit in the last place, a square by twice what its operand is off besides: the 8th power by 3.5. That of CUDA's powf is 4
 # (CUDA C++ Programming Guide, "Mathematical Functions"). 16 bits have room for nothing of that.
 _UNROLLED_OF_FLOATS = {torch.float64: 4, torch.float32: 8}
+
+
+def _flops_of_power(call: Call) -> float:
+    """Return the instructions of a power whose exponent is a number."""
+    exponent = tuple(call.args.values())[1]
+    if isinstance(exponent, int | float) and exponent in _POWERS:
+        return _QUOTIENT
+    is_product = isinstance(exponent, int | float) and 0 <= exponent <= _UNROLLED_OF_FLOATS[torch.float32]
+    return 4.0 if is_product and exponent == int(exponent) else _POW
 
 
 def _pow_scalar(context: Context, base: Any, exponent: Any) -> str:
@@ -211,18 +226,19 @@ _row("aten.add.Tensor aten.add.Scalar prims.add.default", _add, hoists=(1, 2))
 _row("aten.sub.Tensor aten.sub.Scalar prims.sub.default", _sub, hoists=(1, 2), accepts=_accepts_numbers)
 _row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, hoists=(1, 2), accepts=_accepts_numbers)
 _row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, hoists=(1,))
-_row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, hoists_inverse=(1,), smooth=True)
+_row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, hoists_inverse=(1,), smooth=True,
+     flops_of=_flops_of_quotient)
 _row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), accepts=_accepts_divisor)
-_row("prims.div.default", _prims_div, hoists_inverse=(1,), smooth=True)
-_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=4,
+_row("prims.div.default", _prims_div, hoists_inverse=(1,), smooth=True, flops_of=_flops_of_quotient)
+_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops=_MODULO,
      accepts=_accepts_divisor)
-_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=40,
+_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops=_MODULO,
      accepts=_accepts_divisor)
 _row(
     _tensor_or_scalar("remainder") + " aten.remainder.Scalar_Tensor prims.remainder.default",
     _REMAINDER,
     steps=(0, 1),
-    flops=40,
+    flops=_MODULO,
     accepts=_accepts_divisor,
 )
 def _accepts_power(call: Call) -> str:
@@ -232,7 +248,7 @@ def _accepts_power(call: Call) -> str:
     return "" if allowed else "integers to a power that may be negative: eager raises"
 
 
-_row("aten.pow.Tensor_Scalar", _pow_scalar, flops=4, accepts=_accepts_power)
+_row("aten.pow.Tensor_Scalar", _pow_scalar, flops_of=_flops_of_power, accepts=_accepts_power)
 _row("aten.pow.Tensor_Tensor prims.pow.default aten.pow.Scalar", _pow, flops=_POW)
 _row("aten.float_power.Tensor_Scalar", _pow_scalar, flops=_POW)
 _row("aten.float_power.Tensor_Tensor", _pow, flops=_POW)
@@ -284,7 +300,7 @@ def _lerp_scalar(context: Context, start: Any, end: Any, weight: Any) -> str:
 
 
 _row("aten.addcmul.default", _addcmul, hoists=(3,), flops=3)
-_row("aten.addcdiv.default", _addcdiv, hoists=(3,), flops=4)
+_row("aten.addcdiv.default", _addcdiv, hoists=(3,), flops=_QUOTIENT + 2)
 _row("aten.lerp.Tensor", _LERP, flops=6)
 _row("aten.lerp.Scalar", _lerp_scalar, flops=3)
 

@@ -267,6 +267,7 @@ class Row:
     otherwise: Row | None = None  # what the op is in calls that this row does not accept
     accepts: Callable[[Call], str] | None = None  # why this call cannot be fused although the op can, or ""
     flops: float = 1.0  # instructions per output element (of a reduction or a window, per element read)
+    flops_of: Callable[[Call], float] | None = None  # the same where a call's arguments decide
     reason: str = ""
     library: str = ""  # opaque: what a library computes, whatever else is fused: contraction, convolution, attention, FFT
     unfilled: bool = False  # opaque: whether it returns memory that nobody has written to
@@ -277,6 +278,10 @@ class Row:
     def fusible(self) -> bool:
         """Return whether the op may be part of a fused region."""
         return self.kind is not Kind.OPAQUE and not self.reason
+
+    def flops_in(self, call: Call | None) -> float:
+        """Return the instructions per output element of a call; None for any call."""
+        return self.flops if self.flops_of is None or call is None else self.flops_of(call)
 
     def uses(self, position: int) -> bool:
         """Return whether a pointwise expression uses the argument at a position (all of them, if it is a function)."""

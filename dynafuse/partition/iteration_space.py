@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from dynafuse.fx import hint
 from dynafuse.ir import Annotated, Facts, Role, Size, Tensor
-from dynafuse.ops import Combine, Kind, Row, View
+from dynafuse.ops import Call, Combine, Kind, Row, View
 from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
@@ -122,9 +122,10 @@ def whole(place: Place) -> AxisDims | None:
     return None if None in place else place  # type: ignore[return-value]
 
 
-def _flops_again(row: Row) -> float:
+def _flops_again(row: Row, call: Call | None) -> float:
     """Return what an op counts for where it is computed again: memory hides a function, but not many."""
-    return FUNCTION if FUNCTION < row.flops <= FUNCTION_FLOPS else row.flops
+    flops = row.flops_in(call)
+    return FUNCTION if FUNCTION < flops <= FUNCTION_FLOPS else flops
 
 
 def tensor_arguments(node: Node) -> tuple[Node, ...]:
@@ -252,7 +253,7 @@ class Spaces:
         if facts.role not in (Role.VIEW, Role.FUSED) or facts.row is None:
             return 1
         again = facts.role is Role.VIEW or (facts.row.kind is Kind.POINTWISE and user not in self.needed and (
-            _flops_again(facts.row) * evaluations[user] <= CHEAP_FLOPS))
+            _flops_again(facts.row, facts.call) * evaluations[user] <= CHEAP_FLOPS))
         return operand.reach * (evaluations[user] if again else 1)
 
     def _follows_readers(self, node: Node, forced: str | None) -> bool:
@@ -287,7 +288,7 @@ class Spaces:
         """Return what must be read to compute ``node`` again, and the arithmetic."""
         assert facts.row is not None
         sources: set[Node] = set()
-        flops = _flops_again(facts.row)
+        flops = _flops_again(facts.row, facts.call)
         for argument in tensor_arguments(node):
             base = self.annotated.base(argument)
             if base in cheap:
@@ -514,8 +515,9 @@ class Spaces:
 
     def _flops_of(self, node: Node) -> float:
         """Return the arithmetic of one element of a node, once for each that it takes from its widest operand."""
-        row = self.facts[node].row
-        return max((operand.reach for operand in self.operands[node].values()), default=1) * (row.flops if row else 1.0)
+        facts = self.facts[node]
+        reach = max((operand.reach for operand in self.operands[node].values()), default=1)
+        return reach * (facts.row.flops_in(facts.call) if facts.row else 1.0)
 
     def moves(self, node: Node) -> Mapping[Node, Reading] | None:
         """Return where a fused node that moves data reads its operands; None for any other node."""

@@ -114,8 +114,8 @@ def _bytes_beside(rows: int, across: float, itemsize: int) -> int:
 
 def _flops_per_element(spaces: Spaces, asked: Asked) -> float:
     """Count the arithmetic of an element that every op is computed for once, as the schedule of the kernel counts it."""
-    rows = (spaces.facts[node].row for node in asked.closure)
-    return sum(row.flops for row in rows if row)
+    known = (spaces.facts[node] for node in asked.closure)
+    return sum(facts.row.flops_in(facts.call) for facts in known if facts.row)
 
 
 def _launches_of_split(rows: int, points: int, by_rows: bool) -> int:

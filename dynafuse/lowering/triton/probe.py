@@ -30,7 +30,7 @@ WIDE_DIVISION = 16.0
 NAME = re.compile(r"[A-Za-z_]\w*")
 CALLED = re.compile(r"\blm\.(\w+)\(")
 # Functions of which ptxas makes branches, so that it computes them for each of neighbours that load the same.
-BRANCHING = frozenset({"acosh", "asinh", "atan", "atan2", "cos", "div", "erf", "erfinv", "floor_div", "fmod",
+BRANCHING = frozenset({"acosh", "asinh", "atan", "atan2", "cos", "erf", "erfinv", "floor_div", "fmod",
                        "gelu_tanh_slope", "lgamma", "logit", "mish_slope", "pow", "reciprocal", "remainder", "sigmoid",
                        "silu_slope", "sin", "sinc", "sinh", "sqrt", "tan", "tanh"})
 DIVISION = 3.0  # a multiplication, shifts and corrections
@@ -99,7 +99,8 @@ class Probe(Emitter):
             return WIDE_DIVISION if "%" in text or "//" in text else WIDE
         least = BRANCH if _branches(text) else 0.0
         if is_op and self._current_op is not None:
-            return max(least, self.calls[self._current_op][0].flops * (QUICK_SHARE if "lq." in text else 1.0))
+            row, call = self.calls[self._current_op]
+            return max(least, row.flops_in(call) * (QUICK_SHARE if "lq." in text else 1.0))
         return max(least, FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0)
 
     def conditions(self) -> dict[str, tuple[frozenset[int], int | None]]:

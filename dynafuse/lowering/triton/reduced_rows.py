@@ -228,7 +228,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         counts=any(rule.counts for rule in rules),
         stores_along=sum(runs_along(store, reduced) for store in spec.stores),
         stores_late=sum(store.op in late and runs_along(store, reduced) for store in spec.stores),
-        flops=sum(row.flops for row in (lookup(overload(op.target)) for op in spec.ops) if row),
+        flops=sum(row.flops_in(call) for row, call in probed.calls),
         instructions=instructions_along(probed, reduced, *([remaining] if remaining else [])),
         is_static=is_static,
         lanes=lanes,
