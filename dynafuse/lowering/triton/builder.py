@@ -374,7 +374,10 @@ def recurrence_of(spec: Spec, op: int) -> Recurrence:
     args = dict(reduction.args)
     operand = next(iter(args.values()))
     operand_dtype = spec.tensor(operand).dtype
-    return recurrence(row.reduction, operand_dtype, reduction.dtype, correction(args))
+    axes = [spec.axes[k] for k in reduced_axes(spec, op)]
+    sizes = [axis.size for axis in axes if axis.is_known and isinstance(axis.size, int)]
+    length = math.prod(sizes) if len(sizes) == len(axes) else None
+    return recurrence(row.reduction, operand_dtype, reduction.dtype, correction(args), length)
 
 
 def with_guests(spec: Spec, ops: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -26,7 +26,7 @@ from dynafuse.lowering.triton.eviction import Eviction
 from dynafuse.lowering.triton.guards import input_guards
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
-from dynafuse.lowering.triton.ranges import Range, Ranges
+from dynafuse.lowering.triton.ranges import FLOATS, Range, Ranges
 from dynafuse.lowering.triton.scopes import PER_STEP, Line
 from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
@@ -351,9 +351,10 @@ class Emitter(ControlFlow):
             narrow: The 16-bit float to which it is rounded first, if any.
         """
         shape = self.shape(arg)
-        own_index = index[len(index) - len(shape):]
-        own_index = tuple(sympy.S.Zero if size == 1 else i for i, size in zip(own_index, shape, strict=True))
-        value = self._round(self.operand(arg, own_index), narrow)
+        own = zip(index[len(index) - len(shape):], shape, strict=True)
+        value = self._round(self.operand(arg, tuple(sympy.S.Zero if size == 1 else i for i, size in own)), narrow)
+        if value.dtype is torch.int64 and dtype in FLOATS and self.ranges.fit(arg, torch.int32):
+            value = self.cast(value, torch.int32)
         return self.as_tensor(value if dtype is None else self.cast(value, dtype))
 
     def _reduction(self, position: int, index: Index) -> Value:

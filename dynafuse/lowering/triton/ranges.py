@@ -305,11 +305,20 @@ def _and(call: Call, of: Operands) -> Range:
     return Range(sympy.S.Zero, -functools.reduce(_max_bound, (-high for high in highs))) if highs else UNKNOWN
 
 
+def _reduced_size(call: Call, of: Operands) -> sympy.Expr:
+    """Return how many elements are reduced to one."""
+    shape = of.shape(call["self"])
+    return product(shape[dim] for dim in reduced_dims(call.args, len(shape)))
+
+
 def _position(call: Call, of: Operands) -> Range:
     """Return the range of positions in what is reduced."""
-    shape = of.shape(call["self"])
-    dims = reduced_dims(call.args, len(shape))
-    return Range(sympy.S.Zero, product(shape[dim] for dim in dims) - 1)
+    return Range(sympy.S.Zero, _reduced_size(call, of) - 1)
+
+
+def _sum(call: Call, of: Operands) -> Range:
+    size = _reduced_size(call, of)
+    return of(call["self"]) * Range(size, size)
 
 
 def _randint(call: Call, of: Operands) -> Range:
@@ -325,6 +334,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("ones", "ones_like", "new_ones"), _always(1)),
     **dict.fromkeys(("iota", "arange"), _range),
     **dict.fromkeys(("argmax", "argmin"), _position),
+    "sum": _sum,
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     "where": _where, "constant_pad_nd": _pad,
     "add": _add, "sub": _sub, "mul": _mul, "neg": _neg, "abs": _abs,

@@ -120,7 +120,8 @@ def _variance(dtype: torch.dtype, correction: float, result: str = "{}") -> Recu
     )
 
 
-def recurrence(name: str, operand: torch.dtype, out: torch.dtype, correction: float = 0.0) -> Recurrence:
+def recurrence(name: str, operand: torch.dtype, out: torch.dtype, correction: float = 0.0,
+               length: int | None = None) -> Recurrence:
     """Return the recurrence of a reduction.
 
     Args:
@@ -128,11 +129,14 @@ def recurrence(name: str, operand: torch.dtype, out: torch.dtype, correction: fl
         operand: The dtype of its operand.
         out: The dtype of its result.
         correction: What the divisor of a variance is less than the number of elements.
+        length: That number; None if it is not known.
 
     Raises:
         LoweringError: If there is no recurrence of that name.
     """
     acc = opmath(out)
+    if name == "sum" and operand is torch.bool and length is not None and length <= torch.iinfo(torch.int32).max:
+        acc = torch.int32  # holds how many are true, in half of the instructions
     if name in ("sum", "mean"):
         return _one_state(acc, "0", "{s} + {v}", "tl.sum", _mean if name == "mean" else _first, begins_with_sum=True)
     if name == "prod":

@@ -52,6 +52,7 @@ KNOWN: dict[str, tuple[Function, tuple[torch.Tensor, ...], int, int]] = {
     "magnitude": (lambda x: (x % 9 - 6).abs(), (LONG,), 0, 6),
     "extremes": (lambda x: torch.minimum(torch.maximum(x, x % 4), x % 11), (LONG,), 0, 10),
     "position": (lambda x: x.argmax(1), (LONG,), 0, 4),
+    "count": (lambda x: (x > 0).sum(1), (LONG,), 0, 5),
     "position in all": (lambda x: x.argmin(), (LONG,), 0, 34),
     "views": (lambda x: (x % 7).t()[1:3].reshape(-1).flip(0), (LONG,), 0, 6),
     "cat": (lambda x: torch.cat([x % 7, (x % 3) - 9]), (LONG,), -9, 6),
