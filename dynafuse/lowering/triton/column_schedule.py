@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dynafuse.lowering.triton.reduced_rows import (
     COPIED,
     FEW_WARPS,
+    HEAVY_HELD,
     LONGEST_IN_LANE,
     RESIDENT,
     RESIDENT_WARPS,
@@ -36,7 +37,8 @@ HEAVY = 40.0  # instructions per element that take as long as its bytes: more th
 UNEVEN = 256  # elements of a warp where it reads bytes: of more than eight a lane, Triton gives it 16 neighbours of all else
 BESIDE = 2048  # elements of a tile of which rows lie along lanes and others across them
 HELD_LINE = 128  # bytes of a row of a tile that holds short columns
-HELD_IN_LANE = 64  # registers of a lane for what it holds of longer ones
+HELD_IN_LANE = 64  # registers of a lane for what it holds of longer ones; half as many if much is computed of each: of fewer
+# than 32 elements, or 16, its warps wait for each other
 LONGEST_HELD, LONGEST_COUNTED = 1024, 64  # elements of such a column, of all tensors; of one whose variance is taken
 NARROW = 64  # columns of which four warps load as many rows at a time as keep Triton from computing an element twice
 
@@ -86,7 +88,8 @@ def _held_columns(facts: Rows) -> Iterator[Schedule]:
     is_even = not (facts.is_mixed or facts.spec.scans or (facts.is_scattered and r > LANES))
     longest = LONGEST_COUNTED if facts.counts else LONGEST_HELD // facts.held
     if pays and is_even and facts.is_static and facts.rows >= 2 * PROCESSORS * x and r <= longest:
-        warps = power_of_two(max(x * r * facts.held // (LANES * HELD_IN_LANE), 1))
+        registers, least = (HELD_IN_LANE // 2, LANES // 2) if facts.instructions >= HEAVY_HELD else (HELD_IN_LANE, LANES)
+        warps = power_of_two(max(x * r // (LANES * max(registers // facts.held, least)), 1))
         yield Schedule("persistent", facts.order, {"x": x, "r": r}, warps)
 
 

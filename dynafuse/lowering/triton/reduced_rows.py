@@ -40,6 +40,7 @@ MOST_WARPS = 16  # of a program
 RESIDENT = 8 * PROCESSORS  # programs of four warps that run at a time: enough for the loads under way that memory wants
 RESIDENT_WARPS = 64 * PROCESSORS  # that can run at a time
 FEW_WARPS = 8 * PROCESSORS  # in all, below which a processor has too few to run while others wait
+HEAVY_HELD = 60.0  # instructions per element from which on a lane has registers for fewer elements
 MOST_SPLITS = 2048  # partial states of a row that the second kernel holds at a time
 PARTS = (4096, 2048)  # elements of a part of a long row, of which eight warps load as many at a time as they can
 COPIED = 8  # bytes to which rows have to be aligned for asynchronous copies to pay
@@ -249,10 +250,12 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
 
 
 def _is_repeated(spec: Spec, probed: Probe, access: Access, axes: Sequence[int]) -> bool:
-    """Return whether several lanes beside each other read the same, and those beside them its neighbours."""
+    """Return whether several lanes beside each other read the same, and those beside them its neighbours, if any."""
     strides = strides_of(probed, access)
     inner = [k for k in axes if estimate(spec.axes[k].size) > 1]
-    return bool(inner) and strides[inner[-1]] == 0 and run_along(spec, strides, [k for k in inner if strides[k]])[0] > 1
+    if not inner or strides[inner[-1]] != 0:
+        return False
+    return estimate(spec.axes[inner[-1]].size) >= LANES or run_along(spec, strides, [k for k in inner if strides[k]])[0] > 1
 
 
 def _is_uneven(accesses: Iterable[Access]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dynafuse.lowering.triton.online import find_online_sums
 from dynafuse.lowering.triton.reduced_rows import (
     FEW_WARPS,
+    HEAVY_HELD,
     LONGEST_IN_LANE,
     MOST_SPLITS,
     MOST_WARPS,
@@ -41,6 +42,7 @@ FULL = 0.75  # share of the lanes' registers that a row fills from which on it c
 FEW_ROWS = 4 * PROCESSORS  # of which hardly two are on a processor at a time, so that either may fill half of its registers
 MOST_HELD = 128 << 10  # bytes of such a row, which is held if reading it twice costs more than its bytes
 MANY_ROWS = 16 * RESIDENT  # of which small programs take turns evenly
+LEAST_PROGRAMS = 24 * PROCESSORS  # that are left where programs take more rows than they need to, so as to be fewer
 LEAST_MOVED = BYTES / STARTED  # bytes that a program of many moves at least: memory is faster than they are started
 MOST_IDLE = 0.1  # of a row, the elements of large tiles beyond its end that cost less than these spare
 MOST_IDLE_APART = 0.2  # the same of rows that are not aligned, of which small tiles are loaded more slowly
@@ -48,7 +50,9 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 16384  # elements of a row from which on what is loaded late is loaded as fast
-HEAVY_HELD = 60.0  # instructions per element from which on a lane has registers for fewer elements
+SEVERAL_WARPS = 2048  # elements of several warps: a processor has room for more of them than of programs
+MUCH = 24.0  # instructions per element from which on programs do not hide them behind their loads if they have few warps
+WIDE = 10  # bytes read per element of rows of float32, from which on a lane has few then: norms take 0.85 to 0.95, one 0.64
 HEAVY_WINDOWS = 80.0  # the same from which on it has them for few, as of windows
 MOST_OF_WARP = 4096  # elements of a warp of a program that holds rows
 MOST_ACROSS = 8192  # elements that a program holds of rows which fill more than a sector across them
@@ -74,7 +78,8 @@ def whole_rows(facts: Rows) -> Iterator[Schedule]:
     if can_be_held and is_counted and facts.stores_late and tensors == 1 and may_be_in_parts(facts.spec):
         yield from _in_parts(facts)
     if can_be_held and ((is_dear and not online_sums) or facts.length <= min(longest_held, longest_in_registers)):
-        if is_counted:
+        is_busy = facts.instructions >= MUCH and facts.length > LONGEST_SUMMED_TWICE and facts.rows > 2 * PROCESSORS
+        if is_counted or is_busy:  # one program of a processor that computes leaves the memory idle meanwhile
             yield from _loops(facts, (4096, 8, 1) if facts.rows > PROCESSORS else (LONG_ROW // 2, 16, 1))
         yield from _persistent(facts)
         yield from itertools.islice(loops, 2 if facts.length >= 2048 else 0)
@@ -128,8 +133,10 @@ def _persistent(facts: Rows) -> Iterator[Schedule]:
              (max(x // 2, 1), max(warps // 2, 1)), (2 * x, warps)]
     reads_once = facts.reads_of_rows and facts.held * r <= MOST_IN_LANE and not facts.stores_along
     if r <= SHORT_IN_LANE or (r <= LONGEST_IN_LANE and reads_once):
-        in_lanes = [(32, 1), (64, 2)]
-        tiles = in_lanes + tiles if facts.rows >= LANES * 4 * PROCESSORS else tiles[:1] + in_lanes + tiles[1:]
+        wide = _enough_rows(facts, LANES)
+        in_lanes = [(wide, wide // LANES), (2 * wide, 2 * wide // LANES)]
+        is_first = facts.rows >= LANES * 4 * PROCESSORS and facts.instructions < MUCH
+        tiles = in_lanes + tiles if is_first else tiles[:1] + in_lanes + tiles[1:]
     most = power_of_two(facts.rows)
     yield from (Schedule("persistent", facts.order, {"x": x, "r": r}, warps,
                          loads_early=_loads_early(-(-facts.rows // x), r, warps)) for x, warps in tiles
@@ -153,8 +160,21 @@ def _rows_held(facts: Rows, r: int) -> int:
         sector = SECTOR // min(facts.itemsize, SECTOR)
         most = clamp(MOST_ACROSS // r, sector, 2 * sector)
         x = min(clamp(share, x, most), max(MOST_WARPS * MOST_OF_WARP // r, 1))
+    return _enough_rows(facts, x)
+
+
+def _enough_rows(facts: Rows, x: int) -> int:
+    """Return as many rows, ``x`` at least, as take longer than a program takes to be started, or as keep several warps busy.
+
+    Sums of 131,072 rows of 64 elements take 0.47 of the time in programs of 32 rows that they take in programs of eight.
+    """
     moved = facts.length * (facts.bytes_read + facts.itemsize * facts.stores_along)  # of a row
-    return 2 * x if facts.rows >= MANY_ROWS * x and x * moved < LEAST_MOVED else x
+    while x * moved < LEAST_MOVED and facts.rows >= 2 * x * LEAST_PROGRAMS:
+        x *= 2
+    is_short = facts.instructions >= MUCH and facts.length <= LONGEST_IN_LANE
+    while is_short and x * facts.length < SEVERAL_WARPS and facts.rows >= 2 * x * RESIDENT:
+        x *= 2
+    return x
 
 
 def _warps_of_held(facts: Rows, x: int, r: int) -> int:
@@ -181,9 +201,12 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
 
 def _held_in_lane(facts: Rows, r: int) -> int:
     """Return how many elements of a row of ``r`` a lane holds: fewer of several tensors, or if much is computed of each."""
-    if facts.instructions >= HEAVY_HELD:
-        return EVEN_LOAD // 2 if facts.instructions >= HEAVY_WINDOWS else EVEN_LOAD
-    return clamp(power_of_two(64 // max(facts.tensors, facts.held)), 16, 64 if r >= LONG_ROW else 32)
+    is_wide = facts.itemsize >= REGISTER and facts.bytes_read >= WIDE and LONGEST_IN_LANE < r < LONG_ROW
+    if facts.instructions >= (MUCH if is_wide else HEAVY_WINDOWS):
+        return EVEN_LOAD // 2
+    if facts.instructions >= (MUCH if r <= LONGEST_IN_LANE else HEAVY_HELD):
+        return EVEN_LOAD
+    return clamp(power_of_two(64 // max(facts.tensors, facts.held)), EVEN_LOAD, 64 if r >= LONG_ROW else 32)
 
 
 def _online(facts: Rows, passes: int, is_far: bool) -> Iterator[Schedule]:

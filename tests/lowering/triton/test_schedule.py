@@ -302,7 +302,7 @@ def test_short_rows_go_several_to_a_program_and_long_ones_alone() -> None:
     assert rows == sorted(rows, reverse=True) and rows[0] > 8 and rows[-1] == 1
 
 
-@pytest.mark.parametrize(("write", "rows", "held"), [(total(1), 1 << 20, 4), (total(1), 1 << 14, 2), (normalized, 1 << 20, 2)])
+@pytest.mark.parametrize(("write", "rows", "held"), [(total(1), 1 << 20, 4), (total(1), 1 << 14, 4), (total(1), 1 << 13, 2), (normalized, 1 << 20, 2)])
 def test_programs_of_very_many_rows_move_as_much_as_is_started_in_that_time(write: Any, rows: int, held: int) -> None:
     assert scheduled(write, torch.empty(rows, 512, dtype=BF16)).block["x"] == held
 
@@ -320,13 +320,29 @@ def test_split_rows_that_are_loaded_one_by_one_have_small_tiles(length: int, til
     assert PROCESSORS * 11 < 32 * found.splits <= PROCESSORS * 16
 
 
-@pytest.mark.parametrize(("length", "rows"), [(24, 32), (32, 32), (48, 8)])
+@pytest.mark.parametrize(("length", "rows"), [(24, 32), (32, 32), (48, 16)])
 def test_a_lane_holds_a_row_that_is_very_short(length: int, rows: int) -> None:
     def write(g: graphs.Builder, x: Node) -> Node:
         return g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
 
     found = scheduled(write, torch.empty(100352, length, dtype=BF16))
     assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", rows, 1)
+
+
+@pytest.mark.parametrize(("length", "dtype", "errors", "tile"), [
+    (1024, torch.float32, 0, (1, 1)), (1024, torch.float32, 1, (1, 4)), (1024, BF16, 1, (1, 1)), (512, torch.float32, 1, (2, 4)),
+    (32, torch.float32, 0, (32, 1)), (32, torch.float32, 1, (32, 2)),
+])
+def test_rows_of_much_arithmetic_have_more_warps(length: int, dtype: torch.dtype, errors: int, tile: tuple[int, int]) -> None:
+    """Of several tensors of float32; short ones in programs of several warps."""
+    def write(g: graphs.Builder, x: Node, y: Node, z: Node) -> Node:
+        for _ in range(errors):
+            x = g.op("aten.erf.default", x)
+        x = g.op("aten.add.Tensor", g.op("aten.add.Tensor", x, y), z)
+        return g.op("aten.sub.Tensor", x, g.op("aten.mean.dim", x, [1], True))
+
+    found = scheduled(write, *(torch.empty(1 << 16, length, dtype=dtype) for _ in range(3)))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", *tile)
 
 
 @pytest.mark.parametrize(("channels", "warps"), [(96, 8), (512, 8)])
