@@ -50,10 +50,11 @@ EVEN_BLOCK = 256  # elements of a tile that are enough to walk a row in
 EVEN_LOAD = 16  # elements of a lane from which on half as many are loaded as fast
 EARLY_WARPS = 32 * PROCESSORS  # in all, up to which all run at a time whatever they hold, and nothing hides a wait
 LEAST_LATE = 16384  # elements of a row from which on what is loaded late is loaded as fast
-SEVERAL_WARPS = 2048  # elements of several warps: a processor has room for more of them than of programs
+SEVERAL_WARPS = 1024  # elements of several warps: a processor has room for more of them than of programs
 MUCH = 24.0  # instructions per element from which on programs do not hide them behind their loads if they have few warps
 WIDE = 10  # bytes read per element of rows of float32, from which on a lane has few then: norms take 0.85 to 0.95, one 0.64
 HEAVY_WINDOWS = 80.0  # the same from which on it has them for few, as of windows
+ROW_OF_WARP = 128  # elements of a row that a warp loads at a time, and holds alone
 MOST_OF_WARP = 4096  # elements of a warp of a program that holds rows
 MOST_ACROSS = 8192  # elements that a program holds of rows which fill more than a sector across them
 WARPS_ACROSS = 8  # of such a program, at most
@@ -182,10 +183,10 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
     is_heavy, is_window = facts.instructions >= HEAVY_HELD, facts.instructions >= HEAVY_WINDOWS
     most = WARPS_ACROSS if facts.is_mixed else MOST_WARPS
     warps = clamp(power_of_two(x * r // (LANES * _held_in_lane(facts, r))), 1, most)
-    if r == 128 and not facts.is_mixed:  # a row is what a warp loads at a time
+    if r == ROW_OF_WARP and not facts.is_mixed:
         return max(1, x // 2)
-    if facts.spec.scans and x * r <= LANES * LANES:  # warps would hand on to each other what they have
-        return 1
+    if facts.spec.scans and x * r <= LANES * LANES:  # warps that share rows would hand on to each other what they have
+        return max(x // 2, 1) if r <= ROW_OF_WARP else 1
     if r == 2048 and not is_heavy:
         return 2 if facts.rows >= RESIDENT else 4
     if r == LONG_ROW // 2 and facts.length <= FULL * r:
@@ -201,10 +202,10 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
 
 def _held_in_lane(facts: Rows, r: int) -> int:
     """Return how many elements of a row of ``r`` a lane holds: fewer of several tensors, or if much is computed of each."""
-    is_wide = facts.itemsize >= REGISTER and facts.bytes_read >= WIDE and LONGEST_IN_LANE < r < LONG_ROW
-    if facts.instructions >= (MUCH if is_wide else HEAVY_WINDOWS):
+    is_wide = facts.itemsize >= REGISTER and facts.bytes_read >= WIDE and r < LONG_ROW
+    if facts.instructions >= (MUCH if is_wide or r <= LONGEST_IN_LANE else HEAVY_WINDOWS):
         return EVEN_LOAD // 2
-    if facts.instructions >= (MUCH if r <= LONGEST_IN_LANE else HEAVY_HELD):
+    if facts.instructions >= HEAVY_HELD:
         return EVEN_LOAD
     return clamp(power_of_two(64 // max(facts.tensors, facts.held)), EVEN_LOAD, 64 if r >= LONG_ROW else 32)
 

@@ -331,7 +331,7 @@ def test_a_lane_holds_a_row_that_is_very_short(length: int, rows: int) -> None:
 
 @pytest.mark.parametrize(("length", "dtype", "errors", "tile"), [
     (1024, torch.float32, 0, (1, 1)), (1024, torch.float32, 1, (1, 4)), (1024, BF16, 1, (1, 1)), (512, torch.float32, 1, (2, 4)),
-    (32, torch.float32, 0, (32, 1)), (32, torch.float32, 1, (32, 2)),
+    (32, torch.float32, 0, (32, 1)), (32, torch.float32, 1, (32, 4)),
 ])
 def test_rows_of_much_arithmetic_have_more_warps(length: int, dtype: torch.dtype, errors: int, tile: tuple[int, int]) -> None:
     """Of several tensors of float32; short ones in programs of several warps."""
@@ -343,6 +343,12 @@ def test_rows_of_much_arithmetic_have_more_warps(length: int, dtype: torch.dtype
 
     found = scheduled(write, *(torch.empty(1 << 16, length, dtype=dtype) for _ in range(3)))
     assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", *tile)
+
+
+@pytest.mark.parametrize(("length", "rows", "warps"), [(64, 8, 4), (128, 8, 4), (200, 4, 1)])
+def test_warps_that_scan_rows_have_them_alone(length: int, rows: int, warps: int) -> None:
+    found = scheduled(lambda g, x: g.op("aten.cumsum.default", x, 1), torch.empty(4096, length))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", rows, warps)
 
 
 @pytest.mark.parametrize(("channels", "warps"), [(96, 8), (512, 8)])
