@@ -8,7 +8,8 @@ the device that reads it (``host_tensors.py``); copies into parts of tensors get
 reads of what scatters and pads put together become reads of what was put there (``cut_outs.py``); reductions of one
 element become copies (``lone_elements.py``); ops that do nothing are removed; sums of rows that are 0 but in one place
 become that element (``one_hots.py``); gathers move before what computes much more than they pick (``picks.py``); equal
-calls are merged; constants that must be in memory are made again for those that compute with them (``creations.py``);
+calls are merged; reductions over more dimensions than others of the same are made of these (``nested_reductions.py``);
+constants that must be in memory are made again for those that compute with them (``creations.py``);
 dead code is removed. A new step is a call in :func:`normalize`.
 
 Worked example: ``a, b = split(x, 4)`` with only ``b`` used becomes one ``slice`` of ``x``.
@@ -36,6 +37,7 @@ from dynafuse.passes.given_numbers import send_numbers
 from dynafuse.passes.host_numbers import move_numbers
 from dynafuse.passes.host_tensors import make_on_device
 from dynafuse.passes.lone_elements import copy_lone_elements
+from dynafuse.passes.nested_reductions import nest_reductions
 from dynafuse.passes.one_hots import sum_one_hots
 from dynafuse.passes.picks import pick_early
 from dynafuse.passes.strides import place_views, same_layout
@@ -74,6 +76,7 @@ def normalize(module: GraphModule, merge_equal: bool = True) -> GraphModule:
     pick_early(module)
     if merge_equal:
         merge_duplicates(module.graph)
+    nest_reductions(module)
     make_again(module)
     module.graph.eliminate_dead_code()
     return module

@@ -205,7 +205,8 @@ def _held_in_lane(facts: Rows, r: int) -> int:
     is_wide = facts.itemsize >= REGISTER and facts.bytes_read >= WIDE and r < LONG_ROW
     if facts.instructions >= (MUCH if is_wide or r <= LONGEST_IN_LANE else HEAVY_WINDOWS):
         return EVEN_LOAD // 2
-    if facts.instructions >= HEAVY_HELD:
+    is_long = facts.tensors > 1 and r >= LANES * LANES
+    if facts.instructions >= (MUCH if is_long else HEAVY_HELD):
         return EVEN_LOAD
     return clamp(power_of_two(64 // max(facts.tensors, facts.held)), EVEN_LOAD, 64 if r >= LONG_ROW else 32)
 
