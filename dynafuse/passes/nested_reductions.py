@@ -3,41 +3,39 @@
 A sum's partial sums have to be exact enough: they are in float32 or wider, or integers. An extreme's are elements.
 
 Worked example: of ``rows = y.sum(-1)`` and ``total = y.sum((-2, -1))``, in float32, ``total`` becomes ``rows.sum(-1)``, so
-that ``y`` is read once. Contact maps of proteins are corrected by such sums.
+that ``y``, if it is large, is read once. Contact maps of proteins are corrected by such sums.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, fake_mode_of, insert, is_one
+from dynafuse.fx import arguments, fake_mode_of, hint, insert, is_one
 from dynafuse.ops.reductions import keepdim, reduced_dims
+from dynafuse.passes.staged_reductions import STAGED, WIDENING
 from dynafuse.passes.strides import same_layout
 
 aten = torch.ops.aten
 
-OVER_DIMS = {
-    aten.sum.default: aten.sum.dim_IntList, aten.sum.dim_IntList: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim,
-    aten.mean.dim: aten.mean.dim, aten.amax.default: aten.amax.default, aten.amin.default: aten.amin.default,
-}
-"""The reductions that may be taken in two steps, and what takes the second one: over dimensions that are given."""
-
-EXTREMES = (aten.amax.default, aten.amin.default)
 ROUNDED = (torch.bfloat16, torch.float16)
 """Dtypes of sums that are rounded too much to be added up."""
+
+LEAST_BYTES = 16 << 20
+"""Of what is reduced, those that take longer to read again than a kernel to start. Small sums share kernels with others."""
 
 
 def nest_reductions(module: GraphModule) -> None:
     """Replace reductions in the graph by those of smaller results, in place; strides stay as they were."""
     groups: dict[tuple[object, ...], list[Node]] = defaultdict(list)
     for node in module.graph.nodes:
-        if node.target in OVER_DIMS and _is_exact_enough(node):
+        if node.target in STAGED and _is_exact_enough(node) and _is_large(arguments(node)["self"].meta["val"]):
             operand, result = arguments(node)["self"], node.meta["val"]
-            groups[operand, OVER_DIMS[node.target], result.dtype].append(node)
+            groups[operand, STAGED[node.target], result.dtype].append(node)
     for group in groups.values():
         if len(group) > 1:
             _nest(group)
@@ -45,7 +43,11 @@ def nest_reductions(module: GraphModule) -> None:
 
 def _is_exact_enough(node: Node) -> bool:
     dtype = node.meta["val"].dtype
-    return node.target in EXTREMES or not (dtype in ROUNDED or dtype.itemsize == 1 or dtype.is_complex)
+    return STAGED[node.target] not in WIDENING or not (dtype in ROUNDED or dtype.itemsize == 1 or dtype.is_complex)
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return math.prod(map(hint, tensor.shape)) * tensor.dtype.itemsize >= LEAST_BYTES
 
 
 def _nest(group: list[Node]) -> None:
@@ -89,7 +91,7 @@ def _remade(node: Node, inner: Node, inner_dims: Sequence[int]) -> Node:
         if inner.meta["val"].ndim < rank:
             for dim in inner_dims:
                 partial = insert(node, aten.unsqueeze.default, (partial, dim))
-        result = insert(node, OVER_DIMS[node.target], (partial, list(_dims(node)), keepdim(arguments(node))))  # type: ignore[index]
+        result = insert(node, STAGED[node.target], (partial, list(_dims(node)), keepdim(arguments(node))))
     if not same_layout(result.meta["val"], node.meta["val"]):
         return node  # the new one is dead code, which is removed in the end
     node.replace_all_uses_with(result)

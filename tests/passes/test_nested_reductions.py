@@ -11,11 +11,19 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from dynafuse.passes.nested_reductions import OVER_DIMS, nest_reductions
+from dynafuse.passes import nested_reductions
+from dynafuse.passes.nested_reductions import nest_reductions
+from dynafuse.passes.staged_reductions import STAGED
 from tests.support import graphs
 from tests.support.differential import compiled
 
 Function = Callable[[Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nested_reductions, "LEAST_BYTES", 0)
+
 
 NESTED: dict[str, Function] = {
     "all of rows": lambda x: (x.sum(-1), x.sum()),
@@ -26,6 +34,7 @@ NESTED: dict[str, Function] = {
     "means": lambda x: (x.mean((0, 2)), x.mean()),
     "extremes": lambda x: (x.amax(2), x.amax((0, 2), keepdim=True)),
     "extremes of 16 bits": lambda x: ((y := x.bfloat16()).amin(2), y.amin((0, 2))),
+    "an extreme of all": lambda x: (x.amin(1), x.min()),
     "counts": lambda x: ((y := x > 0).sum(2), y.sum()),
     "into float32": lambda x: ((y := x.half()).sum(2, dtype=torch.float32), y.sum(dtype=torch.float32)),
 }
@@ -42,7 +51,7 @@ APART: dict[str, Function] = {
 
 def wide(module: GraphModule) -> int:
     """How many reductions read tensors of three dimensions of more than one element."""
-    reductions = [node for node in module.graph.nodes if node.target in OVER_DIMS]
+    reductions = [node for node in module.graph.nodes if node.target in STAGED]
     shapes = [node.args[0].meta["val"].shape for node in reductions]
     return sum(len(shape) == 3 and all(size > 1 for size in shape) for shape in shapes)
 
@@ -74,14 +83,20 @@ def test_others_stay(function: Function) -> None:
 def test_each_is_made_of_the_smallest_result() -> None:
     module = nested(lambda x: (x.sum((1, 2)), x.sum(2), x.sum()), torch.randn(3, 4, 5))
     assert wide(module) == 1
-    operands = [node.args[0] for node in module.graph.nodes if node.target in OVER_DIMS]
+    operands = [node.args[0] for node in module.graph.nodes if node.target in STAGED]
     assert len(set(operands)) == 3
+
+
+@pytest.mark.parametrize(("columns", "reading"), [(1 << 10, 1), ((1 << 10) - 1, 2)])
+def test_what_is_read_again_is_large(monkeypatch: pytest.MonkeyPatch, columns: int, reading: int) -> None:
+    monkeypatch.setattr(nested_reductions, "LEAST_BYTES", 2 * 3 * 4 << 10)
+    assert wide(nested(lambda x: (x.sum(2), x.sum()), torch.randn(2, 3, columns))) == reading
 
 
 def test_a_dimension_of_one_makes_no_difference() -> None:
     """Both are in one kernel."""
     module = nested(lambda x: ((y := x.sin()[:, :1]).sum(2), y.sum((1, 2))), torch.randn(3, 4, 5))
-    assert len({node.args[0] for node in module.graph.nodes if node.target in OVER_DIMS}) == 1
+    assert len({node.args[0] for node in module.graph.nodes if node.target in STAGED}) == 1
 
 
 @pytest.mark.parametrize("order", itertools.permutations([(2,), (1, 2), (0, 1, 2)]))

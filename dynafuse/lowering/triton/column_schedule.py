@@ -37,8 +37,7 @@ HEAVY = 40.0  # instructions per element that take as long as its bytes: more th
 UNEVEN = 256  # elements of a warp where it reads bytes: of more than eight a lane, Triton gives it 16 neighbours of all else
 BESIDE = 2048  # elements of a tile of which rows lie along lanes and others across them
 HELD_LINE = 128  # bytes of a row of a tile that holds short columns
-HELD_IN_LANE = 64  # registers of a lane for what it holds of longer ones; half as many if much is computed of each: of fewer
-# than 32 elements, or 16, its warps wait for each other
+HELD_IN_LANE = 64  # registers of a lane for longer ones, of 32 elements at least; half of both if much is computed of each
 LONGEST_HELD, LONGEST_COUNTED = 1024, 64  # elements of such a column, of all tensors; of one whose variance is taken
 NARROW = 64  # columns of which four warps load as many rows at a time as keep Triton from computing an element twice
 
