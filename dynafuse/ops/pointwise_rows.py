@@ -31,7 +31,6 @@ _ERF = 28.0
 _POW = 90.0
 _QUOTIENT = 12.0
 _MODULO = 75.0
-_INTEGER_MODULO = 24.0
 _SIGMOID = _EXP + _QUOTIENT + 2
 _SOFTPLUS = _EXP + _LOG + 4
 _SQRT_HALF = "0.7071067811865476"
@@ -153,9 +152,9 @@ def _flops_of_quotient(call: Call) -> float:
     return 1.0 if isinstance(tuple(call.args.values())[1], (int, float, HoistedScalar)) else _QUOTIENT
 
 
-def _flops_of_modulo(call: Call) -> float:
-    """Return the instructions of a quotient without its fraction, or of what that leaves."""
-    return _MODULO if call.dtype.is_floating_point else _INTEGER_MODULO
+def _modulo_or(integers: float) -> Callable[[Call], float]:
+    """Return what counts the instructions of a quotient without its fraction, or of its rest, given those of integers."""
+    return lambda call: _MODULO if call.dtype.is_floating_point else integers
 
 
 _FLOOR_DIV = _by_dtype(floats=_function("lm.floor_div"), ints=_function("lm.floor_div_int"))
@@ -234,18 +233,18 @@ _row("aten.rsub.Tensor aten.rsub.Scalar", _rsub, hoists=(1, 2), accepts=_accepts
 _row(_tensor_or_scalar("mul") + " prims.mul.default", _MUL, hoists=(1,))
 _row(_tensor_or_scalar("div") + " " + _tensor_or_scalar("true_divide"), _div, hoists_inverse=(1,), smooth=True,
      flops_of=_flops_of_quotient)
-_row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), flops_of=_flops_of_modulo,
+_row("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode, steps=(0, 1), flops_of=_modulo_or(1.0),
      accepts=_accepts_divisor)
 _row("prims.div.default", _prims_div, hoists_inverse=(1,), smooth=True, flops_of=_flops_of_quotient)
-_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops_of=_flops_of_modulo,
+_row("aten.floor_divide.default aten.floor_divide.Scalar", _FLOOR_DIV, steps=(0, 1), flops_of=_modulo_or(4.0),
      accepts=_accepts_divisor)
-_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops_of=_flops_of_modulo,
+_row(_tensor_or_scalar("fmod") + " prims.fmod.default", _FMOD, steps=(0, 1), flops_of=_modulo_or(40.0),
      accepts=_accepts_divisor)
 _row(
     _tensor_or_scalar("remainder") + " aten.remainder.Scalar_Tensor prims.remainder.default",
     _REMAINDER,
     steps=(0, 1),
-    flops_of=_flops_of_modulo,
+    flops_of=_modulo_or(40.0),
     accepts=_accepts_divisor,
 )
 def _accepts_power(call: Call) -> str:

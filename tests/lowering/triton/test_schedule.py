@@ -330,11 +330,11 @@ def test_a_lane_holds_a_row_that_is_very_short(length: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize(("length", "dtype", "errors", "tile"), [
-    (1024, torch.float32, 0, (1, 1)), (1024, torch.float32, 1, (1, 4)), (1024, BF16, 1, (1, 1)), (512, torch.float32, 1, (2, 4)),
+    (1024, torch.float32, 0, (1, 1)), (1024, torch.float32, 1, (1, 4)), (1024, BF16, 1, (1, 2)), (512, torch.float32, 1, (2, 4)),
     (32, torch.float32, 0, (32, 1)), (32, torch.float32, 1, (32, 4)),
 ])
 def test_rows_of_much_arithmetic_have_more_warps(length: int, dtype: torch.dtype, errors: int, tile: tuple[int, int]) -> None:
-    """Of several tensors of float32; short ones in programs of several warps."""
+    """Of several tensors; short ones in programs of several warps."""
     def write(g: graphs.Builder, x: Node, y: Node, z: Node) -> Node:
         for _ in range(errors):
             x = g.op("aten.erf.default", x)
