@@ -8,22 +8,20 @@ that ``y``, if it is large, is read once. Contact maps of proteins are corrected
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch.fx import GraphModule, Node
 
-from dynafuse.fx import arguments, fake_mode_of, hint, insert, is_one
+from dynafuse.fx import arguments, fake_mode_of, insert, is_one
 from dynafuse.ops.reductions import keepdim, reduced_dims
+from dynafuse.partition.accuracy import NARROW
+from dynafuse.passes.cones import count
 from dynafuse.passes.staged_reductions import STAGED, WIDENING
 from dynafuse.passes.strides import same_layout
 
 aten = torch.ops.aten
-
-ROUNDED = (torch.bfloat16, torch.float16)
-"""Dtypes of sums that are rounded too much to be added up."""
 
 LEAST_BYTES = 16 << 20
 """Of what is reduced, those that take longer to read again than a kernel to start. Small sums share kernels with others."""
@@ -33,9 +31,8 @@ def nest_reductions(module: GraphModule) -> None:
     """Replace reductions in the graph by those of smaller results, in place; strides stay as they were."""
     groups: dict[tuple[object, ...], list[Node]] = defaultdict(list)
     for node in module.graph.nodes:
-        if node.target in STAGED and _is_exact_enough(node) and _is_large(arguments(node)["self"].meta["val"]):
-            operand, result = arguments(node)["self"], node.meta["val"]
-            groups[operand, STAGED[node.target], result.dtype].append(node)
+        if node.target in STAGED and _is_exact_enough(node) and _is_large(operand := arguments(node)["self"]):
+            groups[operand, STAGED[node.target], node.meta["val"].dtype].append(node)
     for group in groups.values():
         if len(group) > 1:
             _nest(group)
@@ -43,11 +40,12 @@ def nest_reductions(module: GraphModule) -> None:
 
 def _is_exact_enough(node: Node) -> bool:
     dtype = node.meta["val"].dtype
-    return STAGED[node.target] not in WIDENING or not (dtype in ROUNDED or dtype.itemsize == 1 or dtype.is_complex)
+    return STAGED[node.target] not in WIDENING or not (dtype in NARROW or dtype.itemsize == 1 or dtype.is_complex)
 
 
-def _is_large(tensor: torch.Tensor) -> bool:
-    return math.prod(map(hint, tensor.shape)) * tensor.dtype.itemsize >= LEAST_BYTES
+def _is_large(operand: Node) -> bool:
+    itemsize: int = operand.meta["val"].dtype.itemsize
+    return count(operand) * itemsize >= LEAST_BYTES
 
 
 def _nest(group: list[Node]) -> None:

@@ -89,6 +89,20 @@ def traced(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = 
     return make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic" if dynamic else "fake")(*inputs)
 
 
+def changed(function: Callable[..., Any], change: Callable[[GraphModule], Any],
+            *inputs: torch.Tensor) -> tuple[GraphModule, Any, Any]:
+    """The graph of a function after a pass, without dead code, with its results after and before, whose values are the same."""
+    module = traced(function, *inputs)
+    expected = module(*inputs)
+    change(module)
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    module.recompile()
+    found = module(*inputs)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    return module, found, expected
+
+
 def planned(module: GraphModule, device: str = "h200") -> Plan:
     """The plan of a graph for a described device."""
     from dynafuse.partition.search import partition

@@ -26,7 +26,7 @@ from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.scopes import PER_PROGRAM, PER_STEP
 from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
 from dynafuse.lowering.triton.text import escape, size_text
-from dynafuse.lowering.triton.tiles import Schedule, reduced_axes, values_per_tile
+from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, reduced_axes, values_per_tile
 from dynafuse.ops import Value, lookup
 from dynafuse.ops.indexing_math import flatten
 from dynafuse.ops.literals import triton_type
@@ -374,9 +374,8 @@ def recurrence_of(spec: Spec, op: int) -> Recurrence:
     args = dict(reduction.args)
     operand = next(iter(args.values()))
     operand_dtype = spec.tensor(operand).dtype
-    axes = [spec.axes[k] for k in reduced_axes(spec, op)]
-    sizes = [axis.size for axis in axes if axis.is_known and isinstance(axis.size, int)]
-    length = math.prod(sizes) if len(sizes) == len(axes) else None
+    is_count = operand_dtype is torch.bool and are_known(spec, axes := reduced_axes(spec, op))  # of others it is all one
+    length = point_count(spec, axes) if is_count else None
     return recurrence(row.reduction, operand_dtype, reduction.dtype, correction(args), length)
 
 

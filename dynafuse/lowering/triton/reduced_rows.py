@@ -21,6 +21,7 @@ from dynafuse.lowering.triton.tile_cost import LEAST_PLACES
 from dynafuse.lowering.triton.tiles import (
     Schedule,
     along_row,
+    are_known,
     by_stride,
     clamp,
     point_count,
@@ -199,7 +200,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reduced: The axes along which it reduces.
     """
     remaining = [k for k in range(len(spec.axes)) if k not in reduced]
-    is_static = all(spec.axes[k].is_known and isinstance(spec.axes[k].size, int) for k in reduced)
+    is_static = are_known(spec, reduced)
     rows, length = point_count(spec, remaining), point_count(spec, reduced)
     along, across = (contiguous_bytes(spec, probed, accesses, axes) for axes in (reduced, remaining))
     along, across = counted(along, across, rows * length)

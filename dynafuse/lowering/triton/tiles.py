@@ -223,6 +223,11 @@ def point_count(spec: Spec, axes: Iterable[int]) -> int:
     return math.prod(estimate(spec.axes[k].size) for k in axes)
 
 
+def are_known(spec: Spec, axes: Iterable[int]) -> bool:
+    """Return whether the sizes of some axes are known, and not only estimated."""
+    return all(spec.axes[k].is_known and isinstance(spec.axes[k].size, int) for k in axes)
+
+
 def values_per_tile(spec: Spec, order: Mapping[str, Sequence[int]], block: Mapping[str, int]) -> Iterator[tuple[int, int]]:
     """Yield axes of which every block holds equally many values, with whole rows of what lies inside; and how many.
 
