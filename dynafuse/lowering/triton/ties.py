@@ -7,6 +7,8 @@ accesses are near each other is put where they do.
 
 Worked example: ``x[:, (2 * i).clamp(max=99)]`` over rows and ``i`` in tiles of 64 rows by 16 columns. Triton 3.6 gives 32
 rows to a warp, each lane of which loads from another line of memory. In tiles of 16 columns by 64 rows it gives it two rows.
+Lanes that move eight neighbours of another tensor at once are eight points apart in such an access as well, if they walk
+the same dimension: a softmax over 512 with a bias whose heads are neighbours takes 203 µs across its rows, 372 along them.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.tile_cost import LINE, TileCost
-from dynafuse.lowering.triton.tiles import Schedule, strides_of, traffic
-from dynafuse.partition.kernel_class import estimate
+from dynafuse.lowering.triton.tiles import Schedule, clamp, strides_of, traffic, vector_length
+from dynafuse.partition.kernel_class import LANES, estimate
+
+EXCHANGED = 2.0
+"""How many times as many lines are touched before lanes that walk the other dimension exchange what they have loaded."""
 
 LAST_SINCE = (3, 7)
 """The version of Triton from which on lanes walk the last dimension of a tile where no other is known to be better."""
@@ -39,15 +44,30 @@ def lanes_first(spec: Spec, probed: Probe, schedule: Schedule) -> bool:
         return False
     cost = TileCost(spec, probed)
 
+    def lines(k: int, tile: str, lanes: int, step: int) -> float:
+        """Return the lines of memory that lanes touch which lie along a dimension, so many points apart."""
+        inner = next((axis for axis in reversed(schedule.order[tile]) if cost.sizes[axis] > 1), schedule.order[tile][-1])
+        return 1 + (lanes - 1) * min(cost.apart(k, inner) * step, LINE) / LINE
+
     def touched(tile: str) -> float:
-        """Return the lines of memory that tied accesses touch, relative to each other, if lanes walk a dimension."""
-        inner = next((k for k in reversed(schedule.order[tile]) if cost.sizes[k] > 1), schedule.order[tile][-1])
-        return sum(traffic(spec, probed, probed.accesses[k]) * min(cost.apart(k, inner), LINE) for k in tied)
+        """Return the lines that a warp touches for tied accesses, relative to others, if lanes walk a dimension first."""
+        (across,) = schedule.order.keys() - {tile}
+        moved = _moved_at_once(spec, probed, schedule, tile)
+        along = clamp(schedule.block[tile] // moved, 1, LANES)
+        return sum(traffic(spec, probed, probed.accesses[k]) * lines(k, tile, along, moved)
+                   * lines(k, across, LANES // along, 1) for k in tied)
 
     of_lanes = "x" if "y" in schedule.order else schedule.lanes
     (other,) = schedule.order.keys() - {of_lanes}
     are_columns = of_lanes == "x" and other == "r"  # lanes that walk them have nothing to exchange before they add it up
-    return _ties_go_first() == (are_columns or touched(of_lanes) <= touched(other))
+    return _ties_go_first() == (are_columns or touched(of_lanes) <= EXCHANGED * touched(other))
+
+
+def _moved_at_once(spec: Spec, probed: Probe, schedule: Schedule, tile: str) -> int:
+    """Return how many neighbours along a dimension a lane moves at once: as many as any access that varies along both."""
+    alike = (access for access in probed.accesses if all(
+        not probed.axes_along(access.offset).isdisjoint(axes) for axes in schedule.order.values()))
+    return max((vector_length(spec, probed, access, schedule.order[tile]) for access in alike), default=1)
 
 
 @cache

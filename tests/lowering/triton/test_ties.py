@@ -54,6 +54,14 @@ def test_lanes_walk_rows_of_odd_length_that_lie_side_by_side(first: bool) -> Non
     assert ties.lanes_first(spec, probe(spec), tiled) == (not first)
 
 
+def test_lanes_that_move_vectors_are_as_far_apart_in_everything_along_them(first: bool) -> None:
+    """A bias whose heads are neighbours has a line of memory for each of eight scores; one after the other they share them."""
+    spec = spec_of(lambda x, bias: (x + bias.permute(2, 0, 1)).softmax(-1),
+                   torch.empty(16, 12, 512, 512, dtype=torch.bfloat16), torch.empty(512, 512, 12))
+    rows = Schedule("persistent", {"x": (0, 1, 2), "r": (3,)}, {"x": 2, "r": 512}, 1)
+    assert ties.lanes_first(spec, probe(spec), rows) == (not first)
+
+
 @pytest.mark.parametrize("name", ["transpose", "heads", "batch norm", "cat of channels", "slices"])
 def test_tiles_whose_addresses_tell_stay_as_they_are(name: str, first: bool) -> None:
     assert not any(schedule.lanes_first for schedule in candidates(spec_of(POINTS[name][0], *POINTS[name][1])))
