@@ -131,3 +131,38 @@ def test_sums_of_pairs_both_ways_have_lanes_for_their_arithmetic(length: int, wa
 def test_sums_of_pairs_are_what_eager_has() -> None:
     a, b = torch.randn(300), torch.randn(2048)
     torch.testing.assert_close(computed(pair_sums, a, b), list(pair_sums(a, b)))
+
+
+def pooled(x: Tensor) -> Tensor:
+    """A mean of each channel of images whose channels are neighbours."""
+    return F.silu(x).mean((2, 3))
+
+
+def gated(x: Tensor, gradient: Tensor) -> Tensor:
+    return (x * gradient).sum((2, 3))
+
+
+def images(count: int, channels: int, side: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(count, channels, side, side, dtype=dtype).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("function", "sizes", "expected"), [
+    (pooled, (64, 576, 18), (64, 32, 4, 3)),  # 288 programs of 128 columns would have two warps each
+    (pooled, (128, 672, 14), (128, 16, 4, 3)),
+    (gated, (128, 672, 14), (128, 8, 2, 3)),  # two tensors are as many bytes under way
+    (gated, (128, 366, 14), (32, 16, 1, 3)),  # rows of which lanes move four bytes at a time
+    (pooled, (64, 1536, 8), (128, 8, 2, 3)),  # too few steps for more
+])
+def test_few_programs_of_columns_have_more_warps(function: Callable[..., Tensor], sizes: tuple[int, int, int],
+                                                 expected: tuple[int, int, int, int]) -> None:
+    found = scheduled(function, *(images(*sizes) for _ in range(1 if function is pooled else 2)))
+    assert (found.block["x"], found.block["r"], found.warps, found.stages) == expected
+
+
+@pytest.mark.parametrize(("function", "channels", "stages"), [
+    (lambda x: x.float().var((0, 2, 3)), 366, 3), (lambda x: x.float().var((0, 2, 3)), 384, 1), (lambda x: x.sum((0, 2, 3)), 366, 1),
+])
+def test_variances_of_pairs_are_copied_ahead(function: Callable[..., Tensor], channels: int, stages: int) -> None:
+    """Their loads would wait for each other; those of sums do not, and of larger vectors there are fewer."""
+    found = scheduled(function, images(128, channels, 14))
+    assert (found.schedule_class, found.stages) == ("split", stages)
