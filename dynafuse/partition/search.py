@@ -16,7 +16,7 @@ is a kernel of its own: none sums over different dimensions. Merged with that su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from dynafuse.cost.device import Device
@@ -31,6 +31,7 @@ MOST_TRIED = 12  # other merges, of small graphs
 MOST_UNITS = 200  # units that grow again for that, in all: each takes about a millisecond
 LEAST_SHARED = 0.03  # of a graph's time, which two regions read or write both if it is worth trying to merge them
 LEAST_GAIN = 0.01  # of it, which another plan takes less
+CLOSE = 0.1  # of it, within which what the host takes longer is not told from what it takes on another day
 
 Grown = tuple[Plan, Growth]
 
@@ -74,8 +75,16 @@ def quickest(units: Units, captured: bool = False) -> Plan:
     if not greedy[0].steps:
         return greedy[0]
     others = filter(None, map(grown, _otherwise(*greedy)))
-    best = min([greedy, *others], key=lambda plan: plan[1].us)
-    return _improved(best, grown)[0]
+    return _improved(_least_busy([greedy, *others]), grown)[0]
+
+
+def _least_busy(plans: Sequence[Grown]) -> Grown:
+    """Return the quickest plan; of those that are about as quick the one that keeps the device the least busy.
+
+    Users wait for the device whatever the host is like, but for the host only where nothing keeps the device busy meanwhile.
+    """
+    least = min(growth.us for _, growth in plans)
+    return min((plan for plan in plans if plan[1].us <= (1 + CLOSE) * least), key=lambda plan: plan[1].pricing.now.device_us)
 
 
 def _otherwise(plan: Plan, growth: Growth) -> Iterator[Way]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse.cost.device import describe
+from dynafuse.cost.model import Prediction
 from dynafuse.ir import Annotated, Plan
 from dynafuse.partition import search
 from dynafuse.partition.executors import Executors
@@ -124,3 +126,13 @@ def test_what_is_known_of_kernels_is_there_for_a_plan_without_the_hosts_time(mon
     plan = search.quickest(units)
     monkeypatch.setattr(Kernels, "of", lambda *_: pytest.fail("a kernel is asked for that is known"))
     assert regions(search.quickest(units, captured=True)) == regions(plan)
+
+
+def test_of_plans_that_are_about_as_quick_the_device_is_least_busy_in_one() -> None:
+    """One kernel keeps the host busy for less time, two the device: what the host takes depends on the host."""
+    def plan(us: float, device_us: float) -> Any:
+        return None, SimpleNamespace(us=us, pricing=SimpleNamespace(now=Prediction(device_us=device_us)))
+
+    quick, idle, slow = plan(10.0, 9.5), plan(10.9, 6.0), plan(11.2, 3.0)
+    assert search._least_busy([quick, idle, slow]) is idle
+    assert search._least_busy([quick, slow]) is quick
