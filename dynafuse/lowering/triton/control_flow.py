@@ -40,6 +40,7 @@ class ControlFlow(Scopes):
         self.tile_dims: Mapping[str, int] = {}  # which dimension of a tile that has two each tile dimension is
         # How many values of an axis a tile holds, for axes of which every tile begins at a multiple of that many.
         self.values_per_tile: dict[sympy.Symbol, int] = {}
+        self.cuts: Mapping[sympy.Symbol, frozenset[int]] = {}  # where tiles along an axis begin anew
         self.has_asserts = False  # whether the kernel checks something on the device
         self.masks: tuple[Value, ...] = ()  # the conditions under which loads are made now
         self.comparisons: dict[str, Comparison] = {}  # comparisons of index expressions by name
@@ -109,7 +110,9 @@ class ControlFlow(Scopes):
             return True
         axis = next(iter(difference.free_symbols))
         bound = sympy.expand(axis - difference)
-        return bool(len(extents) == 1 and extents[0] and op in ("<", ">=") and bound.is_Integer and bound % extents[0] == 0)
+        if len(extents) > 1 or op not in ("<", ">=") or not bound.is_Integer:
+            return False
+        return int(bound) in self.cuts[axis] if axis in self.cuts else bool(extents[0] and bound % extents[0] == 0)
 
     def masks_at(self, tiles: frozenset[str], expr: sympy.Expr = sympy.S.Zero) -> tuple[Value, ...]:
         """Return the masks that decide whether what varies along tile dimensions, at an index expression, is needed.

@@ -17,7 +17,6 @@ from dynafuse.ir import Lowered, Size, Spec
 from dynafuse.lowering.triton.builder import (
     KernelBuilder,
     add_launch,
-    block_count,
     emit_stores,
     fits_grid,
     make_emitter,
@@ -35,12 +34,12 @@ from dynafuse.lowering.triton.tiles import Schedule
 
 def pointwise(builder: KernelBuilder) -> None:
     """Add a kernel with one program per tile, of one or two tile dimensions."""
-    order, block = builder.schedule.order, builder.schedule.block
+    order = builder.schedule.order
     emitter = make_emitter(builder)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
     names = [name for name in ("x", "y") if name in order]
-    grid = [block_count(builder.numel(name), block[name]) for name in names]
-    tiles = [tile_dimension(builder, name, f"{program} * {name.upper()}BLOCK", builder.numel(name), order[name], emitter)
+    grid = [builder.tile_count(name) for name in names]
+    tiles = [tile_dimension(builder, name, builder.start(name, program), builder.numel(name), order[name], emitter)
              for name, program in zip(names, _program_ids(builder, grid), strict=True)]
     x, y = grid if len(grid) == 2 else (grid[0], 1)
     add_launch(builder, emitter, tiles, (x, y, 1) if fits_grid(builder, y) else (x * y, 1, 1))

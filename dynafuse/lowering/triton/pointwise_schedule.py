@@ -2,7 +2,8 @@
 
 Orders and tiles are enumerated, and the one with the lowest price is taken (``tile_cost.py``). Two tile dimensions pay where
 accesses are contiguous along two axes, where much of what is computed varies along one of them alone, and where they save
-dividing the index of every element.
+dividing the index of every element. Where columns are pieces of a concatenation, tiles that begin anew at each are tried as
+well (``pieces.py``).
 
 Worked example: ``x + y.t()`` over ``float32[4096, 4096]`` is scheduled ``tiled``: ``y`` walks the rows, ``x`` the columns,
 so that the reads of both tensors are contiguous.
@@ -164,6 +165,7 @@ def _flat_tiles(spec: Spec, order: tuple[int, ...], sizes: Sequence[tuple[int, i
 def _tiles(cost: TileCost, order: Order) -> Iterator[Schedule]:
     """Yield tiles of two dimensions, of as many points a lane as it can hold."""
     rows, columns = (power_of_two(point_count(cost.spec, order[tile])) for tile in ("y", "x"))
+    cuts = cost.cuts(order["x"])
     widest = WIDEST if all(isinstance(cost.spec.axes[k].size, int) for k in order["x"]) else WIDEST_UNKNOWN
     for warps in (4, 8):
         for per_lane in (8, 16):
@@ -175,4 +177,6 @@ def _tiles(cost: TileCost, order: Order) -> Iterator[Schedule]:
                 y = min(rows, max(1, points // x))
                 if 2 * x * y >= points or x * y == rows * columns:
                     yield Schedule("tiled", order, {"y": y, "x": x}, warps)
+                    if any(cut % x for cut in cuts):
+                        yield Schedule("tiled", order, {"y": y, "x": x}, warps, cuts=cuts)
                 x //= 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sympy
 import torch
@@ -45,6 +46,17 @@ class Work:
     axes: frozenset[int]
     masks: tuple[str, ...]
     is_apart: bool
+
+
+class Condition(NamedTuple):
+    """A comparison of indices: the axes that decide it, and the bound where one is compared with a number.
+
+    It holds below that, else from there on.
+    """
+
+    axes: frozenset[int]
+    bound: int | None = None
+    is_below: bool = True
 
 
 class Probe(Emitter):
@@ -103,17 +115,17 @@ class Probe(Emitter):
             return max(least, row.flops_in(call) * (QUICK_SHARE if "lq." in text else 1.0))
         return max(least, FUNCTION if "lm." in text and not text.startswith(SINGLE) else 1.0)
 
-    def conditions(self) -> dict[str, tuple[frozenset[int], int | None]]:
-        """Return the axes that decide each comparison, by name, and the bound where one is compared with a number."""
+    def conditions(self) -> dict[str, Condition]:
+        """Return comparisons of indices, by name."""
         return {name: self._condition(left - right, op) for name, (left, op, right) in self.comparisons.items()}
 
-    def _condition(self, difference: sympy.Expr, op: str) -> tuple[frozenset[int], int | None]:
+    def _condition(self, difference: sympy.Expr, op: str) -> Condition:
         axes = self.axes_along(difference)
         symbols = difference.free_symbols
         if len(symbols) == len(axes) == 1 and op in ("<", ">="):
             bound = sympy.expand(next(iter(symbols)) - difference)
-            return axes, int(bound) if bound.is_Integer else None
-        return axes, None
+            return Condition(axes, int(bound) if bound.is_Integer else None, op == "<")
+        return Condition(axes)
 
     def axes_along(self, expr: sympy.Expr) -> frozenset[int]:
         """Return the axes that an index expression varies along, by way of loaded indices too."""

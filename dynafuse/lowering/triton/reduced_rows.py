@@ -281,7 +281,7 @@ def _varies(probed: Probe, access: Access, axes: Iterable[int]) -> bool:
 def _even_piece(spec: Spec, probed: Probe, across: tuple[int, ...]) -> int:
     """Return a divisor of where pieces begin that conditions on one axis across the rows tell apart; 0 without such."""
     begins = []
-    for axes, bound in probed.conditions().values():
+    for axes, bound, _ in probed.conditions().values():
         if len(axes) == 1 and axes <= {*across} and bound:
             inner = [spec.axes[k].size for k in across[across.index(*axes) + 1:]]
             begins += [bound * math.prod(map(estimate, inner))] if all(isinstance(size, int) for size in inner) else []

@@ -26,7 +26,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dynafuse.errors import LoweringError
@@ -96,7 +96,7 @@ def side_by_side(spec: Spec, name: str, write: Write) -> tuple[list[str], Launch
 
 def _nested(aparts: Sequence[Apart], write: Write) -> list[Nested]:
     """Return nests with their functions, all with as many warps as the best schedule of any has."""
-    choices = {apart.spec: candidates(apart.spec) for apart in aparts}
+    choices = {apart.spec: _uncut(candidates(apart.spec)) for apart in aparts}
     warps = max(schedules[0].warps for schedules in choices.values())
     built = {spec: write(spec, _of_warps(schedules, warps)) for spec, schedules in choices.items()}
     for spec, builder in built.items():
@@ -104,6 +104,11 @@ def _nested(aparts: Sequence[Apart], write: Write) -> list[Nested]:
             raise LoweringError(spec.ops[-1].target, "it takes several launches beside others that share one")
     return [Nested(builder.sources[0], builder.launches[0], apart.spec, apart.names(), int(builder.numel("x")))
             for apart in aparts for builder in (built[apart.spec],)]
+
+
+def _uncut(schedules: Sequence[Schedule]) -> list[Schedule]:
+    """Return schedules as they are where nests that end elsewhere may be the same function: without cuts."""
+    return [replace(schedule, cuts=()) for schedule in schedules]
 
 
 def _of_warps(schedules: Sequence[Schedule], warps: int) -> Schedule:

@@ -32,6 +32,7 @@ import sympy
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
+from dynafuse.lowering.triton.pieces import tile_count
 from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.tiles import Schedule, stride_along, values_per_tile
@@ -56,6 +57,7 @@ ELSEWHERE = 32.0  # bytes between neighbours along an axis that a loaded index f
 FAR = 4096  # bytes between rows that may need the same place in a processor's first cache
 WAYS, MOST_CONFLICTS = 4, 8.0  # such rows that it holds; how often at most a line of more of them is fetched
 OVERLAP = 0.15  # share of what does not bound a kernel that adds to its time
+MOST_CUTS = 15  # of a tile dimension at which its tiles begin anew
 PROBED = 16  # points over which the stride of an index that is not linear is averaged
 LEAST_PLACES = 4  # at which a tensor is read for a point, from which on these are a window
 @dataclass(frozen=True)
@@ -119,12 +121,25 @@ class TileCost:
         strides = tuple(self._stride(access.offset, k, k in axes) for k in range(len(self.sizes)))
         numel = math.prod(map(estimate, access.layout.shape))
         vector = max(1, access.layout.alignment // access.layout.dtype.itemsize)
-        share = min(1.0, numel / self._reached(strides)) if access.masks else 1.0
+        share = min(1.0, numel / self._reached(strides), self.share_under(access.masks)) if access.masks else 1.0
         linear = frozenset(k for k, axis in enumerate(self._probed.axes) if k not in axes or access.offset.has(axis))
         by_floats = (symbol for symbol in access.offset.free_symbols if symbol.name in self._probed.by_floats)
         blurred = frozenset[int]().union(*map(self._probed.axes_along, by_floats))
         return _Access(access.tensor, access.layout.dtype.itemsize, strides, linear, blurred, axes, share, vector,
                        self._jump(access.offset), access.masks, numel, access.is_store)
+
+    def share_under(self, masks: Sequence[str]) -> float:
+        """Return the share of the points at which masks let something through, as far as they are bounds of single axes."""
+        lows, highs = [0] * len(self.sizes), list(self.sizes)
+        for axes, bound, is_below in (self.conditions[mask] for mask in masks if mask in self.conditions):
+            if bound is None:
+                continue
+            (axis,) = axes
+            if is_below:
+                highs[axis] = min(highs[axis], bound)
+            else:
+                lows[axis] = max(lows[axis], bound)
+        return math.prod(max(high - low, 0) / max(size, 1) for low, high, size in zip(lows, highs, self.sizes, strict=True))
 
     def _jump(self, offset: sympy.Expr) -> int:
         """Return of how many elements the part of an offset is a multiple that follows loaded indices; 0 without such."""
@@ -200,6 +215,16 @@ class TileCost:
             else:
                 groups.append(_Group(self.sizes[axis], axis))
         return [group for group in groups if group.size > 1]
+
+    def cuts(self, axes: Sequence[int]) -> tuple[int, ...]:
+        """Return where pieces begin along axes that are one, if all are long enough for a warp; nothing without such."""
+        if len(axes) != 1 or not self.spec.axes[axes[0]].is_known:
+            return ()
+        (size,) = (self.sizes[axis] for axis in axes)
+        cuts = sorted({bound for along, bound, _ in self.conditions.values()
+                       if along == {*axes} and bound is not None and 0 < bound < size})
+        lengths = [end - begin for begin, end in itertools.pairwise((0, *cuts, size))]
+        return tuple(cuts) if cuts and len(cuts) <= MOST_CUTS and min(lengths) >= LANES else ()
 
     def is_contiguous(self, axes: Sequence[int]) -> bool:
         """Return whether some access walks axes, given outermost first, as one run of neighbouring elements."""
@@ -298,7 +323,10 @@ class _Tiling:
         self.groups = {tile: cost.groups(axes) for tile, axes in schedule.order.items()}
         self.walked = {tile: math.prod(cost.sizes[k] for k in axes) for tile, axes in schedule.order.items()}
         self.per_lane = max(1.0, math.prod(schedule.block.values()) / self.lanes)
-        self.programs = math.prod(-(-self.walked[tile] // block) for tile, block in schedule.block.items())
+        self.cuts = schedule.cuts
+        self.tiles = {tile: tile_count(self.walked[tile], schedule.cuts if tile == "x" else (), block)
+                      for tile, block in schedule.block.items()}
+        self.programs = math.prod(self.tiles.values())
         self.held = dict(values_per_tile(cost.spec, schedule.order, schedule.block))
         self._besides: dict[str, int] = {}
         self._repeated: dict[frozenset[int], float] = {}
@@ -308,11 +336,15 @@ class _Tiling:
         return frozenset(self.tile_of[axis] for axis in axes)
 
     def _needed(self, masks: Sequence[str]) -> float:
-        """Return the share of the programs that need what is under masks: of uniform ones, about half satisfy each."""
-        return math.prod(0.5 for mask in masks if mask in self.cost.conditions and self._is_uniform(mask))
+        """Return the share of the programs that need what is under masks: about half, of those without a known bound."""
+        uniform = [mask for mask in masks if mask in self.cost.conditions and self._is_uniform(mask)]
+        unknown = sum(self.cost.conditions[mask].bound is None for mask in uniform)
+        return self.cost.share_under(uniform) * 0.5**unknown
 
     def _is_uniform(self, mask: str) -> bool:
-        axes, bound = self.cost.conditions[mask]
+        axes, bound, _ = self.cost.conditions[mask]
+        if self.cuts and axes == {*self.order["x"]}:
+            return bound in self.cuts
         held = [self.held.get(axis, 0) for axis in axes]
         return all(count == 1 for count in held) or (
             len(held) == 1 and held[0] > 0 and bound is not None and bound % held[0] == 0)
@@ -467,8 +499,8 @@ class _Tiling:
             if group is not innermost and not (is_whole and t == tile):
                 jump = (access.jump or 1) if stride is None else int(stride) if stride == int(stride) else 1
                 width = math.gcd(width, jump)
-        bounds = [self.cost.conditions.get(mask, (frozenset(), 1)) for mask in access.masks]
-        for axes, bound in bounds:
+        conditions = (self.cost.conditions[mask] for mask in access.masks if mask in self.cost.conditions)
+        for axes, bound, _ in conditions:
             if innermost.axis in axes:
                 width = math.gcd(width, bound or 1)
         return width
@@ -516,7 +548,7 @@ class _Tiling:
                 indices[t] = max(indices.get(t, 0.0), self._index_instructions(t) * self._repeats(along) / width)
         for t in self.block:
             indices[t] = max(indices.get(t, 0.0), self._place_instructions(t))
-        padded = math.prod(-(-self.walked[tile] // block) * block for tile, block in self.block.items())
+        padded = math.prod(self.tiles[tile] * block for tile, block in self.block.items())
         rounds = -(-self.programs // PROCESSORS) * PROCESSORS / self.programs
         return padded * rounds * (per_point + sum(indices.values()) + 1)
 

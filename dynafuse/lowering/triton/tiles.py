@@ -46,10 +46,12 @@ class Schedule:
     parts: int = 1  # tiles along a row, beside one another
     lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
     lanes_first: bool = False  # whether that is the tile's first dimension, not its last
+    cuts: tuple[int, ...] = ()  # where tiles along ``x`` begin anew, of one axis
     running: int = 0  # along the row, the states of a loop: a tile is combined to these first; 0 for one per element
 
     def __str__(self) -> str:
         axes = " ".join(f"{tile}={','.join(map(str, order))}/{self.block[tile]}" for tile, order in self.order.items())
+        axes += "".join(f"|{cut}" for cut in self.cuts)
         axes += f"x{self.parts}" if self.parts > 1 else ""
         ahead = "n" * self.loads_next + "a" * self.reads_again
         return f"{self.schedule_class} {axes} w{self.warps} s{self.stages}{ahead} p{self.splits}"

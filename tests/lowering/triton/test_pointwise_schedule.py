@@ -451,3 +451,14 @@ def test_rows_are_not_walked_along_pairs_that_lie_in_memory() -> None:
     cost = TileCost(bound.spec, probe(bound.spec))
     (read,) = (access for access in cost.accesses if not access.is_store)
     assert found.schedule_class == "tiled" and read.strides[found.order["y"][-1]] != 1
+
+
+def test_pieces_that_tiles_end_with_are_each_a_programs_own() -> None:
+    """Of three pieces of 64 channels tiles of 64 load one each; wider ones load all three, under masks."""
+    pieces = [channels_last(128, 64, 56, 56, dtype=BF16) for _ in range(3)]
+    channels = [torch.empty(192, 1, 1) for _ in range(2)]
+    spec = spec_of(lambda m, v, *pieces: batch_norm(torch.cat(pieces, 1), m, v).to(BF16), *channels, *pieces)
+    assert choose_schedule(spec).block["x"] == 64
+    cost = TileCost(spec, probe(spec))
+    shares = [access.share for access in cost.accesses if access.masks]
+    assert shares == pytest.approx([1 / 3] * 3)

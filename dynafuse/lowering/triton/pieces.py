@@ -1,0 +1,58 @@
+"""Tiles that begin anew where the pieces of a concatenation do, so that a program has a part of one piece alone.
+
+It then branches to what that piece is made of (``control_flow.py``), and loads nothing under the mask of another one.
+
+Worked example: of 216 and 216 channels beside one another, in tiles of 128, four programs begin at 0, 128, 216 and 344: the
+last two at ``program * 128 - 40``, and they end at 432, those before at 216.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Points from ``begin`` to before ``end``, with the number of the first tile that has any of them."""
+
+    begin: int
+    end: int
+    first: int
+
+    def is_exact(self, block: int) -> bool:
+        """Return whether tiles of so many points never reach beyond the end."""
+        return (self.end - self.begin) % block == 0
+
+
+def pieces_of(total: int, cuts: Sequence[int], block: int) -> list[Piece]:
+    """Return the pieces of so many points that are cut at some, each in tiles of its own."""
+    pieces, first = [], 0
+    for begin, end in zip((0, *cuts), (*cuts, total), strict=True):
+        pieces.append(Piece(begin, end, first))
+        first += -(-(end - begin) // block)
+    return pieces
+
+
+def tile_count(total: int, cuts: Sequence[int], block: int) -> int:
+    """Return how many tiles there are."""
+    last = pieces_of(total, cuts, block)[-1]
+    return last.first - (last.begin - last.end) // block
+
+
+def start_text(tile: str, program: str, pieces: Sequence[Piece], block: int) -> str:
+    """Return the text of the first point of a tile along a dimension, given that of the program's number."""
+    beyond, before = "", 0  # points that tiles of the pieces before reach beyond the end of theirs
+    for piece in pieces:
+        after = piece.first * block - piece.begin
+        if after != before:
+            beyond, before = f"tl.where({program} >= {piece.first}, {after}, {beyond or 0})", after
+    return f"{program} * {tile.upper()}BLOCK" + (f" - {beyond}" if beyond else "")
+
+
+def end_text(tile: str, pieces: Sequence[Piece]) -> str:
+    """Return the text of where the piece ends that a tile has a part of."""
+    text = str(pieces[-1].end)
+    for piece in reversed(pieces[:-1]):
+        text = f"tl.where({tile}_first < {piece.end}, {piece.end}, {text})"
+    return text
