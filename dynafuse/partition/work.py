@@ -44,6 +44,8 @@ SPLIT_POINTS = 4096  # points of a program of a split reduction
 SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
 STATES_TIMES = 0.05  # how many times longer memory takes beside long rows for each further byte of a column's states
 AGAIN_TIMES = 1.3  # how many times as long where rows are read again: both measured for norms over 5,120 to 20,480 elements
+AGAIN_IN_COLUMNS = 0.6  # of what few programs of columns read that takes as long again, from a cache in part: 0.1 to 1.0
+LONGEST_NEAR = 512  # elements of a column up to which one tile has all, which is near then
 READ_TIMES = 1.6  # how many times as long reading takes at least, whether rows are stored or not: few loads are under way
 LEAST_BALANCED = 8 * PROCESSORS  # rows from which on programs that have more to compute than others hold nobody up
 COMPUTED: Share = attrgetter("computed")
@@ -98,9 +100,16 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     kernel_class = reduction_class(rows, length, along=along, across=across, splittable=_splits(spaces, asked),
                                    is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
+    if kernel_class == "column" and programs <= PROCESSORS and _is_read_again(spaces, asked, length):
+        moved += round(AGAIN_IN_COLUMNS * points * sum(_read_along(spaces, shape, asked.sources)))
     beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
     launches = _launches_of_split(rows, points, goes_by_rows(along, across)) if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, width, length, count, beside=beside)
+
+
+def _is_read_again(spaces: Spaces, asked: Asked, length: int) -> bool:
+    """Return whether long columns are read again, for what needs their results."""
+    return length > LONGEST_NEAR and not any(m.scanned for m in asked.members) and not _splits(spaces, asked)
 
 
 def _bytes_beside(rows: int, across: float, itemsize: int) -> int:

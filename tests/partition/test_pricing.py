@@ -12,6 +12,7 @@ from torch.fx import Node
 from dynafuse.cost.device import Device, describe
 from dynafuse.cost.model import Prediction
 from dynafuse.ir import MAX_TENSORS, Plan, Region
+from dynafuse.partition import work
 from dynafuse.partition.executors import Executors
 from dynafuse.partition.pricing import Pricing
 from dynafuse.partition.search import partition
@@ -379,6 +380,20 @@ def test_sums_of_columns_take_the_time_of_their_bytes(rows: int) -> None:
     memory = region.bytes / (H200.bandwidth_tbs * 1e6)
     launches = 2 * H200.launch_us_triton + H200.combine_us
     assert memory + H200.launch_us_triton < region.predicted_us < 1.2 * memory + launches
+
+
+@pytest.mark.parametrize(("rows", "is_read_again"), [(2048, True), (512, False)])
+def test_columns_that_are_read_again_take_longer(rows: int, is_read_again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed of a column's sum reads the column again, unless a tile has all of it."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        return g.op("aten.sub.Tensor", x, g.op("aten.sum.dim_IntList", x, [0], True))
+
+    x = torch.empty(rows, 192, dtype=BF16)
+    region = region_of(write, x)
+    monkeypatch.setattr(work, "AGAIN_IN_COLUMNS", 0.0)
+    once = region_of(write, x)
+    assert region.decision.kernel_class == once.decision.kernel_class == "column"
+    assert (region.predicted_us > 1.2 * once.predicted_us) == is_read_again and region.predicted_us >= once.predicted_us
 
 
 @pytest.mark.parametrize("write", [softmax, scan])
