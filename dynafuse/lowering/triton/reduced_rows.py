@@ -157,6 +157,7 @@ class Rows:
     reads_along: int  # accesses that vary along the row
     reads_apart: int  # those of them, across rows as well, whose neighbours along the row are none in memory
     reads_of_rows: int  # accesses that vary across rows alone
+    shares_along: bool  # whether something varies along the row that all rows share
     bytes_read: int  # per element, of what varies along the row
     itemsize: int  # of the largest access
     alignment: int  # bytes that the addresses of all tensors are multiples of
@@ -223,6 +224,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reads_apart=sum(_varies(probed, access, reduced) and _varies(probed, access, remaining)
                         and _fastest_axis(spec, probed, access) not in reduced for access in reads),
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
+        shares_along=any(_varies(probed, access, reduced) and not _varies(probed, access, remaining) for access in reads),
         bytes_read=bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
         itemsize=accesses[0].layout.dtype.itemsize,
         alignment=min(access.layout.alignment for access in accesses),

@@ -161,6 +161,8 @@ def _rows_held(facts: Rows, r: int) -> int:
         sector = SECTOR // min(facts.itemsize, SECTOR)
         most = clamp(MOST_ACROSS // r, sector, 2 * sector)
         x = min(clamp(share, x, most), max(MOST_WARPS * MOST_OF_WARP // r, 1))
+    elif r == ROW_OF_WARP and facts.shares_along and facts.rows >= MANY_ROWS:
+        x = 2 * x  # lanes of four warps would hold an element each of what all rows share: rows were exchanged for these
     return _enough_rows(facts, x)
 
 
@@ -172,7 +174,7 @@ def _enough_rows(facts: Rows, x: int) -> int:
     moved = facts.length * (facts.bytes_read + facts.itemsize * facts.stores_along)  # of a row
     while x * moved < LEAST_MOVED and facts.rows >= 2 * x * LEAST_PROGRAMS:
         x *= 2
-    is_short = facts.instructions >= MUCH and facts.length <= LONGEST_IN_LANE
+    is_short = facts.instructions >= MUCH and facts.length <= LONGEST_IN_LANE and not facts.is_scattered
     while is_short and x * facts.length < SEVERAL_WARPS and facts.rows >= 2 * x * RESIDENT:
         x *= 2
     return x
@@ -203,7 +205,8 @@ def _warps_of_held(facts: Rows, x: int, r: int) -> int:
 def _held_in_lane(facts: Rows, r: int) -> int:
     """Return how many elements of a row of ``r`` a lane holds: fewer of several tensors, or if much is computed of each."""
     is_wide = facts.itemsize >= REGISTER and facts.bytes_read >= WIDE and r < LONG_ROW
-    if facts.instructions >= (MUCH if is_wide or r <= LONGEST_IN_LANE else HEAVY_WINDOWS):
+    is_short = r <= LONGEST_IN_LANE and not facts.is_scattered  # whose sums take longer the more lanes have of a row
+    if facts.instructions >= (MUCH if is_wide or is_short else HEAVY_WINDOWS):
         return EVEN_LOAD // 2
     is_long = facts.tensors > 1 and r >= LANES * LANES
     if facts.instructions >= (MUCH if is_long else HEAVY_HELD):

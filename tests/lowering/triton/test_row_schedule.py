@@ -56,3 +56,20 @@ def test_lanes_hold_fewer_elements_the_more_is_computed(function: Callable[[Tens
 @pytest.mark.parametrize("points", [48, 50])
 def test_rows_that_little_lies_across_are_right(points: int) -> None:
     check(norm_of_sum, torch.randn(3, points, 40), torch.randn(3, 40, points), executors="triton")
+
+
+@pytest.mark.parametrize(("weighted", "expected"), [(True, (16, 8)), (False, (8, 4))])
+def test_rows_of_a_warp_that_share_weights_go_sixteen_to_a_program(weighted: bool, expected: tuple[int, int]) -> None:
+    """Of four warps a lane would have one weight: Triton then lays out rows as it does weights, and back."""
+    weights = [torch.empty(128, dtype=BF16)] if weighted else []
+    found = scheduled(lambda x, *w: ((x - x.mean(1, keepdim=True)) * (w[0] if w else 2)).softmax(1),
+                      torch.empty(50176, 128, dtype=BF16), *weights)
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", *expected)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(49, (8, 1)), (64, (16, 4))])
+def test_short_rows_of_much_arithmetic_are_held_by_fewer_lanes_if_these_load_one_by_one(
+        length: int, expected: tuple[int, int]) -> None:
+    """Lanes of rows of 64 have eight neighbours each; of 49 they have one of every 32, and sum up over all of a warp."""
+    found = scheduled(lambda x: x.erf().exp().softmax(1), torch.empty(200704, length))
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", *expected)
