@@ -220,7 +220,7 @@ class TileCost:
         """Return where pieces begin along axes that are one, if all are long enough for a warp; nothing without such."""
         if len(axes) != 1 or not self.spec.axes[axes[0]].is_known:
             return ()
-        (size,) = (self.sizes[axis] for axis in axes)
+        size = self.sizes[axes[0]]
         cuts = sorted({bound for along, bound, _ in self.conditions.values()
                        if along == {*axes} and bound is not None and 0 < bound < size})
         lengths = [end - begin for begin, end in itertools.pairwise((0, *cuts, size))]
