@@ -32,6 +32,7 @@ LEAST_COUNTED = 1 / 16  # bytes of a point from which on it matters how they lie
 MIXED = 0.12  # share of the bytes from which on accesses across the others count
 MIXED_BESIDE_COLUMNS = 0.25  # the same where columns are reduced as well: rows that are taken together leave less room
 LONGEST_AHEAD = 8192  # elements of a row up to which the next rows are loaded ahead
+LONGEST_TOGETHER = 2048  # the same of rows up to which a program has registers for as many as fill sectors across them
 FEW_ROWS = 4 * PROCESSORS  # rows up to which programs that take neighbours are too few, however long the rows are
 REGISTER = 4  # bytes
 LONG_BESIDE_COLUMNS = 4096  # elements of a row up to which two programs of few warps have room for it and states of columns
@@ -101,7 +102,8 @@ def reduction_class(rows: int, length: int, *, along: float, across: float, spli
     if is_long and splittable and programs < 2 * PROCESSORS:
         return "split"
     # Few programs that take neighbouring rows would be slower than many that do not. Short rows fit beside one another.
-    are_few = rows < 32 * PROCESSORS and (length <= LONGEST_AHEAD or (rows <= FEW_ROWS and along >= across))
+    longest = LONGEST_AHEAD if along >= across else LONGEST_TOGETHER
+    are_few = rows < 32 * PROCESSORS and (length <= longest or (rows <= FEW_ROWS and along >= across))
     are_short = length <= (2 * LONGEST_BESIDE if along >= 2 * across else LONGEST_BESIDE)
     are_held = is_mixed(along, across) and is_static and (are_few or are_short)
     return "row" if by_rows or are_held else "column"

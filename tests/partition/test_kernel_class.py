@@ -11,6 +11,7 @@ from dynafuse.partition.kernel_class import (
     HEAVY,
     LONGEST_AHEAD,
     LONGEST_BESIDE,
+    LONGEST_TOGETHER,
     PROCESSORS,
     SPLIT_ABOVE,
     SPLIT_COLUMNS_FROM,
@@ -40,6 +41,15 @@ def test_few_long_rows_are_split(rows: int, length: int, contiguous: bool, expec
     assert reduction_class(rows, length, along=along, across=across, splittable=True) == expected
     whole = reduction_class(rows, length, along=along, across=across, splittable=False)
     assert whole == ("row" if contiguous else "column")
+
+
+@pytest.mark.parametrize(("length", "along", "expected"), [
+    (LONGEST_TOGETHER, 1.0, "row"), (LONGEST_TOGETHER + 1, 1.0, "column"), (LONGEST_TOGETHER + 1, 4.0, "row"),
+    (LONGEST_AHEAD + 1, 4.0, "column"),
+])
+def test_few_long_rows_that_most_lies_across_are_walked(length: int, along: float, expected: str) -> None:
+    """A program has no registers for as many of them as fill sectors: eight of 6,272 elements took six times as long."""
+    assert reduction_class(8 * FEW_ROWS - 1, length, along=along, across=4.0, splittable=False) == expected
 
 
 @pytest.mark.parametrize(("along", "longest"), [(3.0, 2 * LONGEST_BESIDE), (1.0, LONGEST_BESIDE)])
