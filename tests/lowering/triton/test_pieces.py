@@ -18,7 +18,7 @@ from dynafuse.lowering.triton.schedule import candidates, choose_schedule
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import Schedule, probe
 from tests.lowering.triton.test_pointwise_schedule import channels_last
-from tests.support.differential import check
+from tests.support.differential import check, compiled
 from tests.support.representative import spec_of
 
 
@@ -88,6 +88,35 @@ def test_kernels_with_tiles_of_one_piece_are_right(name: str, monkeypatch: pytes
     torch.manual_seed(0)
     check(function, *map(torch.randn_like, inputs), grad=False)
     assert used
+
+
+class Features(torch.nn.Module):
+    """Features of which there are as many as parameters, of points whose number changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = (torch.nn.Parameter(torch.randn(size)) for size in (40, 73))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([(x[:, None] * self.scale).sin(), (x[:, None] + self.shift).tanh()], 1).relu()
+
+
+def test_pieces_of_known_sizes_are_cut_where_others_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def chosen(spec: Any) -> Schedule:
+        found = next((schedule for schedule in candidates(spec) if schedule.cuts), None)
+        used.append(found)
+        return found or choose_schedule(spec)
+
+    monkeypatch.setattr(lowering, "choose_schedule", chosen)
+    model = Features().eval()
+    function = compiled(model, dynamic=True, strict=True)
+    with torch.no_grad():
+        for count in (700, 333, 1024):
+            x = torch.randn(count)
+            torch.testing.assert_close(function(x), model(x))
+    assert used and all(schedule is not None and schedule.cuts == (40,) for schedule in used)
 
 
 def test_a_program_computes_its_own_piece_without_masks_of_others() -> None:
