@@ -209,6 +209,11 @@ class Slot:
         """Keep those inputs that are where they have been in every call, given by their addresses."""
         self.places = places if self.places is None else dict(self.places.items() & places.items())
 
+    def restart(self) -> None:
+        """Count calls anew, and where their inputs are."""
+        self.calls = self.misses = 0
+        self.places = None
+
 
 class Captured:
     """The function of a captured graph."""
@@ -323,8 +328,7 @@ class Captured:
 
     def _drop(self, slot: Slot) -> None:
         """Forget a recording, to make it anew."""
-        slot.calls = slot.misses = 0
-        slot.places = None
+        slot.restart()
         self.recorder.wait()
         slot.recording = None
 
@@ -384,7 +388,8 @@ class Captured:
         if slot.asked == len(ASKED_AGAIN):
             self._close()
             return
-        slot.pause, slot.calls, slot.host_us, slot.places = ASKED_AGAIN[slot.asked], 0, math.inf, None
+        slot.restart()
+        slot.pause, slot.host_us = ASKED_AGAIN[slot.asked], math.inf
         slot.asked += 1
 
     def _is_one_of_several(self, slot: Slot) -> bool:
