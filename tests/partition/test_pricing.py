@@ -434,6 +434,13 @@ def test_ops_stay_fused_where_one_by_one_they_take_longer() -> None:
     assert [len(region.nodes) for region in plan.regions] == [2] and not plan.unplaced
 
 
+def test_windows_take_torch_longer_than_their_bytes() -> None:
+    images = torch.empty(128, 256, 14, 14, dtype=BF16).contiguous(memory_format=torch.channels_last)
+    (region,) = plan_of(lambda g, x: g.op("aten.avg_pool2d.default", x, [3, 3], [2, 2], [1, 1]), images).regions
+    eager = region.decision.eager
+    assert eager is not None and eager.device_us > 4 * region.bytes / (H200.bandwidth_tbs * 1e6)
+
+
 def test_what_is_forced_is_not_run_eager() -> None:
     annotated = graphs.annotated(graphs.built(lambda g, x: g.op("aten.sin.default", x), torch.empty(8192, 4096)))
     facts = {node: replace(found, forced="triton") if found.is_fused else found for node, found in annotated.facts.items()}
