@@ -26,7 +26,13 @@ class Piece:
 
 
 def pieces_of(total: int, cuts: Sequence[int], block: int) -> list[Piece]:
-    """Return the pieces of so many points that are cut at some, each in tiles of its own."""
+    """Return the pieces of a dimension, each in tiles of its own.
+
+    Args:
+        total: How many points it has.
+        cuts: The points at which pieces begin, but for the first.
+        block: The points of a tile.
+    """
     pieces, first = [], 0
     for begin, end in zip((0, *cuts), (*cuts, total), strict=True):
         pieces.append(Piece(begin, end, first))
@@ -35,13 +41,24 @@ def pieces_of(total: int, cuts: Sequence[int], block: int) -> list[Piece]:
 
 
 def tile_count(total: int, cuts: Sequence[int], block: int) -> int:
-    """Return how many tiles there are."""
+    """Return how many tiles the pieces of a dimension take.
+
+    Args:
+        total, cuts, block: As for :func:`pieces_of`.
+    """
     last = pieces_of(total, cuts, block)[-1]
     return last.first - (last.begin - last.end) // block
 
 
 def start_text(tile: str, program: str, pieces: Sequence[Piece], block: int) -> str:
-    """Return the text of the first point of a tile along a dimension, given that of the program's number."""
+    """Return the text of the first point of a tile.
+
+    Args:
+        tile: The tile dimension's name.
+        program: The text of the program's number along it.
+        pieces: Its pieces.
+        block: The points of a tile.
+    """
     beyond, before = "", 0  # points that tiles of the pieces before reach beyond the end of theirs
     for piece in pieces:
         after = piece.first * block - piece.begin
