@@ -98,19 +98,22 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
         moved = _moved_beside_columns(spaces, asked, moved, points)
         return Work(moved, flops, rows, "rowcol", 2, width, length, count)
     along, across = counted(*_contiguous_bytes(spaces, asked), points)
-    kernel_class = reduction_class(rows, length, along=along, across=across, splittable=_splits(spaces, asked),
+    splittable = _splits(spaces, asked)
+    kernel_class = reduction_class(rows, length, along=along, across=across, splittable=splittable,
                                    is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
-    if kernel_class == "column" and programs <= PROCESSORS and _is_read_again(spaces, asked, length):
-        moved += round(AGAIN_IN_COLUMNS * points * sum(_read_along(spaces, shape, asked.sources)))
+    if kernel_class == "column" and programs <= PROCESSORS and length > LONGEST_NEAR and not splittable:
+        moved += _bytes_again(spaces, asked, points)
     beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
     launches = _launches_of_split(rows, points, goes_by_rows(along, across)) if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, width, length, count, beside=beside)
 
 
-def _is_read_again(spaces: Spaces, asked: Asked, length: int) -> bool:
-    """Return whether long columns are read again, for what needs their results."""
-    return length > LONGEST_NEAR and not any(m.scanned for m in asked.members) and not _splits(spaces, asked)
+def _bytes_again(spaces: Spaces, asked: Asked, points: int) -> int:
+    """Count the bytes that are moved in the time in which columns are read again, for what needs their results."""
+    if any(member.scanned for member in asked.members):
+        return 0
+    return round(AGAIN_IN_COLUMNS * points * sum(_read_along(spaces, asked.shape, asked.sources)))
 
 
 def _bytes_beside(rows: int, across: float, itemsize: int) -> int:
