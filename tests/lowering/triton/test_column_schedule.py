@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dynafuse.config import resolve
 from dynafuse.partition.kernel_class import LANES, PROCESSORS
+from tests.lowering.triton.test_pointwise_schedule import channels_last
 from tests.support import graphs
 from tests.support.representative import scheduled
 
@@ -142,8 +143,8 @@ def gated(x: Tensor, gradient: Tensor) -> Tensor:
     return (x * gradient).sum((2, 3))
 
 
-def images(count: int, channels: int, side: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(count, channels, side, side, dtype=dtype).contiguous(memory_format=torch.channels_last)
+def images(count: int, channels: int, side: int) -> Tensor:
+    return channels_last(count, channels, side, side, dtype=BF16)
 
 
 @pytest.mark.parametrize(("function", "sizes", "expected"), [
