@@ -88,30 +88,26 @@ class KernelBuilder:
     def is_exact(self, tile: str, block: int) -> bool:
         """Return whether blocks of a tile dimension never reach beyond its end."""
         total = self.numel(tile)
-        if self.cuts(tile):
+        if self.schedule.cuts_along(tile):
             return all(piece.is_exact(block) for piece in self.pieces(tile))
         if isinstance(self.spec, Classed) and not isinstance(total, int):
             total = int(total.as_coeff_Mul()[0])  # a divisor of the number of points, whatever the size
         return block == 1 or (isinstance(total, int) and total % block == 0)
 
-    def cuts(self, tile: str) -> tuple[int, ...]:
-        """Return where tiles along a dimension begin anew, beside at its begin."""
-        return self.schedule.cuts if tile == "x" else ()
-
     def pieces(self, tile: str) -> list[Piece]:
         """Return the pieces that a tile dimension of a known size is cut into."""
         total = self.numel(tile)
         assert isinstance(total, int), total
-        return pieces_of(total, self.cuts(tile), self.schedule.block[tile])
+        return pieces_of(total, self.schedule.cuts_along(tile), self.schedule.block[tile])
 
     def tile_count(self, tile: str) -> Size:
         """Return how many tiles there are along a dimension."""
-        block, total = self.schedule.block[tile], self.numel(tile)
-        return tile_count(total, self.cuts(tile), block) if isinstance(total, int) else block_count(total, block)
+        block, cuts, total = self.schedule.block[tile], self.schedule.cuts_along(tile), self.numel(tile)
+        return tile_count(total, cuts, block) if isinstance(total, int) else block_count(total, block)
 
     def start(self, tile: str, program: str) -> str:
         """Return the text of the first point of a tile along a dimension, given that of the program's number."""
-        if not self.cuts(tile):
+        if not self.schedule.cuts_along(tile):
             return f"{program} * {tile.upper()}BLOCK"
         return start_text(tile, program, self.pieces(tile), self.schedule.block[tile])
 
@@ -215,12 +211,11 @@ def tile_dimension(builder: KernelBuilder, name: str, start: str, total: Size, a
     zero = f" + tl.full([], 0, tl.int{64 if builder.spec.wide else 32})" if in_loop else ""  # a tensor for the interpreter
     points = f"tl.arange(0, {name.upper()}BLOCK){cast}{builder.spread(name)}"
     define = [f"{name} = {start} + {points}", f"{name}_first = {start}{zero}"]
-    if builder.cuts(name):
-        define = [f"{name}_first = {start}", f"{name} = {name}_first + {points}"]
     is_even = in_loop or any(emitter.tile_of[emitter.axes[k]] == PER_PROGRAM for k in axes)
     block = builder.schedule.block[name] if is_even else 0
     end = X_SIZE if builder.inside and name == "x" else size_text(total)
-    if builder.cuts(name):
+    if builder.schedule.cuts_along(name):
+        define = [f"{name}_first = {start}", f"{name} = {name}_first + {points}"]
         end = end_text(name, builder.pieces(name))
     define += [f"{name}_mask = {name} < {end}", f"{name}_zero = {name} * 0"]
     is_joined = builder.schedule.stages > 1 and not builder.is_of_lanes(name)

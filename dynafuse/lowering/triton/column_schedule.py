@@ -78,6 +78,11 @@ def columns(facts: Rows) -> Iterator[Schedule]:
         yield Schedule("looped", facts.order, {"x": x, "r": r}, warps, ahead, lanes=facts.lanes)
 
 
+def _passes(facts: Rows) -> int:
+    """Return how often a loop passes over a column."""
+    return pass_count(facts.spec, passes_before(facts.spec), facts.order["r"])
+
+
 def _of_few_programs(facts: Rows, columns: int) -> Iterator[Schedule]:
     """Yield a schedule with more warps where usual tiles leave few, which read one tensor, or a few bytes at a time.
 
@@ -87,8 +92,7 @@ def _of_few_programs(facts: Rows, columns: int) -> Iterator[Schedule]:
         facts: What the schedule depends on.
         columns: How many a usual tile has.
     """
-    passes = pass_count(facts.spec, passes_before(facts.spec), facts.order["r"])
-    if passes > 1 or facts.rows // columns * 2 >= BUSY_WARPS or not _can_be_ahead(facts):
+    if facts.rows // columns * 2 >= BUSY_WARPS or not _can_be_ahead(facts) or _passes(facts) > 1:
         return
     if facts.vector * facts.itemsize <= COPIED_ACROSS:
         x, tile = min(LANES, columns), WARP_ACROSS
@@ -111,8 +115,7 @@ def _held_columns(facts: Rows) -> Iterator[Schedule]:
     """
     r = power_of_two(facts.length)
     x = min(HELD_LINE // facts.itemsize if r <= LANES else LANES, power_of_two(facts.rows))
-    passes = pass_count(facts.spec, passes_before(facts.spec), facts.order["r"])
-    pays = passes > 1 or (facts.states > 1 and LANES // 2 <= r <= LANES)
+    pays = _passes(facts) > 1 or (facts.states > 1 and LANES // 2 <= r <= LANES)
     is_even = not (facts.is_mixed or facts.spec.scans or (facts.is_scattered and r > LANES))
     longest = LONGEST_COUNTED if facts.counts else LONGEST_HELD // facts.held
     if pays and is_even and facts.is_static and facts.rows >= 2 * PROCESSORS * x and r <= longest:

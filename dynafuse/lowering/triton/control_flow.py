@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
+from dynafuse.lowering.triton.pieces import is_begin
 from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope, Scopes
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Value
@@ -112,7 +113,7 @@ class ControlFlow(Scopes):
         bound = sympy.expand(axis - difference)
         if len(extents) > 1 or op not in ("<", ">=") or not bound.is_Integer:
             return False
-        return int(bound) in self.cuts[axis] if axis in self.cuts else bool(extents[0] and bound % extents[0] == 0)
+        return is_begin(int(bound), self.cuts.get(axis, ()), extents[0])
 
     def masks_at(self, tiles: frozenset[str], expr: sympy.Expr = sympy.S.Zero) -> tuple[Value, ...]:
         """Return the masks that decide whether what varies along tile dimensions, at an index expression, is needed.

@@ -8,7 +8,7 @@ last two at ``program * 128 - 40``, and they end at 432, those before at 216.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -48,6 +48,17 @@ def tile_count(total: int, cuts: Sequence[int], block: int) -> int:
     """
     last = pieces_of(total, cuts, block)[-1]
     return last.first - (last.begin - last.end) // block
+
+
+def is_begin(bound: int, cuts: Collection[int], count: int) -> bool:
+    """Return whether tiles begin at a point of an axis, so that none has points on both sides.
+
+    Args:
+        bound: The point.
+        cuts: Where tiles begin anew along the axis.
+        count: Without such: as many points of it as a tile begins at a multiple of; 0 if that is not known.
+    """
+    return bound in cuts if cuts else count > 0 and bound % count == 0
 
 
 def start_text(tile: str, program: str, pieces: Sequence[Piece], block: int) -> str:

@@ -65,8 +65,7 @@ def lanes_first(spec: Spec, probed: Probe, schedule: Schedule) -> bool:
 
 def _moved_at_once(spec: Spec, probed: Probe, schedule: Schedule, tile: str) -> int:
     """Return how many neighbours along a dimension a lane moves at once: as many as any access that varies along both."""
-    alike = (access for access in probed.accesses if all(
-        not probed.axes_along(access.offset).isdisjoint(axes) for axes in schedule.order.values()))
+    alike = (access for access in probed.accesses if _varies_along_all(probed, access, schedule))
     return max((vector_length(spec, probed, access, schedule.order[tile]) for access in alike), default=1)
 
 
@@ -77,10 +76,15 @@ def _ties_go_first() -> bool:
 
 def _is_tied(spec: Spec, probed: Probe, access: Access, schedule: Schedule) -> bool:
     """Return whether an access varies along both dimensions of a tile, and has no neighbours along either."""
+    is_flat = len(schedule.order) < 2 or 1 in schedule.block.values()
+    return not is_flat and _varies_along_all(probed, access, schedule) and not any(
+        _has_neighbours(spec, probed, access, axes) for axes in schedule.order.values())
+
+
+def _varies_along_all(probed: Probe, access: Access, schedule: Schedule) -> bool:
+    """Return whether an access varies along all dimensions of a tile."""
     along = probed.axes_along(access.offset)
-    return len(schedule.order) == 2 and all(
-        schedule.block[tile] > 1 and not along.isdisjoint(axes) and not _has_neighbours(spec, probed, access, axes)
-        for tile, axes in schedule.order.items())
+    return all(not along.isdisjoint(axes) for axes in schedule.order.values())
 
 
 def _has_neighbours(spec: Spec, probed: Probe, access: Access, axes: Sequence[int]) -> bool:

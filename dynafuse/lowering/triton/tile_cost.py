@@ -32,7 +32,7 @@ import sympy
 from dynafuse.fx import UNKNOWN_SIZE
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
-from dynafuse.lowering.triton.pieces import tile_count
+from dynafuse.lowering.triton.pieces import is_begin, tile_count
 from dynafuse.lowering.triton.probe import DIVISION, WIDE_DIVISION, Probe
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.tiles import Schedule, stride_along, values_per_tile
@@ -324,9 +324,9 @@ class _Tiling:
         self.walked = {tile: math.prod(cost.sizes[k] for k in axes) for tile, axes in schedule.order.items()}
         self.per_lane = max(1.0, math.prod(schedule.block.values()) / self.lanes)
         self.cuts = schedule.cuts
-        self.tiles = {tile: tile_count(self.walked[tile], schedule.cuts if tile == "x" else (), block)
-                      for tile, block in schedule.block.items()}
-        self.programs = math.prod(self.tiles.values())
+        self.tile_counts = {tile: tile_count(self.walked[tile], schedule.cuts_along(tile), block)
+                            for tile, block in schedule.block.items()}
+        self.programs = math.prod(self.tile_counts.values())
         self.held = dict(values_per_tile(cost.spec, schedule.order, schedule.block))
         self._besides: dict[str, int] = {}
         self._repeated: dict[frozenset[int], float] = {}
@@ -343,11 +343,9 @@ class _Tiling:
 
     def _is_uniform(self, mask: str) -> bool:
         axes, bound, _ = self.cost.conditions[mask]
-        if self.cuts and axes == {*self.order["x"]}:
-            return bound in self.cuts
         held = [self.held.get(axis, 0) for axis in axes]
-        return all(count == 1 for count in held) or (
-            len(held) == 1 and held[0] > 0 and bound is not None and bound % held[0] == 0)
+        cuts = self.cuts if axes == {*self.order["x"]} else ()
+        return all(count == 1 for count in held) or (len(held) == 1 and bound is not None and is_begin(bound, cuts, held[0]))
 
     def _repeats(self, axes: frozenset[int]) -> float:
         """Return how often what varies along some axes is loaded or computed per point of the tile."""
@@ -548,7 +546,7 @@ class _Tiling:
                 indices[t] = max(indices.get(t, 0.0), self._index_instructions(t) * self._repeats(along) / width)
         for t in self.block:
             indices[t] = max(indices.get(t, 0.0), self._place_instructions(t))
-        padded = math.prod(self.tiles[tile] * block for tile, block in self.block.items())
+        padded = math.prod(self.tile_counts[tile] * block for tile, block in self.block.items())
         rounds = -(-self.programs // PROCESSORS) * PROCESSORS / self.programs
         return padded * rounds * (per_point + sum(indices.values()) + 1)
 

@@ -61,6 +61,10 @@ class Schedule:
         """Return whether few warps suffice, with many registers each: they hold rows, or tiles are on their way then."""
         return self.schedule_class in ("persistent", "rowcol") or self.stages > 1
 
+    def cuts_along(self, tile: str) -> tuple[int, ...]:
+        """Return where tiles along a dimension begin anew, beside at its begin."""
+        return self.cuts if tile == "x" else ()
+
     def tile_of(self, axis_count: int) -> list[str]:
         """Return the tile dimension that walks each axis."""
         tile_of_axis = {axis: tile for tile, axes in self.order.items() for axis in axes}
