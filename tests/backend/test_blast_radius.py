@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import warnings
@@ -68,10 +69,12 @@ FAULTS = [
     Fault("split into forward and backward", joint.partitioners, "min_cut_rematerialization_partition", training=True,
           spoils=True),
     Fault("split into forward and backward", joint, "merge_duplicates", training=True, spoils=True),
+    Fault("integers made again", joint, "make_places_again", training=True, spoils=True),
     Fault("inputs saved for the backward", joint, "save_before_overwriting", training=True, spoils=True),
     Fault("normalization", pipeline, "normalize", spoils=True),
     Fault("normalization", pipeline, "replace_random", training=False, spoils=True),
     Fault("layout", pipeline, "optimize_layout"),
+    Fault("products that are written out", pipeline, "join_products", spoils=True),
     Fault("sizes of matrix products", pipeline, "pad_products", spoils=True),
     Fault("reductions by rows", pipeline, "stage_reductions", spoils=True),
     Fault("bases of scatters", pipeline, "give_bases", spoils=True),
@@ -312,6 +315,13 @@ def test_a_specialization_that_fails_leaves_what_serves_any_size(
     inject(monkeypatch, fault, 1)
     with pytest.raises(Injected):
         check(compiled(fault, tmp_path, dynamic=True, strict=True), training, (7, 7))
+
+
+def test_every_stage_has_a_fallback() -> None:
+    text = "".join(path.read_text() for path in Path(pipeline.__file__).parent.rglob("*.py"))
+    named = re.findall(r"""(?:stage|_rewritten)\((?:setting, )?"([^"]+)\"""", text)
+    assert len(set(named)) > len(STAGES) // 2
+    assert set(named) <= STAGES.keys()
 
 
 def test_every_stage_fails_in_some_test() -> None:
