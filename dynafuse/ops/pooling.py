@@ -13,22 +13,18 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
-from sympy import S
 from torch._ops import OpOverload
 
-from dynafuse.ops.indexing import Bounds, inside, under
-from dynafuse.ops.indexing_math import as_expr, floordiv, known_less, known_nonnegative, mod
+from dynafuse.ops.indexing_math import as_expr, floordiv, known_less, known_nonnegative
 from dynafuse.ops.literals import literal, opmath, reciprocal_parts
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Lower, Value, eager, register, rewrite
-
-MAX_WINDOW = 25
-"""The most elements of a window that are written out one by one."""
+from dynafuse.ops.windows import Share, Window, elements, per_dim, refusal, shares, sizes_of, too_long, windows, within
 
 LEAST_WIDE = 1 << 30
 """The least size in which places may take more than 32 bits."""
@@ -38,26 +34,6 @@ MOST_COUNTS = 8
 
 OFFSET_WINDOW = 127
 """The most elements of a window whose places int8 holds."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """The window of a pooling op in one dimension."""
-
-    length: int
-    stride: int
-    padding: int
-    dilation: int = 1
-
-    @property
-    def span(self) -> int:
-        """Return the elements from its first to its last."""
-        return self.dilation * (self.length - 1) + 1
-
-    @property
-    def overlaps(self) -> int:
-        """Return the most windows that an element is in, or lies between elements of."""
-        return -(-self.span // self.stride)
 
 
 # The places of a window in the operand, as an op of its own -----------------------------------------------------------
@@ -125,7 +101,7 @@ MAX_POOL_OFFSETS_BACKWARD: OpOverload = torch.ops.dynafuse.max_pool_offsets_back
 def maxima_and_offsets(args: dict[str, Any], dtype: torch.dtype) -> tuple[OpOverload, OpOverload] | None:
     """Return the two ops that stand for ``_low_memory_max_pool_with_offsets``, each of which can be fused; else None."""
     rank = len(args["kernel_size"])
-    if rank not in (2, 3) or _window_refusal(args, rank) or not dtype.is_floating_point:
+    if rank not in (2, 3) or refusal(_windows(args, rank)) or not dtype.is_floating_point:
         return None
     return {2: torch.ops.aten.max_pool2d.default, 3: torch.ops.aten.max_pool3d.default}[rank], MAX_POOL_OFFSETS
 
@@ -138,47 +114,15 @@ def _rank(call: Call) -> int:
     return 3 if "3d" in call.target.name() else 2 if "2d" in call.target.name() else len(call["kernel_size"])
 
 
-def _per_dim(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    given = (value,) if isinstance(value, int) else tuple(value)
-    return given * rank if len(given) == 1 else given
-
-
 def _windows(args: dict[str, Any], rank: int) -> list[Window]:
     """Return the windows of a call's arguments, a dimension each; without strides they lie side by side."""
     size = args["kernel_size"]
     given = (size, args["stride"] or size, args["padding"], args.get("dilation", 1))
-    return [Window(*values) for values in zip(*(_per_dim(value, rank) for value in given), strict=True)]
+    return windows(*(per_dim(value, rank) for value in given))
 
 
 def _of(call: Call) -> list[Window]:
     return _windows(call.args, _rank(call))
-
-
-def _window_refusal(args: dict[str, Any], rank: int, limit: int = MAX_WINDOW) -> str:
-    """Return why windows cannot be written out, or ""."""
-    windows = _windows(args, rank)
-    numbers = (number for window in windows for number in (window.length, window.stride, window.padding, window.dilation))
-    if not all(isinstance(number, int) for number in numbers):
-        return "a window of a symbolic size"
-    count = math.prod(window.length for window in windows)
-    return "" if count <= limit else f"a window of {count} elements, more than {limit}"
-
-
-def _accepts(call: Call) -> str:
-    return _window_refusal(call.args, _rank(call))
-
-
-def _accepts_maxima(call: Call) -> str:
-    floats = call.dtype.is_floating_point or call.target is MAX_POOL_OFFSETS
-    return _accepts(call) if floats else f"max pooling of {str(call.dtype)[6:]}"
-
-
-def _accepts_offsets(call: Call) -> str:
-    return _window_refusal(call.args, _rank(call), OFFSET_WINDOW)
-
-
-def _accepts_gradient(call: Call) -> str:
-    return _accepts(call) or _too_long(math.prod(window.overlaps for window in _of(call)))
 
 
 def _reduced(build: Builder, text: str, values: Sequence[Value], dtype: torch.dtype) -> Value:
@@ -188,17 +132,36 @@ def _reduced(build: Builder, text: str, values: Sequence[Value], dtype: torch.dt
 
 def _window_values(build: Builder, call: Call, index: Index, outside: float, rounded: bool = False) -> list[Value]:
     """Return the operand's values in the window of an element; ``outside`` where it reaches beyond the operand."""
-    windows, operand = _of(call), build.rounded if rounded else build.operand
-    rank = len(windows)
-    sizes, start = build.shape(call["self"])[-rank:], index[:-rank]
-    places = [[at * window.stride - window.padding + window.dilation * k for k in range(window.length)]
-              for at, window in zip(index[-rank:], windows, strict=True)]
+    of, operand = _of(call), build.rounded if rounded else build.operand
+    start, sizes = index[:-len(of)], build.shape(call["self"])[-len(of):]
 
-    def value(at: Index) -> Value:
-        bounds = [check for position, size in zip(at, sizes, strict=True) for check in inside(position, S.Zero, size)]
-        return under(build, bounds, lambda: operand(call["self"], (*start, *at)), outside)
+    def read(at: Index) -> Value:
+        return operand(call["self"], (*start, *at))
 
-    return [value(at) for at in itertools.product(*places)]
+    return [within(build, sizes, at, read, outside) for _, at in elements(of, index[-len(of):])]
+
+
+def _over_windows(build: Builder, call: Call, index: Index, share: Share) -> Value:
+    """Return the sum of what each window that covers an element of the operand gives it."""
+    counts = build.shape(call["grad_output"])
+    return _reduced(build, "{0} + {1}", shares(build, _of(call), index, counts, share), call.dtype)
+
+
+def _accepts(call: Call) -> str:
+    return refusal(_of(call))
+
+
+def _accepts_maxima(call: Call) -> str:
+    floats = call.dtype.is_floating_point or call.target is MAX_POOL_OFFSETS
+    return _accepts(call) if floats else f"max pooling of {str(call.dtype)[6:]}"
+
+
+def _accepts_offsets(call: Call) -> str:
+    return refusal(_of(call), OFFSET_WINDOW)
+
+
+def _accepts_gradient(call: Call) -> str:
+    return _accepts(call) or too_long(math.prod(window.overlaps for window in _of(call)))
 
 
 # Maxima ---------------------------------------------------------------------------------------------------------------
@@ -426,36 +389,6 @@ def _avg_pool_backward(build: Builder, call: Call, index: Index) -> Value:
     return build.cast(total, call.dtype)
 
 
-Share = Callable[[Index, Sequence[sympy.Expr]], Value]
-"""What a window gives to an element, by the window's index and by how far the element is from the window's first one."""
-
-
-def _over_windows(build: Builder, call: Call, index: Index, share: Share) -> Value:
-    """Return the sum of what each window that covers an element of the operand gives it."""
-    reach = [range(window.overlaps) for window in _of(call)]
-    shares = [_share(build, call, index, back, share) for back in itertools.product(*reach)]
-    return _reduced(build, "{0} + {1}", shares, call.dtype)
-
-
-def _share(build: Builder, call: Call, index: Index, back: tuple[int, ...], share: Share) -> Value:
-    """Return what the window gives that begins ``back`` windows before the last one that covers an element; 0 if none."""
-    rank, at, places, bounds = len(back), list[sympy.Expr](), list[sympy.Expr](), list[Bounds]()
-    grads = build.shape(call["grad_output"])[-rank:]
-    for position, window, steps, count in zip(index[-rank:], _of(call), back, grads, strict=True):
-        number = floordiv(position + window.padding, window.stride) - steps
-        at.append(number)
-        places.append(_place(position, window, steps))
-        bounds += inside(number, S.Zero, count)
-        bounds += inside(places[-1], S.Zero, sympy.Integer(window.span))
-        bounds += [(mod(places[-1], window.dilation), "==", S.Zero)] if window.dilation > 1 else []
-    return under(build, bounds, lambda: share((*index[:-rank], *at), places), 0)
-
-
-def _place(position: sympy.Expr, window: Window, back: int) -> sympy.Expr:
-    """Return how far an element is from the first one of the window that begins ``back`` windows before the last one."""
-    return mod(position + window.padding, window.stride) + back * window.stride
-
-
 # Windows of a size that follows from the result's ---------------------------------------------------------------------
 
 
@@ -489,12 +422,14 @@ def _lengths(sizes: Sequence[sympy.Expr], pooled: Sequence[sympy.Expr]) -> list[
 
 
 def _accepts_adaptive(call: Call) -> str:
-    uneven = _uneven(_pooled_sizes(call["self"], call), call.shape[-_adaptive_rank(call):])
-    return uneven or _too_long(math.prod(_lengths(_pooled_sizes(call["self"], call), call.shape[-_adaptive_rank(call):])))
+    rank = _adaptive_rank(call)
+    sizes, pooled = sizes_of(call["self"])[-rank:], call.shape[-rank:]
+    return _uneven(sizes, pooled) or too_long(math.prod(_lengths(sizes, pooled)))
 
 
 def _accepts_adaptive_backward(call: Call) -> str:
-    return _uneven(call.shape[-_adaptive_rank(call):], _pooled_sizes(call["grad_output"], call))
+    rank = _adaptive_rank(call)
+    return _uneven(call.shape[-rank:], sizes_of(call["grad_output"])[-rank:])
 
 
 def _uneven(sizes: Sequence[sympy.Expr], pooled: Sequence[sympy.Expr]) -> str:
@@ -503,16 +438,6 @@ def _uneven(sizes: Sequence[sympy.Expr], pooled: Sequence[sympy.Expr]) -> str:
         return "adaptive pooling of a symbolic size"
     several = any(count == 0 or size % count for size, count in zip(sizes, pooled, strict=True))
     return "adaptive pooling with windows of several sizes" if several else ""
-
-
-def _too_long(count: int) -> str:
-    return "" if count <= MAX_WINDOW else f"a window of {count} elements, more than {MAX_WINDOW}"
-
-
-def _pooled_sizes(arg: Any, call: Call) -> Sequence[sympy.Expr]:
-    """Return the last sizes of a tensor argument: an FX node, or a tensor itself."""
-    value = arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg
-    return [as_expr(size) for size in value.shape[-_adaptive_rank(call):]]
 
 
 # The table ------------------------------------------------------------------------------------------------------------

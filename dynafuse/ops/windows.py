@@ -1,0 +1,140 @@
+"""Windows: what pooling and convolutions read of their operand for an element of their result.
+
+A window is written out: its elements are loaded one by one, under masks where it reaches beyond the operand. A gradient is
+asked from the other side: an element of it is made of the few windows that cover it.
+
+Worked example: windows of 3, 2 apart, on an operand of 9 padded by 1 at either end. That of element ``i`` is at ``2i - 1``,
+``2i`` and ``2i + 1``; the operand's element ``i`` is in window ``(i + 1) // 2``, and in the one before it if ``i`` is odd.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+from sympy import S
+from torch.fx import Node
+
+from dynafuse.ops.indexing import Bounds, inside, under
+from dynafuse.ops.indexing_math import as_expr, floordiv, mod
+from dynafuse.ops.table import Builder, Index, Value
+
+MAX_WINDOW = 25
+"""The most elements of a window that are written out one by one."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The window of an op in one dimension."""
+
+    length: int
+    stride: int
+    padding: int
+    dilation: int = 1
+
+    @property
+    def span(self) -> int:
+        """Return the elements from its first to its last."""
+        return self.dilation * (self.length - 1) + 1
+
+    @property
+    def overlaps(self) -> int:
+        """Return the most windows that an element is in, or lies between elements of."""
+        return -(-self.span // self.stride)
+
+
+def per_dim(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return an argument's value for each of ``rank`` dimensions, of which it may give one for all."""
+    given = (value,) if isinstance(value, int) else tuple(value)
+    return given * rank if len(given) == 1 else given
+
+
+def sizes_of(argument: Any) -> list[sympy.Expr]:
+    """Return the sizes of a tensor argument: an FX node, or a tensor itself."""
+    value = argument.meta["val"] if isinstance(argument, Node) else argument
+    return [as_expr(size) for size in value.shape]
+
+
+def windows(*numbers: Sequence[int]) -> list[Window]:
+    """Return windows, a dimension each, of their lengths, strides, paddings and dilations."""
+    return [Window(*values) for values in zip(*numbers, strict=True)]
+
+
+def refusal(of: Sequence[Window], limit: int = MAX_WINDOW) -> str:
+    """Return why windows cannot be written out, or ""."""
+    numbers = (number for window in of for number in (window.length, window.stride, window.padding, window.dilation))
+    if not all(isinstance(number, int) for number in numbers):
+        return "a window of a symbolic size"
+    return too_long(math.prod(window.length for window in of), limit)
+
+
+def too_long(count: int, limit: int = MAX_WINDOW) -> str:
+    """Return why a window of so many elements cannot be written out, or ""."""
+    return "" if count <= limit else f"a window of {count} elements, more than {limit}"
+
+
+# An element's window --------------------------------------------------------------------------------------------------
+
+
+def elements(of: Sequence[Window], at: Index) -> Iterator[tuple[tuple[int, ...], Index]]:
+    """Yield the places of the elements of the window at ``at``: in the window, and in the operand."""
+    for steps in itertools.product(*(range(window.length) for window in of)):
+        yield steps, tuple(position * window.stride - window.padding + window.dilation * step
+                           for position, window, step in zip(at, of, steps, strict=True))
+
+
+def within(build: Builder, sizes: Sequence[sympy.Expr], at: Index, read: Callable[[Index], Value], outside: float) -> Value:
+    """Return an operand's value at a place, ``outside`` where that is beyond the operand.
+
+    Args:
+        build: What makes values.
+        sizes: The operand's sizes, those of the windows' dimensions.
+        at: The place in these.
+        read: Makes the value at a place.
+        outside: The value beyond the operand.
+    """
+    bounds = [check for position, size in zip(at, sizes, strict=True) for check in inside(position, S.Zero, size)]
+    return under(build, bounds, lambda: read(at), outside)
+
+
+# The windows of an element --------------------------------------------------------------------------------------------
+
+Share = Callable[[Index, Sequence[sympy.Expr]], Value]
+"""What a window gives to an element, by the window's index and by how far the element is from the window's first one."""
+
+
+def shares(build: Builder, of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr], share: Share) -> list[Value]:
+    """Return what each window that covers an element of the operand gives it; 0 where there is none.
+
+    Args:
+        build: What makes values.
+        of: The windows, one for each of the last dimensions.
+        index: The element's.
+        counts: How many windows there are; of the dimensions before these no matter what.
+        share: What a window gives.
+    """
+    return [_share(build, of, index, counts, back, share)
+            for back in itertools.product(*(range(window.overlaps) for window in of))]
+
+
+def _share(build: Builder, of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr], back: tuple[int, ...],
+           share: Share) -> Value:
+    """Return what the window gives that begins ``back`` windows before the last one that covers an element; 0 if none."""
+    rank, at, places, bounds = len(back), list[sympy.Expr](), list[sympy.Expr](), list[Bounds]()
+    for position, window, steps, count in zip(index[-rank:], of, back, counts[-rank:], strict=True):
+        number = floordiv(position + window.padding, window.stride) - steps
+        at.append(number)
+        places.append(_place(position, window, steps))
+        bounds += inside(number, S.Zero, count)
+        bounds += inside(places[-1], S.Zero, sympy.Integer(window.span))
+        bounds += [(mod(places[-1], window.dilation), "==", S.Zero)] if window.dilation > 1 else []
+    return under(build, bounds, lambda: share((*index[:-rank], *at), places), 0)
+
+
+def _place(position: sympy.Expr, window: Window, back: int) -> sympy.Expr:
+    """Return how far an element is from the first one of the window that begins ``back`` windows before the last one."""
+    return mod(position + window.padding, window.stride) + back * window.stride
