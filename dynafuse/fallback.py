@@ -48,6 +48,7 @@ STAGES: Mapping[str, str] = {
     "normalization": EAGER,
     "layout": "convolutions stay in the layout that they have",
     "products that are written out": "sums of products are computed as the model writes them",
+    "convolutions that keep channels apart": "they are calls of a library",
     "sizes of matrix products": "matrix products run in the sizes that they have",
     "reductions by rows": "what rows are reduced for is read again where all of it is reduced",
     "bases of scatters": "ops that write at loaded indices run eager",

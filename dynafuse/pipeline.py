@@ -45,6 +45,7 @@ from dynafuse.partition.units import Units
 from dynafuse.passes.aliases import return_views_of_inputs
 from dynafuse.passes.channels_last import optimize_layout
 from dynafuse.passes.clones import remove_clones
+from dynafuse.passes.depthwise import write_out_convolutions
 from dynafuse.passes.embedding_gradients import scatter_gradients
 from dynafuse.passes.in_place import note_in_place
 from dynafuse.passes.joint import replace_random
@@ -127,7 +128,7 @@ def compile_graph(kind: str, config: Config, module: GraphModule, example_inputs
     setting = stage("choice of executors", lambda: setting_of(kind, normal, config, forcing, calls, guard, trace), left_out)
     if setting is None:
         return eager(normal)
-    setting = _with_joined_products(setting)
+    setting = _with_written_convolutions(_with_joined_products(setting))
     if shared is not None:
         setting = _with_padded_products(setting, shared.may_spread)
     setting = replace(_with_bases(_with_staged_reductions(setting)), shared=shared)
@@ -303,6 +304,14 @@ def _with_joined_products(setting: Setting) -> Setting:
     if not setting.config.join_products:
         return setting
     return _rewritten(setting, "products that are written out", lambda module, forced: join_products(
+        module, setting.device, setting.fused_device, forced))
+
+
+def _with_written_convolutions(setting: Setting) -> Setting:
+    """Return a setting whose graph writes out convolutions that keep channels apart where libraries are slow."""
+    if not any(executor(name).pools for name in setting.forcing.enabled):
+        return setting
+    return _rewritten(setting, "convolutions that keep channels apart", lambda module, forced: write_out_convolutions(
         module, setting.device, setting.fused_device, forced))
 
 

@@ -10,6 +10,7 @@ that it moves would take 94 µs.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from dynafuse.cost.attention import Attention, backward_us, forward_us
+from dynafuse.cost.depthwise import Wanted, depthwise_of, library_us
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import LEAST, NOTHING, Prediction, Work, predict, total, work_us
 from dynafuse.cost.products import PRODUCTS, Product, aligned_dtype, product_of, product_tflops
@@ -171,9 +173,9 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
     if not flops:
         return replace(memory, partial=flops is None)
     host_us = library_host_us(target, args, kwargs, device)
-    attention_us = _attention_us(target, args, kwargs, device)
-    if attention_us is not None:
-        busy = max(attention_us, work_us(moving, device, EAGER))
+    known_us = _attention_us(target, args, kwargs, device) or _depthwise_us(target, args, kwargs, result, device)
+    if known_us is not None:
+        busy = max(known_us, work_us(moving, device, EAGER))
         return Prediction(busy + device.launch_us_eager, host_us, 0.0, busy + device.replay_us)
     return _computing(flops, _tflops(target, args, kwargs, device), moving, host_us, device)
 
@@ -193,6 +195,19 @@ def _attention_us(target: Any, args: Any, kwargs: Any, device: Device) -> float 
     sizes = hint(key.shape[-2]), width, hint(value.shape[-1])
     is_causal = bool(given.get("is_causal", False))
     return us(Attention(math.prod(batch), rows, *sizes, query.dtype, is_biased, is_causal), kernel, device)
+
+
+def _depthwise_us(target: Any, args: Any, kwargs: Any, result: Any, device: Device) -> float | None:
+    """Return what a convolution that keeps channels apart takes, or its gradients, in microseconds; None for others."""
+    if target not in (aten.convolution.default, aten.convolution_backward.default):
+        return None
+    given = _named(target, args, kwargs)
+    sizes = depthwise_of(given, result)
+    if sizes is None:
+        return None
+    mask = given.get("output_mask")
+    wanted = [Wanted.RESULT] if mask is None else list(itertools.compress((Wanted.INPUT, Wanted.WEIGHT), mask))
+    return sum(library_us(sizes, which, device) for which in wanted)
 
 
 def product_prediction(product: Product, device: Device) -> Prediction:

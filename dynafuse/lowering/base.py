@@ -130,8 +130,8 @@ class Executor(ABC):
     """Whether its kernels write at loaded indices, into memory that holds something already."""
 
     pools = False
-    """Whether its kernels take the ops with which max pooling keeps places within windows instead of indices, and the
-    gradients of upsampling."""
+    """Whether its kernels take the ops with which max pooling keeps places within windows instead of indices, the gradients
+    of upsampling, and convolutions that keep channels apart."""
 
     allocates = True
     """Whether its kernels allocate their outputs inside of the call, whose price then includes it."""

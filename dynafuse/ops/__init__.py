@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dynafuse.ops import (  # noqa: F401  (fill the table)
     creation,
+    depthwise,
     gathers,
     indexing,
     library,

@@ -21,6 +21,7 @@ from dynafuse.ir import Annotated, Option, Override, Plan, Region, Role
 from dynafuse.lowering.registry import EAGER
 from dynafuse.ops import lookup
 from dynafuse.passes.attention.join import JOINED
+from dynafuse.passes.depthwise import WRITTEN
 from dynafuse.passes.padded_products import PADDED
 from dynafuse.passes.written_products import WRITTEN_OUT
 from dynafuse.report.data import Kept, Price, Report, ReportedGraph, ReportedStep
@@ -124,7 +125,8 @@ def _fused_step(region: Region, annotated: Annotated, key: str, reads: tuple[str
         measured_us=dict(region.decision.measured),
         kernel_class=region.decision.kernel_class,
         merges=tuple(" + ".join(pair) for pair in region.merges),
-        notes=region.reasons, forced=forced, fallback=fallback, reads=reads,
+        notes=(*region.reasons, *[f"{node.name} {node.meta[WRITTEN]}" for node in nodes if WRITTEN in node.meta]),
+        forced=forced, fallback=fallback, reads=reads,
         nodes=tuple(node.name for node in nodes), lines=_lines(nodes),
     )
 

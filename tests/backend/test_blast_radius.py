@@ -75,6 +75,7 @@ FAULTS = [
     Fault("normalization", pipeline, "replace_random", training=False, spoils=True),
     Fault("layout", pipeline, "optimize_layout"),
     Fault("products that are written out", pipeline, "join_products", spoils=True),
+    Fault("convolutions that keep channels apart", pipeline, "write_out_convolutions", spoils=True),
     Fault("sizes of matrix products", pipeline, "pad_products", spoils=True),
     Fault("reductions by rows", pipeline, "stage_reductions", spoils=True),
     Fault("bases of scatters", pipeline, "give_bases", spoils=True),

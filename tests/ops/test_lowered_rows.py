@@ -51,6 +51,21 @@ VOLUMES = [
 ]
 
 
+DEPTHWISE = [
+    (1, [[1, 1], [1, 0], [1, 1]]), (1, [[2, 3], [1, 1], [1, 1]]), (3, [[2, 1], [2, 1], [1, 2]]), (2, [[1, 4], [0, 0], [1, 1]]),
+]
+"""Channels of a result for each of its operand's, with strides, paddings and dilations."""
+
+
+def weights(copies: int) -> torch.Tensor:
+    return torch.arange(12.0 * copies, dtype=torch.float64).view(2 * copies, 1, 3, 2).cos()
+
+
+def depthwise_grad(copies: int, numbers: list[Any]) -> list[Any]:
+    result = torch.ops.dynafuse.depthwise_convolution.default(IMAGE, weights(copies), *numbers)
+    return [result.cos(), weights(copies), list(IMAGE.shape), *numbers]
+
+
 def grad_of(pool: list[Any]) -> torch.Tensor:
     return torch.ops.aten.avg_pool2d.default(IMAGE, *pool).cos()
 
@@ -154,6 +169,9 @@ CASES: list[tuple[str, list[Any]]] = [
     *(("aten.upsample_bilinear2d_backward.default", make(IMAGE)) for make in smooth(2)),
     *(("aten.upsample_trilinear3d_backward.default", make(IMAGE)) for make in smooth(3)),
     *(("aten.upsample_bicubic2d_backward.default", make(IMAGE)) for make in smooth(2)),
+    *(("dynafuse.depthwise_convolution.default", [IMAGE, weights(copies), *numbers])
+      for copies, numbers in DEPTHWISE),
+    *(("dynafuse.depthwise_convolution_backward.default", depthwise_grad(copies, numbers)) for copies, numbers in DEPTHWISE),
     ("prims._low_memory_max_pool_offsets_to_indices.default",
      [torch.arange(6, dtype=torch.int8).view(1, 3, 2), [2, 3], [9, 9], [2, 1], [1, 0], [1, 2]]),
     ("aten.embedding.default", [X[0], torch.tensor([[2, 0], [1, 1]])]),

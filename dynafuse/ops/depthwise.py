@@ -1,0 +1,154 @@
+"""Rows of convolutions that keep channels apart: an element of the result is a weighted sum of its window.
+
+Each channel of the result is made of one of the operand's, of which it has one or a few for each. Libraries have quick
+kernels for few of these, and no kernel at all for others, which they run group by group. Whether a graph's convolutions
+become these ops, says ``passes/depthwise.py``.
+
+Worked example: ``depthwise_convolution(x[1, 4, 9], w[4, 1, 3], [1], [2], [1])`` is causal where what is behind its ninth
+element is left out: the element ``i`` is ``w[c, 0, 0] x[i - 2] + w[c, 0, 1] x[i - 1] + w[c, 0, 2] x[i]``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from sympy import S
+from torch._ops import OpOverload
+
+from dynafuse.ops.indexing_math import floordiv
+from dynafuse.ops.literals import opmath
+from dynafuse.ops.table import Builder, Call, Index, Kind, Value, register, rewrite
+from dynafuse.ops.windows import Window, elements, refusal, shares, sizes_of, too_long, windows, within
+
+MOST_TAPS = 49
+"""The most elements of a window that are written out one by one: 7 × 7."""
+
+_LIBRARY = torch.library.Library("dynafuse", "FRAGMENT")
+_LIBRARY.define("depthwise_convolution(Tensor self, Tensor weight, int[] stride, int[] padding, int[] dilation) -> Tensor")
+_LIBRARY.define("depthwise_convolution_backward(Tensor grad_output, Tensor weight, SymInt[] input_size, int[] stride, "
+                "int[] padding, int[] dilation) -> Tensor")
+
+
+def _convolution(self: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int],
+                 dilation: Sequence[int]) -> torch.Tensor:
+    """Return the convolution, by torch's op."""
+    channels, whole = self.shape[1], [0] * len(stride)
+    result: torch.Tensor = torch.ops.aten.convolution(self, weight, None, stride, padding, dilation, False, whole, channels)
+    return result.contiguous(memory_format=_layout(self))
+
+
+def _convolution_like(self: torch.Tensor, weight: torch.Tensor, *numbers: Sequence[int]) -> torch.Tensor:
+    """Return a result without values, in the operand's layout."""
+    of = windows(weight.shape[2:], *numbers)
+    counts = [(size + 2 * window.padding - window.span) // window.stride + 1
+              for size, window in zip(self.shape[2:], of, strict=True)]
+    return self.new_empty((self.shape[0], weight.shape[0], *counts)).contiguous(memory_format=_layout(self))
+
+
+def _gradient(grad_output: torch.Tensor, weight: torch.Tensor, input_size: Sequence[int], stride: Sequence[int],
+              padding: Sequence[int], dilation: Sequence[int]) -> torch.Tensor:
+    """Return the gradient with respect to what is convolved, by torch's op."""
+    like, whole = grad_output.new_empty(input_size).contiguous(memory_format=_layout(grad_output)), [0] * len(stride)
+    result: torch.Tensor = torch.ops.aten.convolution_backward(
+        grad_output, like, weight, None, stride, padding, dilation, False, whole, input_size[1], [True, False, False])[0]
+    return result.contiguous(memory_format=_layout(grad_output))
+
+
+def _gradient_like(grad_output: torch.Tensor, weight: torch.Tensor, input_size: Sequence[int], *_: Any) -> torch.Tensor:
+    """Return a result without values, in the gradient's layout."""
+    return grad_output.new_empty(input_size).contiguous(memory_format=_layout(grad_output))
+
+
+def _layout(tensor: torch.Tensor) -> torch.memory_format:
+    """Return the layout of an operand, which a result has, too."""
+    return torch._prims_common.suggest_memory_format(tensor)
+
+
+_LIBRARY.impl("depthwise_convolution", _convolution, "CompositeExplicitAutograd")
+_LIBRARY.impl("depthwise_convolution", _convolution_like, "Meta")
+_LIBRARY.impl("depthwise_convolution_backward", _gradient, "CompositeExplicitAutograd")
+_LIBRARY.impl("depthwise_convolution_backward", _gradient_like, "Meta")
+DEPTHWISE: OpOverload = torch.ops.dynafuse.depthwise_convolution.default
+"""A convolution whose weight has a single channel for each of the result's."""
+
+DEPTHWISE_BACKWARD: OpOverload = torch.ops.dynafuse.depthwise_convolution_backward.default
+"""The gradient with respect to what is convolved."""
+
+
+# Values at an index ---------------------------------------------------------------------------------------------------
+
+
+def _windows(call: Call, weight: Sequence[sympy.Expr]) -> list[Window]:
+    """Return a call's windows, given its weight's sizes."""
+    return windows([int(size) for size in weight[2:]], call["stride"], call["padding"], call["dilation"])
+
+
+def _lower(build: Builder, call: Call, index: Index) -> Value:
+    image, channel, *at = index
+    _, channels, *sizes = build.shape(call["self"])
+    source = floordiv(channel, _copies(call.shape[1], channels))
+
+    def read(place: Index) -> Value:
+        return build.operand(call["self"], (image, source, *place))
+
+    of = _windows(call, build.shape(call["weight"]))
+    def term(tap: Sequence[int], place: Index) -> tuple[Value, Value]:
+        weight = build.operand(call["weight"], (channel, S.Zero, *map(sympy.Integer, tap)))
+        return within(build, sizes, place, read, 0), weight
+
+    return _sum_of_products(build, call, [term(tap, place) for tap, place in elements(of, tuple(at))])
+
+
+def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
+    image, channel, *_ = index
+    of, counts = _windows(call, build.shape(call["weight"])), build.shape(call["grad_output"])
+    copies = _copies(counts[1], call.shape[1])
+    terms = []
+    for copy in range(copies):
+        output = channel * copies + copy
+
+        def share(at: Index, places: Sequence[sympy.Expr], output: sympy.Expr = output) -> Value:
+            tap = (floordiv(place, window.dilation) for place, window in zip(places, of, strict=True))
+            grad = build.operand(call["grad_output"], (image, output, *at[2:]))
+            weight = build.operand(call["weight"], (output, S.Zero, *tap))
+            return build.expression("{0} * {1}", opmath(call.dtype), grad, weight)
+
+        terms += shares(build, of, index, counts, share)
+    total = functools.reduce(lambda left, right: build.expression("{0} + {1}", opmath(call.dtype), left, right), terms)
+    return build.cast(total, call.dtype)
+
+
+def _sum_of_products(build: Builder, call: Call, terms: Sequence[tuple[Value, Value]]) -> Value:
+    """Return the sum of products in the order of the terms, rounded once."""
+    wide = opmath(call.dtype)
+    total = build.expression("{0} * {1}", wide, *terms[0])
+    for term in terms[1:]:
+        total = build.expression("{0} * {1} + {2}", wide, *term, total)
+    return build.cast(total, call.dtype)
+
+
+def _copies(outputs: sympy.Expr, channels: sympy.Expr) -> int:
+    """Return how many channels of the result each of the operand's has."""
+    return int(outputs) // int(channels)
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def _accepts(call: Call) -> str:
+    return refusal(_windows(call, sizes_of(call["weight"])), MOST_TAPS)
+
+
+def _accepts_gradient(call: Call) -> str:
+    of = _windows(call, sizes_of(call["weight"]))
+    copies = _copies(sizes_of(call["grad_output"])[1], call.shape[1])
+    return refusal(of, MOST_TAPS) or too_long(math.prod([copies, *(window.overlaps for window in of)]), MOST_TAPS)
+
+
+register(rewrite(DEPTHWISE, Kind.INDEX, _lower, accepts=_accepts, flops=2.0))
+register(rewrite(DEPTHWISE_BACKWARD, Kind.INDEX, _lower_gradient, accepts=_accepts_gradient, flops=2.0))
