@@ -108,11 +108,15 @@ def library_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
 def written_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
     """Predict the microseconds that a kernel of ours takes which has nothing else to do.
 
+    Windows of one make it a multiplication, which takes nothing beside what it is fused with.
+
     Args:
         convolution: The sizes.
         wanted: What is asked for.
         device: The device that is priced.
     """
+    if convolution.taps == 1:
+        return 0.0
     terms = {Wanted.RESULT: convolution.outputs * convolution.taps,
              Wanted.INPUT: convolution.inputs * convolution.overlaps * convolution.copies,
              Wanted.WEIGHT: TIMES_IN_SUMS * convolution.outputs * convolution.taps}[wanted]

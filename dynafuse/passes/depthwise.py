@@ -86,7 +86,7 @@ def _convolution(node: Node, device_type: str | None) -> Convolution | None:
     numbers = (*given["stride"], *given["padding"], *given["dilation"], x.shape[1], *weight.shape)
     if not all(isinstance(number, int) and number >= 0 for number in numbers) or 0 in given["stride"]:
         return None
-    can_be = 1 < sizes.taps <= MOST_TAPS and sizes.inputs and sizes.outputs
+    can_be = sizes.taps <= MOST_TAPS and sizes.inputs and sizes.outputs
     return Convolution(node, given, sizes) if can_be else None
 
 

@@ -35,6 +35,8 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]]] =
     "a causal sequence": ((2, 6, 19), (4,), 1, {"padding": 3}),
     "a long window": ((1, 3, 20), (9,), 1, {"padding": 4}),
     "a volume": ((1, 3, 5, 4, 6), (3, 1, 2), 1, {"padding": (1, 0, 1)}),
+    "windows of one": ((2, 3, 5, 6), (1, 1), 1, {}),
+    "windows of one, strided, two for each": ((2, 3, 5, 6), (1, 1), 2, {"stride": 2}),
     "windows larger than the image": ((1, 3, 1, 2), (3, 5), 1, {"padding": 2}),
 }
 
@@ -127,7 +129,6 @@ def others() -> dict[str, Callable[[], Tensor]]:
         "all channels": lambda: F.conv2d(x, torch.ones(4, 6, 3, 3)),
         "groups of channels": lambda: F.conv2d(x, torch.ones(6, 2, 3, 3), groups=3),
         "transposed": lambda: F.conv_transpose2d(x, torch.ones(6, 1, 3, 3), groups=6),
-        "a window of one": lambda: F.conv2d(x, torch.ones(6, 1, 1, 1), groups=6),
         "a large window": lambda: F.conv2d(x, torch.ones(6, 1, 8, 7), groups=6),
         "64 bits": lambda: F.conv2d(x.double(), torch.ones(6, 1, 3, 3).double(), groups=6),
     }
@@ -158,3 +159,14 @@ def test_the_report_says_at_what_price() -> None:
     function, x, weight = operands("same", torch.float32)
     report = explain(compiled(function, **SLOW), x.detach(), weight.detach())
     assert "depthwise_convolution_default written out, " in str(report) and " in a library" in str(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["planes", "channels"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_what_eager_computes_on_a_gpu(name: str, layout: str, dtype: torch.dtype) -> None:
+    function, *given = operands(name, dtype, layout)
+    x, weight = (tensor.detach().cuda().requires_grad_() for tensor in given)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert DEPTHWISE in targets(check(function, x, weight, cost=SLOW["cost"]))
