@@ -311,8 +311,12 @@ def _with_written_convolutions(setting: Setting) -> Setting:
     """Return a setting whose graph writes out convolutions that keep channels apart where libraries are slow."""
     if not any(executor(name).pools for name in setting.forcing.enabled):
         return setting
-    return _rewritten(setting, "convolutions that keep channels apart", lambda module, forced: write_out_convolutions(
-        module, setting.device, setting.fused_device, forced))
+
+    def write_out(module: GraphModule, _: frozenset[Node]) -> None:
+        forced = setting.forcing.forced_to(module.graph, lambda executor: not executor.pools)
+        write_out_convolutions(module, setting.device, setting.fused_device, forced)
+
+    return _rewritten(setting, "convolutions that keep channels apart", write_out)
 
 
 def _with_padded_products(setting: Setting, may_spread: bool) -> Setting:

@@ -32,6 +32,7 @@ from dynafuse.config import FORCE_MARK
 from dynafuse.errors import DynafuseWarning, ForceError, OptionError, Violation
 from dynafuse.fx import module_path, module_stack, user_line, user_place
 from dynafuse.ir import Facts, Role
+from dynafuse.lowering.base import Executor
 from dynafuse.lowering.registry import EAGER, PREFERRED, executor
 from dynafuse.ops import Kind, is_library, is_unfilled, lookup
 
@@ -160,7 +161,16 @@ class Forcing:
 
     def forced_to_eager(self, graph: Graph) -> frozenset[Node]:
         """Return the nodes that are forced to eager."""
-        return frozenset(node for node, order in self.orders(graph).items() if not executor(order.executor).fuses)
+        return self.forced_to(graph, lambda executor: not executor.fuses)
+
+    def forced_to(self, graph: Graph, which: Callable[[Executor], bool]) -> frozenset[Node]:
+        """Return the nodes that are forced to executors of some kind.
+
+        Args:
+            graph: The graph.
+            which: Tells whether an executor is one of them.
+        """
+        return frozenset(node for node, order in self.orders(graph).items() if which(executor(order.executor)))
 
     def _order(self, node: Node) -> Order | None:
         """Return what forces a node itself: the innermost of its marks and the patterns that match."""

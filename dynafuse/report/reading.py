@@ -140,7 +140,7 @@ def _eager_step(node: Node, annotated: Annotated, device: devices.Device | None,
         prediction = call_prediction(node, sum(size for size in sizes if size is not None), device)
         prices = (Price(EAGER, prediction.device_us, prediction.host_us),)
         notes = (PARTIAL,) if prediction.partial else ()
-    notes = (*notes, *[node.meta[key] for key in (WRITTEN_OUT, PADDED) if key in node.meta])
+    notes = (*notes, *[node.meta[key] for key in (WRITTEN_OUT, WRITTEN, PADDED) if key in node.meta])
     joined = (node.meta.get("custom") or {}).get(JOINED)
     if joined is not None and (row := lookup(node.target)) is not None and row.library == "attention":
         notes = (*notes, joined)

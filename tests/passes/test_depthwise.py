@@ -76,6 +76,15 @@ def test_gradients_of_short_weights_are_sums(name: str, is_written: bool) -> Non
     assert (aten.convolution_backward.default not in targets(check(function, x, weight, **SLOW))) is is_written
 
 
+def test_gradients_of_weights_are_made_in_planes_where_that_is_faster() -> None:
+    function, x, weight = operands("two for each", torch.float32, "channels")
+    graphs = check(function, x, weight, **SLOW)
+    (gradient,) = (node for graph in graphs for node in graph.plan.annotated.graph.nodes
+                   if node.target is aten.convolution_backward.default)
+    assert [operand.meta["val"].is_contiguous() for operand in gradient.args[:3]] == [True, True, True]
+    assert "group by group" in str(explain(compiled(function, **SLOW), x, weight))
+
+
 def test_one_gradient_alone() -> None:
     function, x, weight = operands("same", torch.float32)
     of_input = targets(check(function, x, weight.detach(), **SLOW))
@@ -146,13 +155,15 @@ def test_it_stays_where_the_library_is_faster() -> None:
     assert DEPTHWISE not in found and DEPTHWISE_BACKWARD not in found
 
 
-def test_it_stays_where_it_is_forced_to_eager() -> None:
+@pytest.mark.parametrize("executor", ["eager", "inductor"])
+def test_it_stays_where_it_is_forced_to_what_does_not_take_it(executor: str) -> None:
     def forced(x: Tensor, weight: Tensor) -> Tensor:
-        with force_backend("eager"):
+        with force_backend(executor):
             return F.conv2d(x, weight, padding=1, groups=5)
 
     _, x, weight = operands("same", torch.float32)
-    assert DEPTHWISE not in targets(check(forced, x.detach(), weight.detach(), grad=False, **SLOW))
+    report = explain(compiled(forced, executors="triton,inductor", **SLOW), x.detach(), weight.detach())
+    assert "written out" not in str(report) and "convolution" in str(report)
 
 
 def test_the_report_says_at_what_price() -> None:
