@@ -141,13 +141,24 @@ def _copies(outputs: sympy.Expr, channels: sympy.Expr) -> int:
 
 
 def _accepts(call: Call) -> str:
-    return refusal(_windows(call, sizes_of(call["weight"])), MOST_TAPS)
+    return _refusal(call, sizes_of(call["self"])[1]) or refusal(_windows(call, sizes_of(call["weight"])), MOST_TAPS)
 
 
 def _accepts_gradient(call: Call) -> str:
+    outputs = sizes_of(call["grad_output"])[1]
+    if reason := _refusal(call, outputs):
+        return reason
     of = _windows(call, sizes_of(call["weight"]))
-    copies = _copies(sizes_of(call["grad_output"])[1], call.shape[1])
-    return refusal(of, MOST_TAPS) or too_long(math.prod([copies, *(window.overlaps for window in of)]), MOST_TAPS)
+    count = math.prod([_copies(outputs, call.shape[1]), *(window.overlaps for window in of)])
+    return refusal(of, MOST_TAPS) or too_long(count, MOST_TAPS)
+
+
+def _refusal(call: Call, channels: sympy.Expr) -> str:
+    """Return why there are no windows of a known size, or ""."""
+    numbers = (*sizes_of(call["weight"]), channels, call.shape[1])
+    if not call.dtype.is_floating_point:
+        return f"a convolution of {str(call.dtype)[6:]}"
+    return "" if all(number.is_Integer for number in numbers) else "a convolution of symbolic channels or windows"
 
 
 register(rewrite(DEPTHWISE, Kind.INDEX, _lower, accepts=_accepts, flops=2.0))

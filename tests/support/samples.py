@@ -469,6 +469,26 @@ SCATTERS: dict[str, list[Make]] = {
     "aten.index_copy.default": [lambda x: [x, -1, torch.tensor([3, 0]), x[:, :, :2]]],
     "aten.index_fill.int_Scalar": [lambda x: [x, 1, torch.tensor([2, 0]), 1], lambda x: [x, 1, torch.tensor(1), 1]],
 }
+DEPTHWISE: list[tuple[int, list[list[int]]]] = [
+    (1, [[1, 1], [1, 0], [1, 1]]), (1, [[2, 3], [1, 1], [1, 1]]), (3, [[2, 1], [2, 1], [1, 2]]), (2, [[1, 4], [0, 0], [1, 1]]),
+]
+"""Channels of a result for each of its operand's, with strides, paddings and dilations."""
+
+
+def weights(x: torch.Tensor, copies: int) -> torch.Tensor:
+    """Weights of windows of 3 × 2."""
+    channels = copies * x.shape[1]
+    return torch.arange(6 * channels).view(channels, 1, 3, 2).cos().to(x.dtype)
+
+
+def depthwise_gradient(copies: int, numbers: list[list[int]]) -> Make:
+    def make(x: torch.Tensor) -> list[Any]:
+        result = torch.ops.dynafuse.depthwise_convolution.default(x.double(), weights(x, copies).double(), *numbers)
+        return [result.cos().to(x.dtype), weights(x, copies), list(x.shape), *numbers]
+
+    return make
+
+
 IMAGES: dict[str, list[Make]] = {
     "aten.avg_pool2d.default": [*(lambda x, pool=pool: [x, *pool] for pool in POOLS), lambda x: [x[0], *POOL]],
     "aten.max_pool2d.default": [
@@ -487,6 +507,9 @@ IMAGES: dict[str, list[Make]] = {
         with_indices(torch.ops.aten.max_pool3d_with_indices.default, pool) for pool in VOLUME_POOLS],
     "dynafuse.max_pool_offsets_backward.default": [
         *(with_offsets(pool, 2) for pool in MAX_POOLS), *(with_offsets(pool, 3) for pool in VOLUME_POOLS)],
+    "dynafuse.depthwise_convolution.default": [
+        lambda x, copies=copies, numbers=numbers: [x, weights(x, copies), *numbers] for copies, numbers in DEPTHWISE],
+    "dynafuse.depthwise_convolution_backward.default": [depthwise_gradient(*row) for row in DEPTHWISE],
     "aten.avg_pool3d.default": [lambda x: [x, *VOLUME_POOL, True, False, None], lambda x: [x, *VOLUME_POOL, False, True, 5]],
     "aten.avg_pool3d_backward.default": [
         lambda x, rest=rest: [

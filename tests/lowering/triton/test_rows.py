@@ -29,6 +29,9 @@ UNCALLED: dict[str, str] = {
 KNOWN: dict[str, str] = {}
 """Rows that fail, with the fault."""
 
+TAKES_SIZES = {"dynafuse.depthwise_convolution_backward.default"}
+"""Rows that take the sizes of their result, which do not grow with their operands'."""
+
 NOT_DENSE = "its output is not dense"
 
 
@@ -65,7 +68,7 @@ def check(row: Row, sample: Sample) -> bool:
     run = graphs.compiled(module, inputs)
     assert_fused(row, sample, run)
     found = run.call([copied(t) for t in inputs])[0]
-    if sample.dynamic and not guards(module):
+    if sample.dynamic and not guards(module) and str(row.target) not in TAKES_SIZES:
         assert_larger(row, sample, run)
     assert strides(found) == strides(promised), f"{row.target} {sample}: {found.stride()}"
     compare(found, expected, reference(row, sample, expected), f"{row.target} {sample}")
