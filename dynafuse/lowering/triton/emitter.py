@@ -16,22 +16,20 @@ import sympy
 import torch
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import COUNT, INT32_LIMIT, Accuracy, Dims, Layout, Ref, Spec, Store
+from dynafuse.ir import COUNT, Accuracy, Dims, Layout, Ref, Spec, Store
 from dynafuse.lowering.rounding import Rounding
 from dynafuse.lowering.triton import sums_in_tiles as sums
-from dynafuse.lowering.triton.accesses import Access, Load, Masks, SharedLoads, names_of
-from dynafuse.lowering.triton.control_flow import ControlFlow
+from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.draws import OF_FOURS, counts_in_fours
-from dynafuse.lowering.triton.eviction import Eviction
 from dynafuse.lowering.triton.guards import input_guards
+from dynafuse.lowering.triton.memory import Memory
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
 from dynafuse.lowering.triton.ranges import FLOATS, Range, Ranges
-from dynafuse.lowering.triton.scopes import PER_STEP, Line
 from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
-from dynafuse.ops.indexing_math import known_less, known_nonnegative, rejoin, symbol
+from dynafuse.ops.indexing_math import known_less, known_nonnegative, symbol
 from dynafuse.ops.literals import HoistedScalar, Scalar, conversion, literal, narrowed, number, opmath, triton_type
 from dynafuse.ops.promotion import comparand
 
@@ -39,7 +37,7 @@ ROUNDING = {torch.float16: "lm.to_float16", torch.bfloat16: "lm.to_bfloat16"}
 """Functions that round a product before it goes into a sum, which LLVM would make one instruction of otherwise."""
 
 
-class Emitter(ControlFlow):
+class Emitter(Memory):
     """Builds the values of one kernel of a spec (implements :class:`dynafuse.ops.table.Builder`).
 
     Args:
@@ -51,27 +49,19 @@ class Emitter(ControlFlow):
     """
 
     def __init__(self, spec: Spec, tile_of: Sequence[str], loop: str | None = None, round_like_eager: bool = False):
-        super().__init__(loop)
-        self.spec = spec
+        super().__init__(spec, tile_of, loop)
         self.rounding = Rounding(spec, round_like_eager)
         self.calls = self.rounding.calls
         self.input_guards = input_guards(spec)
         self.ranges = Ranges(spec, self.calls)
         self.check_indices = bool(dict(spec.options).get("check_indices", True))
-        self.axes = [symbol(f"i{k}", axis.size) for k, axis in enumerate(spec.axes)]
-        self.tile_of.update({axis: frozenset({tile}) for axis, tile in zip(self.axes, tile_of, strict=True)})
-        self.unit_tiles = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: a single point
         self.lanes: tuple[sympy.Symbol, ...] = ()  # axes along a tile's last dimension of a multiple of four points
-        self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
-        self.accesses: list[Access] = []
-        self.loads = SharedLoads()
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
         self.on_reduction: Callable[[int], Value] | None = None  # computes a reduction when its result is asked for
         self.on_scan: Callable[[int], Value] | None = None  # computes a scan of the tile's rows, the same
         self._rounded_texts: dict[tuple[str, torch.dtype], str] = {}  # rounded values before they were widened again
-        self.eviction = Eviction(self.axes, self.tile_of, self.unit_tiles)
         self._current_op: int | None = None  # the op that is being lowered
 
     # ------------------------------------------------------------------ indices
@@ -374,115 +364,7 @@ class Emitter(ControlFlow):
             raise LoweringError(op.target, "its value is needed elsewhere than its kernel walks")
         return self.of_whole_row(position, op.target, self.on_scan)
 
-    # ------------------------------------------------------------------ memory
-
-    def _offset(self, layout: Layout, index: Index) -> sympy.Expr:
-        """Return the offset of an index in elements.
-
-        Of a piece of what is put together, parts of the sum may be beyond the 32 bits that suffice for the sum: they wrap
-        around, as does the constant among them here, which would not compile otherwise.
-        """
-        terms = (i * stride for i, stride in zip(index, layout.stride, strict=True))
-        offset = rejoin(sympy.expand(sum(terms, sympy.S.Zero)))
-        constant, others = offset.as_coeff_Add()
-        if self.spec.wide or not constant.is_Integer or abs(constant) <= INT32_LIMIT:
-            return offset
-        return others + (constant + 2**31) % 2**32 - 2**31
-
-    def load(self, tensor: str, layout: Layout, index: Index) -> Value:
-        """Load an element of a tensor; a 16-bit float arrives in float32.
-
-        Args:
-            tensor: The name of the kernel's argument.
-            layout: The tensor's layout.
-            index: The element's index.
-        """
-        offset = self._offset(layout, index)
-        outer, self.masks = self.masks, self.masks_at(self.tiles(offset), offset)
-        value = self._loaded(tensor, layout, offset)
-        self.masks = outer
-        return value
-
-    def forget(self, tile: str) -> None:
-        super().forget(tile)
-        self.loads.forget(tile, self.open_loop_scope)
-
-    def _loaded(self, tensor: str, layout: Layout, offset: sympy.Expr) -> Value:
-        """Return what is loaded under the masks: by a load that is written already, if one serves, or by a new one."""
-        masks, place = self.masks, (tensor, offset)
-        shared = self.loads.again(place, self, lambda others: self.common(others, masks),
-                                  lambda common: self._load_text(tensor, layout, offset, common))
-        shared = shared or self._loaded_at_either(tensor, layout, offset)
-        if shared is not None:
-            self.accesses = [access.under(shared.masks) if access.place == place else access for access in self.accesses]
-            return shared.value
-        self._note(tensor, layout, offset)
-        names_before, (text, tiles) = self._name_count, self._load_text(tensor, layout, offset, masks)
-        value = self.define(text, layout.dtype, tiles, offset)
-        if self._name_count > names_before:
-            self.loads.note(place, value, masks, self.scope(tiles))
-        return value
-
-    def _loaded_at_either(self, tensor: str, layout: Layout, offset: sympy.Expr) -> Load | None:
-        """Return a load under the opposite of a mask that from now on loads here as well, where that holds; None without."""
-        if not self.has_opposite(self.masks):
-            return None
-        start, along = self._split(offset)
-        for load in self.loads.visible(tensor, self):
-            either = None if load.is_shared else self.either(load.masks, self.masks)
-            if either is None:
-                continue
-            (tells, masks), (other_start, other_along) = either, self._split(load.offset)
-            if other_along != along:
-                continue
-            at = f"tl.where({tells}, {{0}}, {{1}}) + {{2}}"
-            text, tiles = self._load_text(tensor, layout, offset, masks, at, tells.tiles)
-            if tiles == load.value.tiles and self.scope(tiles) is load.scope and load.is_after(masks):
-                line = Line(f"{load.value.name} = {text}", (other_start, start, along))
-                self._note(tensor, layout, offset)
-                return self.loads.share(load, line, (tensor, offset), self.masks)
-        return None
-
-    def _split(self, offset: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-        """Return the part of an offset that is the same all over a kernel, and the rest."""
-        start, rest = offset.as_independent(*(self.tile_of.keys() & offset.free_symbols), as_Add=True)
-        return start, rest
-
-    def _note(self, tensor: str, layout: Layout, offset: sympy.Expr) -> None:
-        """Note that a place is loaded from under the masks."""
-        if not any(access.place == (tensor, offset) for access in self.accesses):
-            self.accesses.append(Access(tensor, layout, offset, False, names_of(self.masks)))
-
-    def _load_text(self, tensor: str, layout: Layout, offset: sympy.Expr, masks: Masks, at: str = "{0}",
-                   along: frozenset[str] = frozenset()) -> tuple[str, frozenset[str]]:
-        """Return the text of a load under some masks, and the tile dimensions that it varies along.
-
-        ``at`` is the text of the offset, which varies along the tile dimensions ``along`` as well.
-        """
-        outer, self.masks = self.masks, masks
-        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), along, at)
-        self.masks = outer
-        text = f"tl.load({pointer}{mask}{self.eviction.hint(layout, offset, tiles)})"
-        if layout.dtype is torch.bool:
-            text += ".to(tl.int1)"
-        elif opmath(layout.dtype) is not layout.dtype:
-            text += ".to(tl.float32)"
-        return text, tiles
-
-    def _pointer_and_mask(
-        self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset(), at: str = "{0}"
-    ) -> tuple[str, str, frozenset[str]]:
-        """Return the pointer's text with ``at`` for the offset, the text of the mask argument, and the access's tiles.
-
-        A mask must not vary along more tile dimensions than the pointer, so the pointer is widened to those of its masks,
-        and to ``along``.
-        """
-        masks = [*names_of(self.masks)]
-        all_tiles = tiles.union(along, *(mask.tiles for mask in self.masks))
-        widening = "".join(f" + {tile}_zero" for tile in sorted(all_tiles - tiles - PER_STEP))
-        masks += [f"{tile}_mask" for tile in sorted(all_tiles - self.exact_tiles)]
-        mask_argument = f", {' & '.join(masks)}" if masks else ""
-        return f"{tensor} + ({at}{widening})", mask_argument, all_tiles
+    # ------------------------------------------------------------------ what is written
 
     def stored(self, store: Store) -> Value | Write:
         """Return what an output of the spec stores at a point: a value, or what a scatter writes there, and where."""
@@ -525,7 +407,7 @@ class Emitter(ControlFlow):
             combine: What becomes of what is there.
             points: The tile dimensions of the scatter's iteration space: each point of them writes once.
         """
-        offset = self._offset(layout, write.index)
+        offset = self.offset(layout, write.index)
         outer = self.masks
         if write.condition is not None:
             self.masks = (*outer, self.as_tensor(write.condition))
@@ -533,7 +415,7 @@ class Emitter(ControlFlow):
         text = escape(self.stored_text(value, layout.dtype))
         along = points | value.tiles
         summed = sums.summed_tiles(self, offset, along) if combine is Combine.ADD else frozenset[str]()
-        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, self.tiles(offset), along - summed)
+        pointer, mask, tiles = self.pointer_and_mask(tensor, offset, self.tiles(offset), along - summed)
         places = sums.few_places(self, offset) if combine is Combine.ADD and not summed else None
         if places is not None:
             sums.add_at(self, places, tensor, layout.dtype, offset, value, along)
@@ -562,13 +444,13 @@ class Emitter(ControlFlow):
         Raises:
             LoweringError: The value varies along a tile dimension that the index does not walk.
         """
-        offset = self._offset(layout, index)
+        offset = self.offset(layout, index)
         unit_tiles = value.tiles & self.unit_tiles
         tiles = self.tiles(offset) | unit_tiles
         if not value.tiles <= tiles:
             detail = f"stored along {sorted(tiles)}, varies along {sorted(value.tiles)}"
             raise LoweringError(f"the store of {tensor}", detail)
-        pointer, mask, tiles = self._pointer_and_mask(tensor, offset, tiles - unit_tiles, unit_tiles)
+        pointer, mask, tiles = self.pointer_and_mask(tensor, offset, tiles - unit_tiles, unit_tiles)
         self.accesses.append(Access(tensor, layout, offset, True))
         text = self.stored_text(value, layout.dtype)
         if barrier:
