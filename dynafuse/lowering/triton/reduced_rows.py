@@ -17,7 +17,7 @@ from dynafuse.lowering.triton.builder import recurrence_of, with_guests
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduction_passes import runs_along
-from dynafuse.lowering.triton.tile_cost import LEAST_PLACES
+from dynafuse.lowering.triton.tile_facts import LEAST_PLACES
 from dynafuse.lowering.triton.tiles import (
     Schedule,
     along_row,
