@@ -6,7 +6,8 @@ Example:
 
 Clocks: `step_ms` is the host's clock around one step that ends in a synchronize: what a user's loop waits for when it
 looks at each loss. `event_ms` is the same step between two CUDA events. `pipelined_ms` is N steps without a
-synchronize, over N. `device_ms` is the sum of the profiler's kernel times, so gaps between kernels do not count.
+synchronize, over N. `device_ms` is the time in which at least one kernel ran, from the profiler: gaps between kernels do not
+count, and neither do kernels twice that run at once, as cuDNN's groups of a convolution do in a CUDA graph.
 """
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -162,48 +163,66 @@ def device_profile(step: Step, before: Step, device: str, steps: int) -> Metrics
     """Device time, launches and kernel names of one step, from the profiler's CUDA activity; empty on a CPU."""
     if device != "cuda":
         return {}
-    return summarize(kernel_times(step, before, steps), steps)
-
-
-def kernel_times(step: Step, before: Step, steps: int) -> dict[str, tuple[float, int]]:
-    """Kernel name -> (microseconds, launches) over `steps` steps."""
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    def run() -> None:
         for _ in range(steps):
             before()
             step()
+
+    torch.cuda.synchronize()
+    return summarize(kernels_of(run), steps)
+
+
+class Ran(NamedTuple):
+    """A kernel that ran, with its begin on the profiler's clock and its time, in microseconds."""
+
+    name: str
+    begin: float
+    us: float
+
+
+def kernels_of(run: Step) -> list[Ran]:
+    """The kernels that a function launches, in the order in which they began, from the profiler's CUDA activity."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
         torch.cuda.synchronize()
-    on_device = (row for row in profile.key_averages() if row.device_type == DeviceType.CUDA)
-    # Annotations span kernels that have rows of their own.
-    kernels = (row for row in on_device if not row.is_user_annotation and row.self_device_time_total > 0)
-    return {row.key: (float(row.self_device_time_total), int(row.count)) for row in kernels}
+    on_device = (event for event in profile.events() if event.device_type == DeviceType.CUDA)
+    # Annotations span kernels that have events of their own.
+    kernels = (event for event in on_device if not event.is_user_annotation and event.device_time > 0)
+    return sorted((Ran(event.name, float(event.time_range.start), float(event.device_time)) for event in kernels),
+                  key=lambda ran: ran.begin)
 
 
 def launched(call: Step) -> list[tuple[str, float]]:
     """The kernels of one call and their microseconds, in the order in which they ran, from the profiler; with a cold L2."""
     torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda").zero_()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    on_device = (event for event in profile.events() if event.device_type == DeviceType.CUDA)
-    kernels = [event for event in on_device if not event.is_user_annotation]
-    return [(event.name, float(event.device_time)) for event in sorted(kernels, key=lambda event: event.time_range.start)]
+    return [(ran.name, ran.us) for ran in kernels_of(call)]
 
 
-def summarize(times: dict[str, tuple[float, int]], steps: int) -> Metrics:
-    """Totals a step: by group in milliseconds, launches, distinct Triton kernels and the twenty longest kernels."""
+def summarize(kernels: Sequence[Ran], steps: int) -> Metrics:
+    """Totals a step: the time at least one kernel ran, by group the sum of times, launches, the twenty longest kernels."""
+    by_name: dict[str, list[float]] = defaultdict(list)
     by_group: dict[str, float] = defaultdict(float)
-    for name, (us, _) in times.items():
+    for name, _, us in kernels:
+        by_name[name].append(us)
         by_group[group(name)] += us / steps / 1e3
-    longest = sorted(times.items(), key=lambda item: -item[1][0])[:20]
+    longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:20]
     return {
-        "device_ms": sum(by_group.values()),
+        "device_ms": busy_us(kernels) / steps / 1e3,
         **{f"{name}_ms": by_group[name] for name in GROUP_NAMES},
-        "launches": sum(count for _, count in times.values()) / steps,
-        "triton_kernels": sum(group(name) == "triton" for name in times),
-        "top_kernels": [_kernel_row(name, us / steps, count / steps) for name, (us, count) in longest],
+        "launches": len(kernels) / steps,
+        "triton_kernels": sum(group(name) == "triton" for name in by_name),
+        "top_kernels": [_kernel_row(name, sum(times) / steps, len(times) / steps) for name, times in longest],
     }
+
+
+def busy_us(kernels: Sequence[Ran]) -> float:
+    """Microseconds in which at least one of some kernels ran, given in the order in which they began."""
+    total, end = 0.0, -math.inf
+    for _, begin, us in kernels:
+        total += max(begin + us - max(begin, end), 0.0)
+        end = max(end, begin + us)
+    return total
 
 
 def _kernel_row(name: str, us: float, count: float) -> Metrics:

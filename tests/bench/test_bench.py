@@ -185,10 +185,23 @@ def test_kernel_groups(kernel: str, group: str) -> None:
 
 
 def test_profile_totals_by_group() -> None:
-    totals = measure.summarize({"triton_a": (300.0, 6), "dynafuse_b": (60.0, 3), "nvjet_x": (3000.0, 3)}, steps=3)
+    times = [("triton_a", 50.0)] * 6 + [("dynafuse_b", 20.0)] * 3 + [("nvjet_x", 1000.0)] * 3
+    kernels = [measure.Ran(name, 2000.0 * place, us) for place, (name, us) in enumerate(times)]
+    totals = measure.summarize(kernels, steps=3)
     assert totals["triton_ms"] == pytest.approx(0.12) and totals["gemm_ms"] == pytest.approx(1.0)
     assert totals["device_ms"] == pytest.approx(1.12)
     assert totals["launches"] == 4 and totals["triton_kernels"] == 2
+    assert [(row["name"], row["us"], row["count"]) for row in totals["top_kernels"]] == [
+        ("nvjet_x", 1000.0, 1), ("triton_a", 100.0, 2), ("dynafuse_b", 20.0, 1)]
+
+
+def test_kernels_that_run_at_once_count_once() -> None:
+    def busy(*spans: tuple[float, float]) -> float:
+        return measure.busy_us([measure.Ran("kernel", begin, us) for begin, us in spans])
+
+    assert busy() == 0 and busy((5, 2), (8, 1)) == 3
+    assert busy((0, 4), (2, 4), (3, 1), (8, 1)) == 7
+    assert busy((0, 10), (1, 2), (4, 3)) == 10
 
 
 def test_system_names() -> None:
