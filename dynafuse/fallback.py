@@ -43,7 +43,7 @@ STAGES: Mapping[str, str] = {
     "set-up of AOTAutograd": EAGER,
     "what the backward keeps": "torch's min-cut says what the backward keeps",
     "split into forward and backward": "torch's default partition splits the graph",
-    "integers made again": EAGER,
+    "what is made again": EAGER,
     "inputs saved for the backward": EAGER,
     "normalization": EAGER,
     "layout": "convolutions stay in the layout that they have",

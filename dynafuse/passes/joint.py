@@ -29,7 +29,7 @@ from dynafuse.passes.normalize import settle_strides
 from dynafuse.passes.overwritten import save_before_overwriting
 from dynafuse.passes.permutations import gather_by_inverses
 from dynafuse.passes.pool_gradients import use_offsets
-from dynafuse.passes.remade import make_places_again
+from dynafuse.passes.remade import make_again
 from dynafuse.passes.rematerialize import Sides
 from dynafuse.passes.snapshot import Snapshot
 
@@ -85,7 +85,7 @@ def split_joint(joint: GraphModule, joint_inputs: Any, *, fallback_random: bool,
 
     split = "split into forward and backward"
     forward, backward = guard.stage(split, min_cut, lambda: guard.stage(split, default, _not_split))
-    guard.stage("integers made again", lambda: make_places_again(forward, backward, results), _not_split)
+    guard.stage("what is made again", lambda: make_again(forward, backward, results), _not_split)
     guard.stage("inputs saved for the backward", lambda: save_before_overwriting(forward, backward, results), _not_split)
     return forward, backward
 

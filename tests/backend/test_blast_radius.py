@@ -69,7 +69,7 @@ FAULTS = [
     Fault("split into forward and backward", joint.partitioners, "min_cut_rematerialization_partition", training=True,
           spoils=True),
     Fault("split into forward and backward", joint, "merge_duplicates", training=True, spoils=True),
-    Fault("integers made again", joint, "make_places_again", training=True, spoils=True),
+    Fault("what is made again", joint, "make_again", training=True, spoils=True),
     Fault("inputs saved for the backward", joint, "save_before_overwriting", training=True, spoils=True),
     Fault("normalization", pipeline, "normalize", spoils=True),
     Fault("normalization", pipeline, "replace_random", training=False, spoils=True),
