@@ -69,7 +69,7 @@ class Depthwise:
 
 
 def depthwise_of(given: Mapping[str, Any], result: Any) -> Depthwise | None:
-    """Return the sizes of a convolution or of its gradients; None if it is none that keeps channels apart.
+    """Return the sizes of a convolution or of its gradients; None if it is none that keeps several channels apart.
 
     Args:
         given: The call's arguments by name.
@@ -77,7 +77,7 @@ def depthwise_of(given: Mapping[str, Any], result: Any) -> Depthwise | None:
     """
     x, weight, output = given["input"], given["weight"], given.get("grad_output", result)
     groups, lengths = hint(x.shape[1]), [hint(size) for size in weight.shape[2:]]
-    if given["transposed"] or weight.dim() != x.dim() or hint(weight.shape[1]) != 1 or not given["groups"] == groups > 0:
+    if given["transposed"] or weight.dim() != x.dim() or hint(weight.shape[1]) != 1 or not given["groups"] == groups > 1:
         return None
     spans = (apart * (length - 1) + 1 for apart, length in zip(given["dilation"], lengths, strict=True))
     overlaps = math.prod(-(-span // max(stride, 1)) for span, stride in zip(spans, given["stride"], strict=True))

@@ -91,12 +91,11 @@ def _windows(call: Call, weight: Sequence[sympy.Expr]) -> list[Window]:
 def _lower(build: Builder, call: Call, index: Index) -> Value:
     image, channel, *at = index
     _, channels, *sizes = build.shape(call["self"])
-    source = floordiv(channel, _copies(call.shape[1], channels))
+    source, of = floordiv(channel, _copies(call.shape[1], channels)), _windows(call, build.shape(call["weight"]))
 
     def read(place: Index) -> Value:
         return build.operand(call["self"], (image, source, *place))
 
-    of = _windows(call, build.shape(call["weight"]))
     def term(tap: Sequence[int], place: Index) -> tuple[Value, Value]:
         weight = build.operand(call["weight"], (channel, S.Zero, *map(sympy.Integer, tap)))
         return within(build, sizes, place, read, 0), weight

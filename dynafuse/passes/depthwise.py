@@ -36,6 +36,9 @@ WRITTEN = "depthwise"
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+MOST_COPIES = 4
+"""Channels of the result for each of the operand's up to which it is written out: more are a product of matrices."""
+
 MOST_SUMS = 4
 """Elements of a weight for each channel up to which its gradient is written out: a kernel keeps a sum for each."""
 
@@ -88,7 +91,7 @@ def _convolution(node: Node, device_type: str | None) -> Convolution | None:
     numbers = (*given["stride"], *given["padding"], *given["dilation"], x.shape[1], *weight.shape)
     if not all(isinstance(number, int) and number >= 0 for number in numbers) or 0 in given["stride"]:
         return None
-    can_be = sizes.taps <= MOST_TAPS and sizes.inputs and sizes.outputs
+    can_be = sizes.taps <= MOST_TAPS and sizes.copies <= MOST_COPIES and sizes.inputs and sizes.outputs
     return Convolution(node, given, sizes) if can_be else None
 
 
@@ -132,13 +135,14 @@ def _write_gradients(convolution: Convolution, device: Device) -> None:
 
 
 def _gradient_of_input(convolution: Convolution, device: Device) -> Node | None:
-    node, given = convolution.node, convolution.given
-    reason = _reason(convolution.sizes, Wanted.INPUT, device)
+    node, given, sizes = convolution.node, convolution.given, convolution.sizes
+    can_be = sizes.overlaps * sizes.copies <= MOST_TAPS
+    reason = _reason(sizes, Wanted.INPUT, device) if can_be else None
     if reason is None:
         return None
     x = given["input"]
-    sizes = [size_node(node, x, dim) for dim in range(x.meta["val"].dim())]
-    new = insert(node, DEPTHWISE_BACKWARD, (given["grad_output"], _weight(convolution), sizes, *convolution.numbers))
+    shape = [size_node(node, x, dim) for dim in range(x.meta["val"].dim())]
+    new = insert(node, DEPTHWISE_BACKWARD, (given["grad_output"], _weight(convolution), shape, *convolution.numbers))
     new.meta[WRITTEN] = reason
     return new
 

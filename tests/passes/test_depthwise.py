@@ -85,6 +85,12 @@ def test_gradients_of_weights_are_made_in_planes_where_that_is_faster() -> None:
     assert "group by group" in str(explain(compiled(function, **SLOW), x, weight))
 
 
+def test_gradients_of_too_many_terms_stay() -> None:
+    x, weight = torch.randn(1, 2, 9, 9, requires_grad=True), torch.randn(4, 1, 5, 6, requires_grad=True)
+    found = targets(check(lambda x, w: F.conv2d(x, w, padding=2, groups=2), x, weight, **SLOW))
+    assert DEPTHWISE in found and DEPTHWISE_BACKWARD not in found
+
+
 def test_one_gradient_alone() -> None:
     function, x, weight = operands("same", torch.float32)
     of_input = targets(check(function, x, weight.detach(), **SLOW))
@@ -138,6 +144,8 @@ def others() -> dict[str, Callable[[], Tensor]]:
         "all channels": lambda: F.conv2d(x, torch.ones(4, 6, 3, 3)),
         "groups of channels": lambda: F.conv2d(x, torch.ones(6, 2, 3, 3), groups=3),
         "transposed": lambda: F.conv_transpose2d(x, torch.ones(6, 1, 3, 3), groups=6),
+        "a single channel": lambda: F.conv2d(x[:, :1], torch.ones(4, 1, 3, 3)),
+        "many channels for each": lambda: F.conv2d(x, torch.ones(48, 1, 3, 3), groups=6),
         "a large window": lambda: F.conv2d(x, torch.ones(6, 1, 8, 7), groups=6),
         "64 bits": lambda: F.conv2d(x.double(), torch.ones(6, 1, 3, 3).double(), groups=6),
     }
