@@ -247,6 +247,9 @@ DECODERS: Mapping[str, Text] = {
                mamba_chunk_size=128),
         {**NARROW_GROUPED, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_chunk_size": 16}, batch=2,
         tokens=512),
+    # Short convolutions of sequences.
+    "lfm2": causal("Lfm2Config", widths(1024, 4096, 16, 32000, num_key_value_heads=8, full_attn_idxs=[1]),
+                   {**NARROW, "num_key_value_heads": 2, "pad_token_id": None}),
     "minimax": causal(
         "MiniMaxConfig", widths(1024, 2048, 16, 32000, num_key_value_heads=8, head_dim=64, num_local_experts=4),
         {**NARROW_GROUPED, "num_local_experts": 4, "block_size": 16}, batch=2),

@@ -69,7 +69,8 @@ TIMM: Mapping[str, tuple[str, Options, Options]] = {
     "coat": ("coat_lite_tiny", {"serial_depths": (1, 1, 1, 1)}, {"img_size": TINY_IMAGE}),
 }
 
-UNTUNED = ("cspresnet50", "dla34", "ese_vovnet19b_dw", "gernet_s", "dpn68", "fbnetc_100", "ghostnet_100", "mixnet_s")
+UNTUNED = ("cspresnet50", "dla34", "ese_vovnet19b_dw", "gernet_s", "dpn68", "fbnetc_100", "ghostnet_100", "mixnet_s",
+           "fastvit_t8", "mobilevitv2_050", "edgenext_xx_small")
 """Small models of timm as they are, which nothing was tuned for."""
 
 
