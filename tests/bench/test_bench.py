@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench import host, indices, measure, micro, run, subject, systems, table
+from bench import depthwise, host, indices, measure, micro, run, subject, systems, table
 from bench.measure import Outcome
 from bench.worker import Failed, Process
 
@@ -277,6 +277,18 @@ def test_checks_of_indices_are_measured_beside_none(tmp_path: Path) -> None:
     found = rows(out)
     assert {case for case, _ in found} == {"embedding", "cross_entropy and backward"}
     assert all(row["ratio"] == pytest.approx(row["checked_us"] / row["unchecked_us"], rel=1e-4) for row in found.values())
+
+
+def test_convolutions_that_keep_channels_apart_are_measured_both_ways(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    fixed = ["--scale", "tiny", "--device", "cpu", "--samples", "1", "--out", str(out)]
+    assert depthwise.main(["--case", "sequence,doubled", *fixed]) == 0
+    found = rows(out)
+    assert {case for case, _ in found} == {f"{name}/{layout}" for name in ("sequence", "doubled") for layout in depthwise.LAYOUTS}
+    wanted = {"result", "input", "weight"}
+    assert all({f"{name}_library_us" for name in wanted} <= row.keys() for row in found.values())
+    written = {case: {name for name in wanted if f"{name}_written_us" in row} for (case, _), row in found.items()}
+    assert written["sequence/planes"] == wanted and written["doubled/channels"] == {"result", "input"}
 
 
 def test_memory_that_captured_graphs_keep_counts_though_nothing_is_allocated_in_it() -> None:
