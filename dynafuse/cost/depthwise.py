@@ -24,6 +24,7 @@ from typing import Any
 from dynafuse.cost.device import Device
 from dynafuse.cost.model import Work, work_us
 from dynafuse.fx import hint
+from dynafuse.ops.windows import per_dim
 
 TERM_FLOPS = 18.0
 """Instructions for an element of a window: its load, its weight's, the product, with bounds and places."""
@@ -81,8 +82,9 @@ def depthwise_of(given: Mapping[str, Any], result: Any) -> Depthwise | None:
     groups, lengths = hint(x.shape[1]), [hint(size) for size in weight.shape[2:]]
     if given["transposed"] or weight.dim() != x.dim() or hint(weight.shape[1]) != 1 or not given["groups"] == groups > 1:
         return None
-    spans = (apart * (length - 1) + 1 for apart, length in zip(given["dilation"], lengths, strict=True))
-    overlaps = math.prod(-(-span // max(stride, 1)) for span, stride in zip(spans, given["stride"], strict=True))
+    dilations, strides = (per_dim(given[name], len(lengths)) for name in ("dilation", "stride"))
+    spans = (apart * (length - 1) + 1 for apart, length in zip(dilations, lengths, strict=True))
+    overlaps = math.prod(-(-span // max(stride, 1)) for span, stride in zip(spans, strides, strict=True))
     inputs, outputs = (math.prod(map(hint, tensor.shape)) for tensor in (x, output))
     return Depthwise(inputs, outputs, math.prod(lengths), overlaps, groups, hint(weight.shape[0]) // groups,
                      x.dtype.itemsize, x.dim() == 4 and hint(output.stride(1)) == 1)

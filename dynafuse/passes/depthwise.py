@@ -27,6 +27,7 @@ from dynafuse.cost.device import Device
 from dynafuse.cost.model import Work, work_us
 from dynafuse.fx import arguments, fake_mode_of, insert, size_node
 from dynafuse.ops.depthwise import DEPTHWISE, DEPTHWISE_BACKWARD, MOST_TAPS
+from dynafuse.ops.windows import per_dim
 from dynafuse.passes.strides import is_static, same_layout
 
 aten = torch.ops.aten
@@ -53,8 +54,9 @@ class Convolution:
 
     @property
     def numbers(self) -> tuple[list[int], list[int], list[int]]:
-        """Return strides, paddings and dilations."""
-        stride, padding, dilation = (list(self.given[name]) for name in ("stride", "padding", "dilation"))
+        """Return strides, paddings and dilations, each in every dimension."""
+        rank = self.given["weight"].meta["val"].dim() - 2
+        stride, padding, dilation = (list(per_dim(self.given[name], rank)) for name in ("stride", "padding", "dilation"))
         return stride, padding, dilation
 
 

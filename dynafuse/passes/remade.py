@@ -13,6 +13,7 @@ MB, not 34.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ CHEAP = frozenset({Kind.POINTWISE, Kind.VIEW, Kind.CREATION})
 MOST_NODES = 64
 """Of which a value may be computed: longer ones are rather kept."""
 
+UNCHECKED = "saved_tensor_with_no_vc_check"
+"""The metadata of values whose versions torch does not check."""
+
 LEAST_TIMES = 8
 """How many times as large as what it is made of a value is that is made again: it is written once more."""
 
@@ -47,34 +51,66 @@ def make_again(forward: GraphModule, backward: GraphModule, results: int) -> Non
         backward: The backward graph.
         results: How many of the forward's outputs come before those that it keeps.
     """
-    output, first = forward.graph.output_node(), _first_call(backward.graph)
-    values: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    saved = saved_tensors(values, results, backward)
-    less = _Less({values[position]: node for position, node in saved}, values[:results], backward.graph)
-    places: dict[Node, Node] = {}
+    is_changed = _make_places_again(forward, backward, results)
+    if _make_of_less(forward, backward, results) or is_changed:
+        for module in (forward, backward):
+            module.graph.eliminate_dead_code()
+            module.graph.lint()
+            module.recompile()
+
+
+def _make_places_again(forward: GraphModule, backward: GraphModule, results: int) -> bool:
+    """Make integers of their place again, before all that the backward computes; tell whether there were any."""
+    first, places = _first_call(backward.graph), dict[Node, Node]()
+    for position, value, given in _saved(forward, backward, results):
+        recipe = _recipe(value, given)
+        if recipe is not None:
+            _replace(forward, given, position, _put(recipe, first, places), [])
+    return bool(places)
+
+
+def _make_of_less(forward: GraphModule, backward: GraphModule, results: int) -> bool:
+    """Make what is made of much less again, before it is first read; tell whether there was any."""
+    saved = _saved(forward, backward, results)
+    less = _Less({value: given for _, value, given in saved}, _outputs(forward)[:results], backward.graph)
     is_changed = False
-    for position, node in reversed(saved):
-        value, sources = values[position], list[Node]()
-        if (recipe := _recipe(value, node)) is not None:
-            new = _put(recipe, first, places)
-        elif (way := less.way_to(value)) is not None:
+    for position, value, given in saved:
+        way = less.way_to(value)
+        if way is not None:
             nodes, sources = way
-            inputs = less.inputs_for(sources, node)
-            new, sources = _put(nodes, _first_user(node), inputs.copy()), [key for key in sources if key not in less.given]
-            less.given |= inputs
-        else:
-            continue
-        node.replace_all_uses_with(new)
-        backward.graph.erase_node(node)
-        less.given.pop(value)
-        values[position:position + 1] = sources
-        describe_times(output, position, len(sources))
-        is_changed = True
-    if is_changed:
-        output.args = (tuple(values),)
-        forward.graph.eliminate_dead_code()
-        forward.recompile()
-        backward.recompile()
+            further = [source for source in sources if source not in less.given]
+            copies = less.inputs_instead(value, sources)
+            _replace(forward, given, position, _put(nodes, _first_user(given), copies), further)
+            is_changed = True
+    return is_changed
+
+
+def _outputs(forward: GraphModule) -> list[Any]:
+    return list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _saved(forward: GraphModule, backward: GraphModule, results: int) -> list[tuple[int, Node, Node]]:
+    """Return the position of each tensor that is kept, the last one first, with what the backward is given of it."""
+    values = _outputs(forward)
+    return [(position, values[position], given) for position, given in reversed(saved_tensors(values, results, backward))]
+
+
+def _replace(forward: GraphModule, given: Node, position: int, new: Node, sources: Sequence[Node]) -> None:
+    """Put what the backward computes in the place of what it was given, and keep sources of that instead.
+
+    Args:
+        forward: The forward graph.
+        given: The input of the backward, which goes.
+        position: Where the value was among the forward's outputs.
+        new: What is computed.
+        sources: What the forward returns instead, in the order of the backward's inputs.
+    """
+    given.replace_all_uses_with(new)
+    given.graph.erase_node(given)
+    output, values = forward.graph.output_node(), _outputs(forward)
+    values[position:position + 1] = sources
+    output.args = (tuple(values),)
+    describe_times(output, position, len(sources))
 
 
 def _put(nodes: Sequence[Node], before: Node, copies: dict[Node, Node]) -> Node:
@@ -155,9 +191,9 @@ class _Less:
 
     def __init__(self, given: Mapping[Node, Node], results: Sequence[Any], backward: Graph) -> None:
         self.given = dict(given)
-        self._in_memory = frozenset(map(base, given))
+        self._in_memory = Counter(map(base, given))
         self._shown = frozenset(base(value) for value in results if isinstance(value, Node))
-        self._names = frozenset(node.name for node in backward.nodes)
+        self._backward = backward
         self._needed: set[Node] = set()  # values that others are made of
 
     def way_to(self, value: Node) -> tuple[list[Node], list[Node]] | None:
@@ -172,26 +208,42 @@ class _Less:
             if node in nodes or node in sources:
                 continue
             is_cheap = _kind(node) in CHEAP and len(nodes) < MOST_NODES
-            if not is_cheap or (node not in (value, own) and (node in self.given or node in self._in_memory)):
+            if not is_cheap or (node not in (value, own) and (node in self.given or self._in_memory[node] > 0)):
                 sources[node] = None
             else:
                 nodes.add(node)
                 stack.extend(node.all_input_nodes)
-        return (sorted(nodes), list(sources)) if own in nodes and self._are_less(sources, own) else None
+        may_be = own in nodes and self._are_less(sources, own) and self._may_be_kept(value, sources)
+        return (sorted(nodes), list(sources)) if may_be else None
 
     def _are_less(self, sources: Collection[Node], own: Node) -> bool:
-        """Return whether sources take much less memory than a value does, of which the backward computes none itself."""
-        further = {base(source) for source in sources} - self._in_memory
+        """Return whether sources take much less memory than a value does."""
+        further = {base(source) for source in sources if self._in_memory[base(source)] <= 0}
         if not sources or not all(isinstance(node.meta.get("val"), torch.Tensor) for node in (*sources, *further)):
-            return False
-        if any(source not in self.given and source.name in self._names for source in sources):
             return False
         return _bytes(own) >= LEAST_TIMES * max(sum(map(_bytes, sources)), sum(map(_bytes, further)))
 
-    def inputs_for(self, sources: Collection[Node], before: Node) -> dict[Node, Node]:
-        """Return what the backward is given of sources, further inputs before one of its inputs among it."""
+    def _may_be_kept(self, value: Node, sources: Collection[Node]) -> bool:
+        """Return whether sources may be kept instead of a value.
+
+        An input may not that is not kept anyway: the user may write to it before the backward runs. What the backward
+        computes itself has its name there already. Torch tells apart what it checks to be as it was by where it is returned.
+        """
+        further = [source for source in sources if source not in self.given]
+        names = {node.name for node in self._backward.nodes}
+        return not any(source.op == "placeholder" or source.name in names for source in further) and not any(
+            UNCHECKED in node.meta for node in (value, *sources))
+
+    def inputs_instead(self, value: Node, sources: Collection[Node]) -> dict[Node, Node]:
+        """Return what the backward is given of sources, those inputs among it that it gets in the place of a value's."""
+        before = self.given.pop(value)
+        self._in_memory[base(value)] -= 1
         self._needed.update(sources)
-        return {source: self.given.get(source) or _input_before(before, source) for source in sources}
+        for source in sources:
+            if source not in self.given:
+                self.given[source] = _input_before(before, source)
+                self._in_memory[base(source)] += 1
+        return {source: self.given[source] for source in sources}
 
 
 def _input_before(given: Node, source: Node) -> Node:

@@ -106,6 +106,12 @@ def test_a_bias_is_added() -> None:
     assert DEPTHWISE in targets(graphs)
 
 
+def test_numbers_may_be_one_for_all_dimensions() -> None:
+    x, weight = torch.randn(2, 5, 8, 9, requires_grad=True), torch.randn(5, 1, 3, 3, requires_grad=True)
+    for options in (SLOW, DEAR):
+        check(lambda x, w: torch.convolution(x, w, None, [2], [1], [1], False, [0], 5), x, weight, **options)
+
+
 def test_what_is_around_it_is_in_its_kernel() -> None:
     def causal(x: Tensor, weight: Tensor) -> Tensor:
         convolved = F.conv1d(x.transpose(1, 2), weight, padding=3, groups=6)[..., :x.shape[1]]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynafuse.fx import base
 from tests.passes.test_joint import Split, expected
-from tests.support.differential import check
+from tests.support.differential import check, compiled
 
 Function = Callable[..., Tensor]
 
@@ -92,3 +92,28 @@ def test_two_that_repeat_the_same_keep_it_once() -> None:
     (outputs,) = split.forward.graph.output_node().args
     assert len(set(outputs)) == len(outputs) and largest_kept(split) <= 15  # type: ignore[arg-type]
     torch.testing.assert_close((split.output, split.gradients), expected(twice, *operands()))
+
+
+def test_integers_of_their_place_that_others_are_made_of_come_first() -> None:
+    def scaled(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        places = (torch.arange(6) + 1).remainder(6)
+        picked = x[0, places]
+        rows = (places.float()[:, None] * x.mean()).expand(48, 6, 4).reshape(48, 6, 4).cos()
+        return picked, torch.bmm(rows, w)
+
+    check(scaled, *operands(), precise=False)
+
+
+def test_inputs_may_be_written_to_before_the_backward_runs() -> None:
+    def heads(x: Tensor, w: Tensor) -> Tensor:
+        return torch.bmm(x[:, None].expand(-1, 16, -1, -1).reshape(-1, 6, 4), w)
+
+    gradients = []
+    for function in (heads, compiled(heads)):
+        x, w = operands()
+        result = function(x, w)
+        with torch.no_grad():
+            x.mul_(2)
+        result.sum().backward()
+        gradients.append(w.grad)
+    torch.testing.assert_close(*gradients)
