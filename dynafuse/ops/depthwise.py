@@ -10,7 +10,6 @@ element is left out: the element ``i`` is ``w[c, 0, 0] x[i - 2] + w[c, 0, 1] x[i
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from torch._ops import OpOverload
 from dynafuse.ops.indexing_math import floordiv
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, register, rewrite
-from dynafuse.ops.windows import Window, elements, refusal, shares, sizes_of, too_long, windows, within
+from dynafuse.ops.windows import Window, elements, reduced, refusal, shares, sizes_of, too_long, windows, within
 
 MOST_TAPS = 49
 """The most elements of a window that are written out one by one: 7 × 7."""
@@ -118,8 +117,7 @@ def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
             return build.expression("{0} * {1}", opmath(call.dtype), grad, weight)
 
         terms += shares(build, of, index, counts, share)
-    total = functools.reduce(lambda left, right: build.expression("{0} + {1}", opmath(call.dtype), left, right), terms)
-    return build.cast(total, call.dtype)
+    return build.cast(reduced(build, "{0} + {1}", terms, call.dtype), call.dtype)
 
 
 def _sum_of_products(build: Builder, call: Call, terms: Sequence[tuple[Value, Value]]) -> Value:

@@ -24,7 +24,19 @@ from dynafuse.ops.indexing_math import as_expr, floordiv, known_less, known_nonn
 from dynafuse.ops.literals import literal, opmath, reciprocal_parts
 from dynafuse.ops.overloads import overloads
 from dynafuse.ops.table import Builder, Call, Index, Kind, Lower, Value, eager, register, rewrite
-from dynafuse.ops.windows import Share, Window, elements, per_dim, refusal, shares, sizes_of, too_long, windows, within
+from dynafuse.ops.windows import (
+    Share,
+    Window,
+    elements,
+    per_dim,
+    reduced,
+    refusal,
+    shares,
+    sizes_of,
+    too_long,
+    windows,
+    within,
+)
 
 LEAST_WIDE = 1 << 30
 """The least size in which places may take more than 32 bits."""
@@ -125,11 +137,6 @@ def _of(call: Call) -> list[Window]:
     return _windows(call.args, _rank(call))
 
 
-def _reduced(build: Builder, text: str, values: Sequence[Value], dtype: torch.dtype) -> Value:
-    wide = opmath(dtype)
-    return functools.reduce(lambda left, right: build.expression(text, wide, left, right), values)
-
-
 def _window_values(build: Builder, call: Call, index: Index, outside: float, rounded: bool = False) -> list[Value]:
     """Return the operand's values in the window of an element; ``outside`` where it reaches beyond the operand."""
     of, operand = _of(call), build.rounded if rounded else build.operand
@@ -144,7 +151,7 @@ def _window_values(build: Builder, call: Call, index: Index, outside: float, rou
 def _over_windows(build: Builder, call: Call, index: Index, share: Share) -> Value:
     """Return the sum of what each window that covers an element of the operand gives it."""
     counts = build.shape(call["grad_output"])
-    return _reduced(build, "{0} + {1}", shares(build, _of(call), index, counts, share), call.dtype)
+    return reduced(build, "{0} + {1}", shares(build, _of(call), index, counts, share), call.dtype)
 
 
 def _accepts(call: Call) -> str:
@@ -169,7 +176,7 @@ def _accepts_gradient(call: Call) -> str:
 
 def _max_pool(build: Builder, call: Call, index: Index) -> Value:
     values = _window_values(build, call, index, -math.inf, rounded=True)
-    return _reduced(build, "lm.maximum({0}, {1})", values, build.dtype(call["self"]))
+    return reduced(build, "lm.maximum({0}, {1})", values, build.dtype(call["self"]))
 
 
 def _max_pool_offsets(build: Builder, call: Call, index: Index) -> Value:
@@ -261,7 +268,7 @@ def _max_pool_offsets_backward(build: Builder, call: Call, index: Index) -> Valu
 
 def _avg_pool(build: Builder, call: Call, index: Index) -> Value:
     values, rank = _window_values(build, call, index, 0), _rank(call)
-    total = _reduced(build, "{0} + {1}", values, call.dtype)
+    total = reduced(build, "{0} + {1}", values, call.dtype)
     return _averaged(build, call, total, index[-rank:], build.shape(call["self"])[-rank:], call.shape[-rank:])
 
 
@@ -398,7 +405,7 @@ def _adaptive_pool(build: Builder, call: Call, index: Index) -> Value:
     corner = [at * length for at, length in zip(index[-rank:], lengths, strict=True)]
     values = [build.operand(call["self"], (*index[:-rank], *(at + k for at, k in zip(corner, place, strict=True))))
               for place in itertools.product(*map(range, lengths))]
-    return _divided(build, call, _reduced(build, "{0} + {1}", values, call.dtype), lengths)
+    return _divided(build, call, reduced(build, "{0} + {1}", values, call.dtype), lengths)
 
 
 def _adaptive_pool_backward(build: Builder, call: Call, index: Index) -> Value:

@@ -9,6 +9,7 @@ Worked example: windows of 3, 2 apart, on an operand of 9 padded by 1 at either 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 from sympy import S
 from torch.fx import Node
 
 from dynafuse.ops.indexing import Bounds, inside, under
 from dynafuse.ops.indexing_math import as_expr, floordiv, mod
+from dynafuse.ops.literals import opmath
 from dynafuse.ops.table import Builder, Index, Value
 
 MAX_WINDOW = 25
@@ -99,6 +102,19 @@ def within(build: Builder, sizes: Sequence[sympy.Expr], at: Index, read: Callabl
     """
     bounds = [check for position, size in zip(at, sizes, strict=True) for check in inside(position, S.Zero, size)]
     return under(build, bounds, lambda: read(at), outside)
+
+
+def reduced(build: Builder, text: str, values: Sequence[Value], dtype: torch.dtype) -> Value:
+    """Return what is left of values that an expression combines two at a time, in their order.
+
+    Args:
+        build: What makes values.
+        text: The expression.
+        values: The values, one at least.
+        dtype: Of the result; it is computed in the type that this is computed in.
+    """
+    wide = opmath(dtype)
+    return functools.reduce(lambda left, right: build.expression(text, wide, left, right), values)
 
 
 # The windows of an element --------------------------------------------------------------------------------------------
