@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -36,6 +37,7 @@ from dynafuse.cost.products import uses_tf32
 from dynafuse.fallback import left_out
 from dynafuse.futures import has_failed, outcome
 from dynafuse.ir import Launch, Plan
+from dynafuse.lowering.base import Executor
 from dynafuse.lowering.registry import executor
 from dynafuse.partition.annotate import annotate, signature, unknown_to_device
 from dynafuse.partition.executors import Executors
@@ -281,16 +283,18 @@ def _with_layout(kind: str, module: GraphModule, example_inputs: Sequence[Any], 
     return laid_out
 
 
-def _rewritten(setting: Setting, stage: str, rewrite: Callable[[GraphModule, frozenset[Node]], object]) -> Setting:
+def _rewritten(setting: Setting, stage: str, rewrite: Callable[[GraphModule, frozenset[Node]], object],
+               takes: Callable[[Executor], bool] = attrgetter("fuses")) -> Setting:
     """Return a setting whose graph has been rewritten in place, or is as it was where that fails.
 
     Args:
         setting: The graph with all that its plan depends on.
         stage: What the rewriting is called where it fails.
-        rewrite: Rewrites the graph, given its nodes that are forced to eager.
+        rewrite: Rewrites the graph, given its nodes that are forced to executors that do not take what it writes.
+        takes: Tells whether an executor takes that; without it all do but eager.
     """
     module, before = setting.module, Snapshot.of(setting.module)
-    forced = setting.forcing.forced_to_eager(module.graph)
+    forced = setting.forcing.forced_to(module.graph, lambda executor: not takes(executor))
 
     def rewritten() -> GraphModule:
         rewrite(module, forced)
@@ -311,12 +315,8 @@ def _with_written_convolutions(setting: Setting) -> Setting:
     """Return a setting whose graph writes out convolutions that keep channels apart where libraries are slow."""
     if not any(executor(name).pools for name in setting.forcing.enabled):
         return setting
-
-    def write_out(module: GraphModule, _: frozenset[Node]) -> None:
-        forced = setting.forcing.forced_to(module.graph, lambda executor: not executor.pools)
-        write_out_convolutions(module, setting.device, setting.fused_device, forced)
-
-    return _rewritten(setting, "convolutions that keep channels apart", write_out)
+    return _rewritten(setting, "convolutions that keep channels apart", lambda module, forced: write_out_convolutions(
+        module, setting.device, setting.fused_device, forced), attrgetter("pools"))
 
 
 def _with_padded_products(setting: Setting, may_spread: bool) -> Setting:
