@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any
 
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import Work, work_us
+from dynafuse.cost.model import streaming, work_us
 from dynafuse.fx import hint
 from dynafuse.ops.windows import per_dim
 
@@ -98,7 +98,7 @@ def library_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
         wanted: What is asked for.
         device: The device that is priced.
     """
-    moving = work_us(Work(convolution.bytes, 0.0, 1 << 30, "pointwise"), device)
+    moving = work_us(streaming(convolution.bytes), device)
     if convolution.beside and convolution.copies > 1:
         terms = convolution.outputs * convolution.taps / convolution.groups
         return max(moving, convolution.groups * max(GROUP_LAUNCH_US, _spread(terms * GROUP_NS, device)))
@@ -124,7 +124,7 @@ def written_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
     terms = {Wanted.RESULT: convolution.outputs * convolution.taps,
              Wanted.INPUT: convolution.inputs * convolution.overlaps * convolution.copies,
              Wanted.WEIGHT: TIMES_IN_SUMS * convolution.outputs * convolution.taps}[wanted]
-    return work_us(Work(convolution.bytes, TERM_FLOPS * terms, 1 << 30, "pointwise"), device)
+    return work_us(streaming(convolution.bytes, TERM_FLOPS * terms), device)
 
 
 def _planes_ns(taps: int, wanted: Wanted) -> float:

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 from dynafuse.cost.attention import Attention, backward_us, forward_us
 from dynafuse.cost.depthwise import Wanted, depthwise_of, library_us
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import LEAST, NOTHING, Prediction, Work, predict, total, work_us
+from dynafuse.cost.model import LEAST, NOTHING, Prediction, Work, predict, streaming, total, work_us
 from dynafuse.cost.products import PRODUCTS, Product, aligned_dtype, product_of, product_tflops
 from dynafuse.fallback import answered
 from dynafuse.fx import hint, is_view, moved_by
@@ -165,7 +165,7 @@ def op_prediction(target: Any, args: Any, kwargs: Any, result: Any, moved: int, 
         The prediction; a ``partial`` one, of the bytes alone, where it is not known how much is computed.
     """
     passes, further = _ordering(target, args, kwargs, device)
-    moving = Work(passes * moved, 0.0, 1 << 30, "pointwise")
+    moving = streaming(passes * moved)
     memory = predict(moving, device, EAGER)
     if further:
         return replace(memory, device_us=memory.device_us + further, captured_us=memory.captured_us + further)
@@ -212,7 +212,7 @@ def _depthwise_us(target: Any, args: Any, kwargs: Any, result: Any, device: Devi
 
 def product_prediction(product: Product, device: Device) -> Prediction:
     """Predict what a matrix product of floats costs."""
-    moving = Work(product.bytes, 0.0, 1 << 30, "pointwise")
+    moving = streaming(product.bytes)
     return _computing(product.flops, product_tflops(product, device), moving, device.host_us_contraction, device)
 
 

@@ -59,6 +59,7 @@ from dynafuse.cost.device import EXECUTORS, LENGTHS, REFERENCE_WIDTH, Device
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.lowering.registry import executor as executor_of
 
+MANY = 1 << 30  # programs of a kernel that fills any device
 IDLE_SHARE = 0.55  # of a launch's time, which a kernel of no work takes
 FILLING_US = 0.1  # of work with which a kernel takes half of the rest
 FLOPS_OF_TERM = 8.0  # of a fold: instructions for a load that is off, the op, a selection; loads are issued at a lower rate
@@ -88,6 +89,11 @@ class Work:
     outputs: int = 1
     atomics: int = 0  # elements that are combined with what memory holds
     beside: int = 0
+
+
+def streaming(moved: int, flops: float = 0.0) -> Work:
+    """Return the work of a kernel that moves so many bytes, by programs that fill any device, and computes so much."""
+    return Work(moved, flops, MANY, "pointwise")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from torch.fx import Node
 
-from dynafuse.cost.model import Work
+from dynafuse.cost.model import Work, streaming
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
 from dynafuse.partition.iteration_space import Operand, Read, Spaces
@@ -52,7 +52,6 @@ LEAST_BALANCED = 8 * PROCESSORS  # rows from which on programs that have more to
 COMPUTED: Share = attrgetter("computed")
 BY_LONGEST: Share = attrgetter("computed_by_longest")
 LOADED: Share = attrgetter("loaded")
-MANY = 1 << 30  # programs of a kernel that fills any device
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ def torch_work(spaces: Spaces, node: Node) -> Work:
     points = spaces.tensor(node.all_input_nodes[0] if spaces.takes_rows(node) else node).hint
     moved, flops = sum(t.bytes for t in tensors), _flops_in_torch(spaces, node, points)
     if not spaces.takes_rows(node):
-        return Work(moved, flops, MANY, "pointwise")
+        return streaming(moved, flops)
     axes, reduced = _leaves(spaces.dims[node]), _leaves(spaces.reduced_axes(node))
     length = product(reduced)
     rows = product(axes) // max(length, 1)

@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 
 from dynafuse.cost.depthwise import Depthwise, Wanted, depthwise_of, library_us, written_us
 from dynafuse.cost.device import Device
-from dynafuse.cost.model import Work, work_us
+from dynafuse.cost.model import streaming, work_us
 from dynafuse.fx import arguments, fake_mode_of, insert, size_node
 from dynafuse.ops.depthwise import DEPTHWISE, DEPTHWISE_BACKWARD, MOST_TAPS
 from dynafuse.ops.windows import per_dim
@@ -167,7 +167,7 @@ def _gradient_in_planes(convolution: Convolution, device: Device) -> Node | None
     """
     node, given, sizes = convolution.node, convolution.given, convolution.sizes
     planes = library_us(replace(sizes, beside=False), Wanted.WEIGHT, device)
-    copied = work_us(Work(2 * sizes.bytes, 0.0, 1 << 30, "pointwise"), device)
+    copied = work_us(streaming(2 * sizes.bytes), device)
     apart = library_us(sizes, Wanted.WEIGHT, device)
     if not sizes.beside or apart <= (1 + device.model_error) * (planes + copied):
         return None

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import call_prediction
-from dynafuse.cost.model import Work, work_us
+from dynafuse.cost.model import Work, streaming, work_us
 from dynafuse.fx import arguments, hint, insert, is_view, looked_at
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.ops import lookup
@@ -88,7 +89,7 @@ def _is_made_for(node: Node, value: Node) -> bool:
 
 
 def _moving(moved: int, atomics: int = 0) -> Work:
-    return Work(moved, 0.0, 1 << 30, "pointwise", atomics=atomics)
+    return replace(streaming(moved), atomics=atomics)
 
 
 def _count(value: torch.Tensor) -> int:

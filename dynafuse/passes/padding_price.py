@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import call_prediction, product_prediction
-from dynafuse.cost.model import Prediction, Work, objective, predict
+from dynafuse.cost.model import Prediction, objective, predict, streaming
 from dynafuse.cost.products import COLUMNS, ROWS, Product
 from dynafuse.fx import fake_mode_of, hint, is_view, looked_at
 from dynafuse.lowering.registry import PREFERRED
@@ -283,7 +283,7 @@ class Prices:
     def _copy(self, moved: int, is_odd: bool) -> Prediction:
         """Predict what a kernel costs that moves so many bytes, on one side along rows that are ``odd``."""
         share = self.device.unaligned_share if is_odd else 1.0
-        return predict(Work(int(moved / share), 0.0, 1 << 30, "pointwise"), self.device, PREFERRED, compiled=True)
+        return predict(streaming(int(moved / share)), self.device, PREFERRED, compiled=True)
 
 
 def may_read_padded(reader: Node, pad: Pad) -> bool:

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import product_prediction
-from dynafuse.cost.model import FLOPS_OF_TERM, Work, work_us
+from dynafuse.cost.model import FLOPS_OF_TERM, Work, streaming, work_us
 from dynafuse.cost.products import COLUMNS, ROWS, Product, uses_tf32
 from dynafuse.fx import arguments, fake_mode_of, insert, looked_at
 from dynafuse.ops.reductions import keepdim, reduced_dims
@@ -131,7 +131,7 @@ def _reason(written: Written, device: Device) -> str | None:
         return None
     filled = Product(batch, -(-m // TILE) * TILE, k, -(-n // TILE) * TILE, (COLUMNS, COLUMNS), (k, n), dtype)
     stored = 2 * batch * (m * k + k * n + m * n) * dtype.itemsize  # what would be fused is written, and read
-    library = product_prediction(filled, device).device_us + work_us(Work(stored, 0.0, 1 << 30, "pointwise"), device)
+    library = product_prediction(filled, device).device_us + work_us(streaming(stored), device)
     terms = work_us(Work(0, FLOPS * batch * m * k * n, 1 << 30, "row"), device)
     if terms <= (1 + device.model_error) * library:
         return None

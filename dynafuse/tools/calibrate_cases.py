@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynafuse.cost.model import Work
+from dynafuse.cost.model import Work, streaming
 from dynafuse.cost.products import ALIGNED
 from dynafuse.lowering.registry import executor as executor_of
 
@@ -112,7 +112,7 @@ def product(alignment: int) -> Case:
     """Return a case of eager: a matrix product whose result has rows of a multiple of so many bytes, and of no more."""
     m, k, n = PRODUCT
     n += alignment // BF16.itemsize if alignment < ALIGNED else 0
-    work = Work(0, 2.0 * m * k * n, 1 << 30, "pointwise")
+    work = streaming(0, 2.0 * m * k * n)
     return Case(f"product of {m} × {k} × {n}", "eager", _product, ((m, k), (n, k)), BF16, work)
 
 

@@ -14,7 +14,7 @@ import math
 from dynafuse.cost.attention import Attention, backward_us, forward_us
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import product_prediction
-from dynafuse.cost.model import Work, work_us
+from dynafuse.cost.model import streaming, work_us
 from dynafuse.cost.products import COLUMNS, Product
 from dynafuse.lowering.registry import EAGER
 
@@ -54,4 +54,4 @@ def written_us(attention: Attention, trained: bool, device: Device) -> float:
 
 
 def _moving_us(moved: int, device: Device) -> float:
-    return work_us(Work(moved, 0.0, 1 << 30, "pointwise"), device, EAGER)
+    return work_us(streaming(moved), device, EAGER)

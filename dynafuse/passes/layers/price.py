@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from dynafuse.cost.device import Device
 from dynafuse.cost.library_calls import op_prediction
-from dynafuse.cost.model import LEAST, Prediction, Work, objective, predict
+from dynafuse.cost.model import LEAST, Prediction, objective, predict, streaming
 from dynafuse.lowering.registry import PREFERRED
 from dynafuse.passes.layers.cuts import Program, bytes_of, value_of
 
@@ -69,7 +69,7 @@ def _prediction(program: Program, calls: Sequence[Node], crossing: Sequence[Any]
         total += op_prediction(call.target, call.args, call.kwargs, call.result, _bytes(tensors, set()), device)
         between += _bytes(tensors, weights)
     kernels = len(library_calls) + 1
-    fused = predict(Work(between, 0.0, 1 << 30, "pointwise"), device)
+    fused = predict(streaming(between), device)
     return total + fused + Prediction(device_us=(kernels - 1) * device.constants[f"launch_us_{PREFERRED}"],
                                       host_us=(kernels - 1) * device.constants[f"host_us_{PREFERRED}"])
 
