@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bench import measure
 from bench.report import Report, describe_machine, describe_versions
-from bench.run import default_device
+from bench.run import default_device, split, unknown_cases
 
 aten = torch.ops.aten
 SUITE = "depthwise"
@@ -58,13 +58,13 @@ CASES: dict[str, Case] = {
     "small images": Case((128, 960, 7, 7), 3),
     "one image": Case((1, 144, 56, 56), 3),
     "halved": Case((128, 96, 112, 112), 3, 2),
-    "small, halved": Case((64, 576, 14, 14), 3, 2),
+    "halved small images": Case((64, 576, 14, 14), 3, 2),
     "windows of 25": Case((128, 240, 28, 28), 5),
-    "windows of 25, halved": Case((64, 144, 56, 56), 5, 2),
+    "halved windows of 25": Case((64, 144, 56, 56), 5, 2),
     "windows of 49": Case((128, 96, 56, 56), 7),
     "small windows of 49": Case((128, 384, 14, 14), 7),
     "doubled": Case((64, 96, 32, 32), 3, 2, 2),
-    "windows of 49, doubled": Case((64, 48, 64, 64), 7, 2, 2),
+    "doubled windows of 49": Case((64, 48, 64, 64), 7, 2, 2),
 }
 LAYOUTS = ("planes", "channels")
 """What lies side by side in memory: an image's elements, or its channels."""
@@ -151,10 +151,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
+    if unknown := [name for name in split(options.case) if name not in CASES]:
+        raise unknown_cases(unknown, CASES)
     report = Report(options.out, describe_machine(), describe_versions()) if options.out else None
     with torch.no_grad():
-        for name in options.case.split(","):
-            for layout in options.layout.split(","):
+        for name in split(options.case):
+            for layout in split(options.layout):
                 times = measured(CASES[name], layout, options.device, options.scale == "tiny", options.samples)
                 print(f"{name + ', ' + layout:36s}", *(f"{key[:-3]} {us:.1f}" for key, us in times.items()), flush=True)
                 if report is not None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bench import depthwise, host, indices, measure, micro, run, subject, systems, table
 from bench.measure import Outcome
+from bench.run import split
 from bench.worker import Failed, Process
 
 
@@ -282,6 +283,7 @@ def test_checks_of_indices_are_measured_beside_none(tmp_path: Path) -> None:
 def test_convolutions_that_keep_channels_apart_are_measured_both_ways(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     fixed = ["--scale", "tiny", "--device", "cpu", "--samples", "1", "--out", str(out)]
+    assert split(",".join(depthwise.CASES)) == list(depthwise.CASES)
     assert depthwise.main(["--case", "sequence,doubled", *fixed]) == 0
     found = rows(out)
     assert {case for case, _ in found} == {f"{name}/{layout}" for name in ("sequence", "doubled") for layout in depthwise.LAYOUTS}
