@@ -46,6 +46,8 @@ SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
 STATES_TIMES = 0.05  # how many times longer memory takes beside long rows for each further byte of a column's states
 AGAIN_TIMES = 1.3  # how many times as long where rows are read again: both measured for norms over 5,120 to 20,480 elements
 AGAIN_IN_COLUMNS = 0.6  # of what few programs of columns read that takes as long again, from a cache in part: 0.1 to 1.0
+NEAR = 32 << 20  # bytes of rows under way up to which they are in the second-level cache when they are read again
+MOST_AGAIN = 4 * PROCESSORS  # rows up to which that takes time: norms of images in one kernel 1.2 to 1.8 of that in two
 LONGEST_NEAR = 512  # elements of a column up to which one tile has all, which is near then
 READ_TIMES = 1.6  # how many times as long reading takes at least, whether rows are stored or not: few loads are under way
 LEAST_BALANCED = 8 * PROCESSORS  # rows from which on programs that have more to compute than others hold nobody up
@@ -101,18 +103,25 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     kernel_class = reduction_class(rows, length, along=along, across=across, splittable=splittable,
                                    is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
-    if kernel_class == "column" and programs <= PROCESSORS and length > LONGEST_NEAR and not splittable:
-        moved += _bytes_again(spaces, asked, points)
+    if not splittable:
+        moved += _bytes_again(spaces, asked, kernel_class, programs, rows, length)
     beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
     launches = _launches_of_split(rows, points, goes_by_rows(along, across)) if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, width, length, count, beside=beside)
 
 
-def _bytes_again(spaces: Spaces, asked: Asked, points: int) -> int:
-    """Count the bytes that are moved in the time in which columns are read again, for what needs their results."""
+def _bytes_again(spaces: Spaces, asked: Asked, kernel_class: str, programs: int, rows: int, length: int) -> int:
+    """Count the bytes that are moved in the time in which rows or columns are read again, for what needs their results.
+
+    Rows are still in the cache as long as all those under way have room there. Many programs hide that they have not.
+    """
     if any(member.scanned for member in asked.members):
         return 0
-    return round(AGAIN_IN_COLUMNS * points * sum(_read_along(spaces, asked.shape, asked.sources)))
+    of_row = length * sum(_read_along(spaces, asked.shape, asked.sources))
+    if kernel_class == "column":
+        return round(AGAIN_IN_COLUMNS * rows * of_row) if programs <= PROCESSORS and length > LONGEST_NEAR else 0
+    is_far = rows <= MOST_AGAIN and min(rows, PROCESSORS) * of_row > NEAR
+    return rows * of_row if kernel_class == "row" and is_far else 0
 
 
 def _bytes_beside(rows: int, across: float, itemsize: int) -> int:

@@ -57,7 +57,8 @@ def waves(count: int) -> Any:
 
 
 @pytest.mark.parametrize(("channels", "images", "classes"), [
-    (32, 3136, ["split", "pointwise"]), (96, 3136, ["row"]), (32, 784, ["row"]), (512, 3136, ["row"])])
+    (32, 3136, ["split", "pointwise"]), (96, 3136, ["row"]), (32, 784, ["row"]), (512, 3136, ["row"]),
+    (256, 5625, ["split", "pointwise"])])
 def test_channels_are_split_if_that_pays_for_reading_them_again(channels: int, images: int, classes: list[str]) -> None:
     """Whether it does shows once all that may share them does: the mean joins the variance before what needs both."""
     def write(g: graphs.Builder, x: Node) -> list[Node]:
