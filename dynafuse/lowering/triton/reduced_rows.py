@@ -159,6 +159,7 @@ class Rows:
     reads_of_rows: int  # accesses that vary across rows alone
     shares_along: bool  # whether something varies along the row that all rows share
     bytes_read: int  # per element, of what varies along the row
+    bytes_of_rows: int  # those of them that vary across rows as well, which each row loads from memory
     itemsize: int  # of the largest access
     alignment: int  # bytes that the addresses of all tensors are multiples of
     states: int  # of all reductions together
@@ -226,6 +227,7 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
         shares_along=any(_varies(probed, access, reduced) and not _varies(probed, access, remaining) for access in reads),
         bytes_read=bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
+        bytes_of_rows=bytes_read_along(probed, reduced, remaining),
         itemsize=accesses[0].layout.dtype.itemsize,
         alignment=min(access.layout.alignment for access in accesses),
         states=sum(len(rule.states) for rule in rules),
