@@ -10,7 +10,7 @@ others are short, or of sequences that it copies first. Of 70 of our kernels two
 chosen, but of six that are close.
 
 Worked example, on an H200: of 128 images of 144 × 56 × 56 in bfloat16 and 3 × 3 windows the result takes the library 105 µs
-where channels lie side by side, its gradient 184; where images are planes 540 and 960. Written out, they take 160 to 250.
+where channels lie side by side, its gradient 184; where images are planes 540 and 960. Written out, they take 82 and 110.
 """
 
 from __future__ import annotations
@@ -28,6 +28,18 @@ from dynafuse.ops.windows import per_dim
 
 TERM_FLOPS = 18.0
 """Instructions for an element of a window: its load, its weight's, the product, with bounds and places."""
+
+SHARED_FLOPS = 9.0
+"""The same where a lane computes several points of windows that overlap, from what it loads once."""
+
+SHARED_BESIDE_FLOPS = 4.5
+"""The same where channels lie side by side, so that a lane loads those of several at once."""
+
+LEAST_SHARED = 1 << 20
+"""Elements from which on there are enough points for that."""
+
+MOST_SHARED = 25
+"""Elements of a window up to which a lane has registers for those of several points, where channels are planes."""
 
 TIMES_IN_SUMS = 2
 """How many times as long an element of a window takes that becomes part of a sum over all windows."""
@@ -53,7 +65,7 @@ class Depthwise:
 
     ``inputs`` and ``outputs`` are elements of the operand and of the result, ``taps`` those of a window, and ``overlaps``
     the windows that cover an element of the operand, at most. ``groups`` are the operand's channels, each with ``copies``
-    in the result. ``beside`` tells whether channels lie side by side in memory, of images.
+    in the result. ``beside`` tells whether channels lie side by side in memory, of images, whose ``rank`` is 2.
     """
 
     inputs: int
@@ -63,6 +75,7 @@ class Depthwise:
     groups: int
     copies: int
     itemsize: int
+    rank: int
     beside: bool
 
     @property
@@ -87,7 +100,7 @@ def depthwise_of(given: Mapping[str, Any], result: Any) -> Depthwise | None:
     overlaps = math.prod(-(-span // max(stride, 1)) for span, stride in zip(spans, strides, strict=True))
     inputs, outputs = (math.prod(map(hint, tensor.shape)) for tensor in (x, output))
     return Depthwise(inputs, outputs, math.prod(lengths), overlaps, groups, hint(weight.shape[0]) // groups,
-                     x.dtype.itemsize, x.dim() == 4 and hint(output.stride(1)) == 1)
+                     x.dtype.itemsize, len(lengths), x.dim() == 4 and hint(output.stride(1)) == 1)
 
 
 def library_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
@@ -124,7 +137,22 @@ def written_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
     terms = {Wanted.RESULT: convolution.outputs * convolution.taps,
              Wanted.INPUT: convolution.inputs * convolution.overlaps * convolution.copies,
              Wanted.WEIGHT: TIMES_IN_SUMS * convolution.outputs * convolution.taps}[wanted]
-    return work_us(streaming(convolution.bytes, TERM_FLOPS * terms), device)
+    return work_us(streaming(convolution.bytes, _flops_of_term(convolution, wanted) * terms), device)
+
+
+def _flops_of_term(convolution: Depthwise, wanted: Wanted) -> float:
+    """Return the instructions for an element of a window: fewer where a lane computes several points of an image.
+
+    That takes windows that overlap; where channels are planes, those of neighbours, which are side by side; of a gradient,
+    weights that do not depend on where a point is.
+    """
+    is_gradient = wanted is Wanted.INPUT
+    elements = convolution.inputs if is_gradient else convolution.outputs
+    is_dense, beside = convolution.overlaps == convolution.taps, convolution.beside
+    overlap = is_dense if is_gradient or not beside else convolution.overlaps > 1
+    fits = convolution.copies == 1 and (beside or convolution.taps <= MOST_SHARED)
+    is_shared = convolution.rank == 2 and wanted is not Wanted.WEIGHT and elements >= LEAST_SHARED and overlap and fits
+    return (SHARED_BESIDE_FLOPS if beside else SHARED_FLOPS) if is_shared else TERM_FLOPS
 
 
 def _planes_ns(taps: int, wanted: Wanted) -> float:

@@ -10,8 +10,11 @@ element is left out: the element ``i`` is ``w[c, 0, 0] x[i - 2] + w[c, 0, 1] x[i
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -19,10 +22,11 @@ import torch
 from sympy import S
 from torch._ops import OpOverload
 
+from dynafuse.ops.indexing import Bounds, under
 from dynafuse.ops.indexing_math import floordiv
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, register, rewrite
-from dynafuse.ops.windows import Window, elements, reduced, refusal, shares, sizes_of, too_long, windows, within
+from dynafuse.ops.windows import Cover, Window, covers, elements, reduced, refusal, sizes_of, too_long, windows, within
 
 MOST_TAPS = 49
 """The most elements of a window that are written out one by one: 7 × 7."""
@@ -106,18 +110,36 @@ def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
     image, channel, *_ = index
     of, counts = _windows(call, build.shape(call["weight"])), build.shape(call["grad_output"])
     copies = _copies(counts[1], call.shape[1])
-    terms = []
-    for copy in range(copies):
-        output = channel * copies + copy
+    shares = [_share(build, call, (image, channel * copies + copy, *cover.at), of, cover)
+              for copy, cover in itertools.product(range(copies), covers(of, index, counts))]
+    if not any(share.within for share in shares):
+        return _sum_of_products(build, call, [(under(build, s.reached, s.grad, 0), s.weight()) for s in shares])
+    products = [_product(build, call, share) for share in shares]
+    return build.cast(reduced(build, "{0} + {1}", products, call.dtype), call.dtype)
 
-        def share(at: Index, places: Sequence[sympy.Expr], output: sympy.Expr = output) -> Value:
-            tap = (floordiv(place, window.dilation) for place, window in zip(places, of, strict=True))
-            grad = build.operand(call["grad_output"], (image, output, *at[2:]))
-            weight = build.operand(call["weight"], (output, S.Zero, *tap))
-            return build.expression("{0} * {1}", opmath(call.dtype), grad, weight)
 
-        terms += shares(build, of, index, counts, share)
-    return build.cast(reduced(build, "{0} + {1}", terms, call.dtype), call.dtype)
+@dataclass(frozen=True)
+class _Share:
+    """What a window that may cover an element adds to its gradient: the factors of a product, and when it does cover it."""
+
+    grad: Callable[[], Value]
+    weight: Callable[[], Value]
+    reached: Sequence[Bounds]
+    within: Sequence[Bounds]
+
+
+def _share(build: Builder, call: Call, at: Index, of: Sequence[Window], cover: Cover) -> _Share:
+    tap = (floordiv(place, window.dilation) for place, window in zip(cover.places, of, strict=True))
+    return _Share(functools.partial(build.operand, call["grad_output"], at),
+                  functools.partial(build.operand, call["weight"], (at[1], S.Zero, *tap)), cover.reached, cover.within)
+
+
+def _product(build: Builder, call: Call, share: _Share) -> Value:
+    """Return a share where it is any, else 0: which weight it is of depends on where the element is."""
+    def product() -> Value:
+        return build.expression("{0} * {1}", opmath(call.dtype), share.grad(), share.weight())
+
+    return under(build, [*share.reached, *share.within], product, 0)
 
 
 def _sum_of_products(build: Builder, call: Call, terms: Sequence[tuple[Value, Value]]) -> Value:

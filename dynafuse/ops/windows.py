@@ -133,22 +133,47 @@ def shares(build: Builder, of: Sequence[Window], index: Index, counts: Sequence[
         counts: How many windows there are; of the dimensions before these no matter what.
         share: What a window gives.
     """
-    return [_share(build, of, index, counts, back, share)
-            for back in itertools.product(*(range(window.overlaps) for window in of))]
+    rank = len(of)
+    return [under(build, [*cover.reached, *cover.within], lambda cover=cover: share(  # type: ignore[misc]
+        (*index[:-rank], *cover.at), cover.places), 0) for cover in covers(of, index, counts)]
 
 
-def _share(build: Builder, of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr], back: tuple[int, ...],
-           share: Share) -> Value:
-    """Return what the window gives that begins ``back`` windows before the last one that covers an element; 0 if none."""
-    rank, at, places, bounds = len(back), list[sympy.Expr](), list[sympy.Expr](), list[Bounds]()
+@dataclass(frozen=True)
+class Cover:
+    """A window that may cover an element: its number, how far the element is from its first one, and when it does cover it.
+
+    ``reached`` are the conditions that there is a window of that number, ``within`` those that the element is in it.
+    """
+
+    at: Index
+    places: Sequence[sympy.Expr]
+    reached: Sequence[Bounds]
+    within: Sequence[Bounds]
+
+
+def covers(of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr]) -> Iterator[Cover]:
+    """Yield the windows that may cover an element of the operand.
+
+    Args:
+        of: The windows, one for each of the last dimensions.
+        index: The element's.
+        counts: How many windows there are; of the dimensions before these no matter what.
+    """
+    for back in itertools.product(*(range(window.overlaps) for window in of)):
+        yield _cover(of, index, counts, back)
+
+
+def _cover(of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr], back: tuple[int, ...]) -> Cover:
+    """Return the window that begins ``back`` windows before the last one that may cover an element."""
+    rank, at, places, reached, covered = len(back), list[sympy.Expr](), list[sympy.Expr](), list[Bounds](), list[Bounds]()
     for position, window, steps, count in zip(index[-rank:], of, back, counts[-rank:], strict=True):
         number = floordiv(position + window.padding, window.stride) - steps
         at.append(number)
         places.append(_place(position, window, steps))
-        bounds += inside(number, S.Zero, count)
-        bounds += inside(places[-1], S.Zero, sympy.Integer(window.span))
-        bounds += [(mod(places[-1], window.dilation), "==", S.Zero)] if window.dilation > 1 else []
-    return under(build, bounds, lambda: share((*index[:-rank], *at), places), 0)
+        reached += inside(number, S.Zero, count)
+        covered += inside(places[-1], S.Zero, sympy.Integer(window.span))
+        covered += [(mod(places[-1], window.dilation), "==", S.Zero)] if window.dilation > 1 else []
+    return Cover(tuple(at), places, reached, covered)
 
 
 def _place(position: sympy.Expr, window: Window, back: int) -> sympy.Expr:

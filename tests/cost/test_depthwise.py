@@ -20,6 +20,8 @@ Case = tuple[tuple[int, ...], int, int, int]
 SEQUENCE: Case = (8, 1536, 1024), 4, 1, 1
 IMAGES: Case = (128, 144, 56, 56), 3, 1, 1
 HALVED: Case = (128, 96, 112, 112), 3, 2, 1
+WIDE: Case = (128, 96, 56, 56), 7, 1, 1
+SMALL: Case = (128, 960, 7, 7), 3, 1, 1
 DOUBLED: Case = (64, 48, 64, 64), 7, 2, 2
 
 
@@ -38,10 +40,12 @@ def call(case: Case, beside: bool, dtype: torch.dtype = torch.bfloat16) -> tuple
 
 @pytest.mark.parametrize(("case", "beside", "wanted", "library", "written"), [
     (SEQUENCE, False, Wanted.RESULT, 131.6, 38.7), (SEQUENCE, False, Wanted.INPUT, 116.5, 33.4),
-    (SEQUENCE, False, Wanted.WEIGHT, 86.4, 58.5), (IMAGES, False, Wanted.RESULT, 541.5, 181.2),
-    (IMAGES, False, Wanted.INPUT, 958.8, 248.7), (IMAGES, True, Wanted.RESULT, 104.7, 159.0),
+    (SEQUENCE, False, Wanted.WEIGHT, 86.4, 58.5), (IMAGES, False, Wanted.RESULT, 541.3, 113.1),
+    (IMAGES, False, Wanted.INPUT, 958.6, 108.3), (IMAGES, True, Wanted.RESULT, 105.4, 81.6),
+    (IMAGES, True, Wanted.INPUT, 185.0, 81.7), (WIDE, True, Wanted.RESULT, 278.4, 203.3), (WIDE, True, Wanted.INPUT, 658.9, 202.9),
+    (WIDE, False, Wanted.RESULT, 1314.1, 718.5), (SMALL, True, Wanted.RESULT, 18.3, 13.1), (SMALL, False, Wanted.INPUT, 103.2, 23.6),
     (IMAGES, True, Wanted.WEIGHT, 130.3, 222.1), (HALVED, False, Wanted.RESULT, 391.2, 174.7),
-    (HALVED, True, Wanted.RESULT, 144.0, 218.2), (HALVED, True, Wanted.INPUT, 479.6, 218.9),
+    (HALVED, True, Wanted.RESULT, 145.3, 120.5), (HALVED, True, Wanted.INPUT, 479.6, 218.9),
     (DOUBLED, True, Wanted.RESULT, 1760.8, 322.5), (DOUBLED, True, Wanted.INPUT, 801.2, 282.6),
 ])
 def test_it_is_decided_as_it_was_measured(case: Case, beside: bool, wanted: Wanted, library: float, written: float) -> None:

@@ -21,6 +21,7 @@ from dynafuse.lowering.triton.draws import FOUR
 from dynafuse.lowering.triton.early_loads import load_early
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.eviction import innermost, keep_what_is_loaded_again
+from dynafuse.lowering.triton.filled_loads import fill_loads
 from dynafuse.lowering.triton.overwrites import overwrites
 from dynafuse.lowering.triton.pieces import Piece, end_text, pieces_of, start_text, tile_count
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
@@ -170,6 +171,7 @@ def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[
     schedule = builder.schedule
     emitter = Emitter(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
     emitter.hoist_invariants = schedule.hoist_invariants
+    emitter.register_tile = dict(schedule.register_tile)
     emitter.eviction.beside = innermost(emitter.axes, (order for tile, order in schedule.order.items() if tile != "y"))
     emitter.tile_dims = {tile: builder.tile_dim(tile) for tile in ("yx" if "y" in schedule.order else "xr")}
     if tile_of is None:
@@ -249,11 +251,17 @@ def emit_stores(builder: KernelBuilder, emitter: Emitter, stores: Sequence[tuple
         stores: The stores, each with its number in the spec.
     """
     if any(store.into is not None for _, store in stores):
-        for _, store in stores:
-            emitter.stored(store)
+        compute_stored(emitter, stores)
     for number, store in stores:
         name = f"out{number}" if store.into is None else f"in{store.into}"
         emitter.store_op(name, store, barrier=name in loaded_tensors(emitter))
+
+
+def compute_stored(emitter: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
+    """Compute outputs at all points of a register tile; what is stored later on is known then."""
+    for _ in emitter.register_points():
+        for _, store in stores:
+            emitter.stored(store)
 
 
 def loaded_tensors(emitter: Emitter) -> set[str]:
@@ -349,6 +357,7 @@ def _place_loads(builder: KernelBuilder, emitter: Emitter, suffix: str) -> None:
         load_early(emitter.top, emitter.first_wait, along_rows=builder.schedule.loads_early or bool(suffix))
     loads = ((access.tensor, access.layout, access.offset) for access in emitter.accesses if not access.is_store)
     keep_what_is_loaded_again(emitter.top, loads)
+    fill_loads(emitter.top)
 
 
 def _signature(builder: KernelBuilder, parts: Sequence[Emitter]) -> tuple[tuple[str, str], ...]:

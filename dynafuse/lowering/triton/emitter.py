@@ -9,7 +9,8 @@ at ``(j, i)``; the lines are ``v0 = tl.load(in0 + (8*i + j))``, ``v1 = tl.load(i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -56,6 +57,8 @@ class Emitter(Memory):
         self.ranges = Ranges(spec, self.calls)
         self.check_indices = bool(dict(spec.options).get("check_indices", True))
         self.lanes: tuple[sympy.Symbol, ...] = ()  # axes along a tile's last dimension of a multiple of four points
+        self.register_tile: dict[int, int] = {}  # of axes of which a lane computes several points, how many
+        self.register_point: dict[int, int] = {}  # which of them is computed at the moment
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
@@ -73,8 +76,15 @@ class Emitter(Memory):
     def _flat_index(self, axes: Iterable[int]) -> sympy.Expr:
         flat: sympy.Expr = sympy.S.Zero
         for k in axes:
-            flat = flat * self.spec.axes[k].size + self.axes[k]
+            points = self.register_tile.get(k, 1)
+            flat = flat * self.spec.axes[k].size * points + self.axes[k] * points + self.register_point.get(k, 0)
         return sympy.expand(flat)
+
+    def register_points(self) -> Iterator[None]:
+        """Let values be those of each point of the register tile in turn."""
+        for point in itertools.product(*map(range, self.register_tile.values())):
+            self.register_point = dict(zip(self.register_tile, point, strict=True))
+            yield
 
     # ------------------------------------------------------------------ values (the Builder protocol)
 

@@ -17,12 +17,14 @@ from dynafuse.ir import Lowered, Size, Spec
 from dynafuse.lowering.triton.builder import (
     KernelBuilder,
     add_launch,
+    compute_stored,
     emit_stores,
     fits_grid,
     make_emitter,
     program_id,
     tile_dimension,
 )
+from dynafuse.lowering.triton.register_tiles import in_steps
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
 from dynafuse.lowering.triton.side_by_side import SIDE_BY_SIDE, side_by_side
@@ -36,7 +38,11 @@ def pointwise(builder: KernelBuilder) -> None:
     """Add a kernel with one program per tile, of one or two tile dimensions."""
     order = builder.schedule.order
     emitter = make_emitter(builder)
-    emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
+    stores = list(enumerate(builder.spec.stores))
+    if builder.schedule.register_tile:  # ptxas moves no load before a store
+        compute_stored(emitter, stores)
+    for _ in emitter.register_points():
+        emit_stores(builder, emitter, stores)
     names = [name for name in ("x", "y") if name in order]
     grid = [builder.tile_count(name) for name in names]
     tiles = [tile_dimension(builder, name, builder.start(name, program), builder.numel(name), order[name], emitter)
@@ -71,7 +77,8 @@ def write_kernels(spec: Spec, schedule: Schedule, round_like_eager: bool) -> Low
         schedule: Its tiles, loops and warps.
         round_like_eager: Whether every op's result is rounded to its dtype, as in eager.
     """
-    builder = KernelBuilder(spec, schedule, _kernel_name(spec, schedule.schedule_class), round_like_eager)
+    name = _kernel_name(spec, schedule.schedule_class)
+    builder = KernelBuilder(in_steps(spec, schedule.register_tile), schedule, name, round_like_eager)
     CLASSES[schedule.schedule_class](builder)
     return Lowered(_module(spec, builder.sources), tuple(builder.launches), tuple(builder.workspaces),
                    schedule.schedule_class, schedule.fills_registers)
@@ -88,7 +95,8 @@ def write_nests(spec: Spec, round_like_eager: bool) -> Lowered:
         LoweringError: A nest takes more than one launch.
     """
     def write(own: Spec, schedule: Schedule) -> KernelBuilder:
-        builder = KernelBuilder(own, schedule, _kernel_name(own, "nest"), round_like_eager, inside=True)
+        steps = in_steps(own, schedule.register_tile)
+        builder = KernelBuilder(steps, schedule, _kernel_name(own, "nest"), round_like_eager, inside=True)
         CLASSES[schedule.schedule_class](builder)
         return builder
 

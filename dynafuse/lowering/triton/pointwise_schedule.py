@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
+from dynafuse.lowering.triton.register_tiles import with_register_tiles
 from dynafuse.lowering.triton.tile_cost import TileCost
 from dynafuse.lowering.triton.tiles import (
     Schedule,
@@ -56,8 +57,13 @@ PREFERENCE_WINDOWS = 1.5  # the same where windows are read: runs have those of 
 
 
 def pointwise_schedules(spec: Spec, probed: Probe) -> list[Schedule]:
-    """Return schedules of a spec without reductions: the cheapest, the best of each other order of axes, the others."""
-    schedules = _by_price(spec, probed, sorted(probed.accesses, key=lambda access: -weight(access)))
+    """Return schedules of a spec without reductions: of windows those with register tiles; the cheapest; the others.
+
+    The best of each order of axes is before any other of that.
+    """
+    accesses = sorted(probed.accesses, key=lambda access: -weight(access))
+    schedules = [*with_register_tiles(spec, probed, by_stride(probed, accesses, range(len(spec.axes)))),
+                 *_by_price(spec, probed, accesses)]
     best: dict[str, Schedule] = {}  # of each order
     for schedule in schedules:
         best.setdefault(str(schedule.order), schedule)

@@ -56,11 +56,13 @@ WITH_SIZE, REGISTER_COUNT, FRAME_SIZE = 0x04, 0x2F, 0x11
 
 
 def roomier(schedule: Schedule) -> tuple[Schedule, ...]:
-    """Return schedules like one that may hold or copy too much, with more warps or without copies; none for others.
+    """Return schedules like one that may hold or copy too much, with more warps, without copies or register tiles.
 
     What copies tiles ahead keeps enough loads under way with few warps. So does what holds whole rows: long ones were
     measured to be faster with fewer warps and more registers each, as long as these suffice.
     """
+    if schedule.register_tile:
+        return (replace(schedule, register_tile=()),)
     if schedule.loads_next:
         again = replace(schedule, reads_again=True)
         return (*(() if schedule.reads_again else (again,)), replace(again, loads_next=False))

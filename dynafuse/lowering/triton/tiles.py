@@ -29,7 +29,7 @@ class Schedule:
     """How a spec becomes kernels. The keys of ``order`` and ``block`` are its tile dimensions.
 
     As text ``tiled y=0/64 x=1,2/32 w4 s1 p1`` walks axis 0 in tiles of 64, axes 1 and 2 in tiles of 32, by 4 warps, with one
-    stage and one program a row.
+    stage and one program a row; ``1*4`` walks axis 1 in steps of four points, all of which one lane computes.
     """
 
     schedule_class: str  # flat | tiled | persistent | looped | split | rowcol
@@ -47,10 +47,13 @@ class Schedule:
     lanes: str = "r"  # of a tile with rows, the dimension along which neighbouring lanes lie
     lanes_first: bool = False  # whether that is the tile's first dimension, not its last
     cuts: tuple[int, ...] = ()  # where tiles along ``x`` begin anew, of one axis
+    register_tile: tuple[tuple[int, int], ...] = ()  # axes of which a lane computes several points, and how many
     running: int = 0  # along the row, the states of a loop: a tile is combined to these first; 0 for one per element
 
     def __str__(self) -> str:
-        axes = " ".join(f"{tile}={','.join(map(str, order))}/{self.block[tile]}" for tile, order in self.order.items())
+        steps = {axis: f"{axis}*{points}" for axis, points in self.register_tile}
+        axes = " ".join(f"{tile}={','.join(steps.get(axis, str(axis)) for axis in order)}/{self.block[tile]}"
+                        for tile, order in self.order.items())
         axes += "".join(f"|{cut}" for cut in self.cuts)
         axes += f"x{self.parts}" if self.parts > 1 else ""
         ahead = "n" * self.loads_next + "a" * self.reads_again
@@ -58,8 +61,8 @@ class Schedule:
 
     @property
     def fills_registers(self) -> bool:
-        """Return whether few warps suffice, with many registers each: they hold rows, or tiles are on their way then."""
-        return self.schedule_class in ("persistent", "rowcol") or self.stages > 1
+        """Return whether few warps suffice, with many registers each: for rows, windows, or tiles on their way."""
+        return self.schedule_class in ("persistent", "rowcol") or self.stages > 1 or bool(self.register_tile)
 
     def cuts_along(self, tile: str) -> tuple[int, ...]:
         """Return where tiles along a dimension begin anew, beside at its begin."""

@@ -277,12 +277,13 @@ def test_lanes_take_fewer_points_of_windows_that_begin_apart(stride: int, points
 
 
 def test_lanes_take_four_points_of_windows() -> None:
-    """Of images whose rows no access is aligned in; where channels lie side by side, as many as are moved at once."""
+    """Of images whose rows no access is aligned in, in steps of several rows; where channels lie side by side, of columns too."""
     image = torch.empty(8, 64, 56, 56, dtype=BF16)
     found = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, 1, 1), image))
     assert found.schedule_class == "flat" and found.block["x"] == 4 * LANES * found.warps
     last = choose_schedule(spec_of(lambda x: F.avg_pool2d(x, 3, 1, 1), image.to(memory_format=torch.channels_last)))
-    assert math.prod(last.block.values()) == 8 * LANES * last.warps
+    assert last.schedule_class == "flat" and last.block["x"] == 4 * LANES * last.warps
+    assert (found.register_tile, last.register_tile) == (((2, 4),), ((2, 2), (3, 2)))
 
 
 def test_rows_that_lie_far_apart_are_priced_as_conflicts() -> None:

@@ -1,0 +1,149 @@
+"""Register tiles: several points of windows beside each other, which a lane computes from what it has loaded once.
+
+Windows of neighbouring points overlap. A lane that computes some of these points keeps what it has loaded for one in
+registers for the others; what all of them read alike, such as a weight, it loads once as well. A kernel walks the axis in
+steps then, and its text has the lines of each point, in which loads of one place are one.
+
+Axes along which memory is contiguous are left to neighbouring lanes.
+
+Worked example: windows of 3 × 3 over ``bfloat16[128, 144, 56, 56]`` whose channels lie side by side take 9 loads a point.
+Of 4 × 2 points they take 24, three a point: a convolution that keeps channels apart takes 74 µs on an H200, not 150.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dynafuse.ir import Spec
+from dynafuse.lowering.triton.accesses import Access
+from dynafuse.lowering.triton.probe import Probe
+from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, strides_of, vector_length
+from dynafuse.partition.kernel_class import PROCESSORS, REGISTER
+
+RegisterTile = tuple[tuple[int, int], ...]
+
+LEAST_PLACES = 4
+"""Places at which a tensor is read for a point, from which on these are a window."""
+
+MOST_POINTS = 8
+"""Points of a lane."""
+
+MOST_REGISTERS = 250
+"""Registers for all that a lane loads."""
+
+LEAST_SHARED = 0.75
+"""Of the loads of a point, what is left of them at most where points share them."""
+
+TILES = ((512, 4), (256, 2))
+"""Steps of a tile, and warps."""
+
+STEPS = 4
+"""Steps of a tile that a lane takes."""
+
+LEAST_STEPS = 4 * PROCESSORS * 512
+"""Steps of a kernel that leave all processors several programs."""
+
+
+def in_steps(spec: Spec, register_tile: RegisterTile) -> Spec:
+    """Return a spec whose axes have a point for each step of a register tile."""
+    points = dict(register_tile)
+    axes = (replace(axis, size=axis.size // points[k]) if k in points else axis for k, axis in enumerate(spec.axes))
+    return replace(spec, axes=tuple(axes)) if points else spec
+
+
+def with_register_tiles(spec: Spec, probed: Probe, order: tuple[int, ...]) -> Iterator[Schedule]:
+    """Yield schedules of a pointwise spec whose lanes compute several points of windows; none without windows that overlap.
+
+    Args:
+        spec: The region, of typical sizes.
+        probed: Its probe.
+        order: Its axes, outermost first.
+    """
+    tile = _best(spec, probed, order)
+    if tile:
+        for block, warps in TILES:
+            yield Schedule("flat", {"x": order}, {"x": block}, warps, register_tile=tile)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The places at which a tensor is read for a point, and how far apart they are for neighbours along each axis.
+
+    ``registers`` is how many a lane takes for one place: a lane loads several steps side by side.
+    """
+
+    strides: tuple[int, ...]
+    places: frozenset[int]
+    registers: int
+
+    def overlaps(self, axis: int) -> bool:
+        """Return whether neighbouring points along an axis read some of the same elements; of what lies side by side."""
+        stride = self.strides[axis]
+        return 1 in self.strides and stride != 0 and any(place + stride in self.places for place in self.places)
+
+    def loads(self, tile: RegisterTile) -> int:
+        """Return from how many places the points of a register tile are loaded."""
+        steps = ([point * self.strides[axis] for point in range(count)] for axis, count in tile)
+        return len({place + sum(offsets) for offsets in itertools.product(*steps) for place in self.places})
+
+
+def _windows(spec: Spec, probed: Probe, order: tuple[int, ...]) -> list[_Window]:
+    """Return the windows of a region: what is read at several places that are known numbers of elements apart."""
+    groups: dict[tuple[str, tuple[int | None, ...]], dict[int, Access]] = defaultdict(dict)
+    for access in probed.accesses:
+        start = access.offset.subs(dict.fromkeys(probed.axes, 0))
+        if not access.is_store and start.is_Integer:
+            groups[access.tensor, tuple(strides_of(probed, access))][int(start)] = access
+    return [_Window(tuple(stride or 0 for stride in strides), frozenset(places),
+                    max(_registers(spec, probed, access, order) for access in places.values()))
+            for (_, strides), places in groups.items() if len(places) >= LEAST_PLACES and None not in strides]
+
+
+def _registers(spec: Spec, probed: Probe, access: Access, order: tuple[int, ...]) -> int:
+    """Return how many registers a lane takes for what it loads at once: for each step, or for one if all load the same."""
+    is_alike, itemsize = strides_of(probed, access)[order[-1]] == 0, access.layout.dtype.itemsize
+    is_torn = vector_length(spec, probed, access, order) < STEPS
+    return (1 if is_alike else STEPS) * (max(itemsize, REGISTER) if is_alike or is_torn else itemsize) // REGISTER
+
+
+def _best(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterTile:
+    """Return the tile for which a point is loaded from the fewest places; nothing if points share few of them."""
+    if not order or not are_known(spec, order) or any(store.scatters for store in spec.stores):
+        return ()
+    if not _is_along(probed, order[-1]):
+        return ()
+    windows = _windows(spec, probed, order)
+    axes = [axis for axis in sorted(order[:-1]) if any(window.overlaps(axis) for window in windows)]
+    shared = [window for window in windows if any(map(window.overlaps, axes))]
+    alike = sum(len(window.places) * window.registers for window in windows if window not in shared)
+    alone = sum(len(window.places) for window in shared)
+    shares: dict[RegisterTile, tuple[float, int]] = {}
+    for tile in _tiles(spec, axes):
+        loads, points = [window.loads(tile) for window in shared], points_of(tile)
+        registers = sum(count * window.registers for count, window in zip(loads, shared, strict=True))
+        if sum(loads) <= LEAST_SHARED * alone * points and registers + alike <= MOST_REGISTERS:
+            shares[tile] = (sum(loads) / points, points)
+    return tuple((axis, count) for axis, count in min(shares, key=shares.__getitem__, default=()) if count > 1)
+
+
+def _is_along(probed: Probe, innermost: int) -> bool:
+    """Return whether memory is contiguous along one axis, if any, wherever it is read or written."""
+    return all(stride != 1 or axis == innermost for access in probed.accesses
+               for axis, stride in enumerate(strides_of(probed, access)))
+
+
+def _tiles(spec: Spec, axes: Sequence[int]) -> Iterator[RegisterTile]:
+    """Yield register tiles that divide axes and leave all processors several programs."""
+    most = min(MOST_POINTS, point_count(spec, range(len(spec.axes))) // LEAST_STEPS)
+    counts = ([count for count in range(1, most + 1) if int(spec.axes[axis].size) % count == 0] for axis in axes)
+    tiles = (tuple(zip(axes, chosen, strict=True)) for chosen in itertools.product(*counts))
+    return (tile for tile in tiles if points_of(tile) <= most)
+
+
+def points_of(tile: RegisterTile) -> int:
+    """Return how many points of a register tile a lane computes."""
+    return math.prod(count for _, count in tile)
