@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynafuse.ir import Spec
+from dynafuse.ir import Layout, Spec
 from dynafuse.lowering.triton import lower
+from dynafuse.lowering.triton.eviction import keep_what_is_loaded_again
 from dynafuse.lowering.triton.kernels import write_kernels
 from dynafuse.lowering.triton.neighbours import Neighbours
 from dynafuse.lowering.triton.schedule import choose_schedule
+from dynafuse.lowering.triton.scopes import Line, Scope
 from dynafuse.lowering.triton.tiles import Schedule, power_of_two
 from dynafuse.ops import Value
 from dynafuse.ops.indexing_math import symbol
@@ -251,6 +253,13 @@ def test_axes_that_only_a_gate_tells_apart_are_one() -> None:
     spec = spec_of(lambda x, g: (x * g).float().sum((0, 1)), torch.empty(9, 64, dtype=BF16), torch.empty(9, 1, dtype=BF16))
     source = write_kernels(spec, looped(spec), False).source
     assert "tl.load(in1 + (r), r_mask" in source and "in0 + (r_eights0), r_eights_mask" in source
+
+
+def test_what_is_loaded_at_several_places_stays_in_the_cache() -> None:
+    layout, places = Layout(BF16, (9,), (1,)), [sympy.Symbol("a"), sympy.Symbol("b")]
+    line = Line("v0 = lm.repeated(tl.load(in1 + ({0}), r_eights_mask).to(tl.float32), 8)", (places[0],))
+    keep_what_is_loaded_again(Scope([line]), [("in1", layout, place) for place in places])
+    assert line.text == 'v0 = lm.repeated(tl.load(in1 + ({0}), r_eights_mask, eviction_policy="evict_last").to(tl.float32), 8)'
 
 
 i, j, k = symbol("i0", 6), symbol("i1", 12), symbol("i2", 20)
