@@ -75,6 +75,12 @@ def residual_sum(x: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
     return torch.tanh(x)
 
 
+def gated_images(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Images under a gate for each of their channels, without the mean of the channel."""
+    gated = x * gate
+    return gated - gated.mean((0, 2, 3), keepdim=True)
+
+
 def rows_and_steps(q: torch.Tensor, k: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The same of the rows of two tensors, and one step of an optimizer for three, in one launch."""
     return q.softmax(-1), k.softmax(-1), *(parameter * 0.9 - 0.3 for parameter in parameters)
@@ -101,6 +107,7 @@ CASES: dict[str, Case] = {
     "cumulative_softmax": Case(lambda x: x.softmax(-1).cumsum(-1), (((8192, 1000), BF16),)),
     "cumulative_columns": Case(lambda x, y: torch.logcumsumexp(x, 0) * y, (((8192, 1024), F32), ((1024,), F32))),
     "variance_of_channels": Case(lambda x: torch.var_mean(x, (0, 2, 3)), (((16, 64, 56, 56), F32),)),
+    "gated_images": Case(gated_images, (((64, 512, 28, 28), BF16), ((64, 512, 1, 1), BF16))),
     "rope": Case(rope, (((4, 512, 1024), BF16), ((4, 512, 64), BF16), ((4, 512, 64), BF16))),
     "cat_of_slices": Case(lambda x, y: torch.cat([x[:, 8:], y.relu()], 1), (((512, 72), F32), ((512, 100), F32))),
     "stack_of_blocks": Case(lambda q, k: torch.stack([q * 2, k[:, 1:].cos(), torch.zeros_like(q)], 1),

@@ -65,6 +65,10 @@ class Load:
     line: Line
     is_shared: bool = False  # whether the line loads elsewhere where other masks hold
 
+    def write(self, line: Line) -> None:
+        """Write what a line computes in place of what stands there."""
+        self.line.text, self.line.exprs = f"{self.value.name} = {line.text}", line.exprs
+
     def is_after(self, masks: Masks) -> bool:
         """Return whether masks that are visible where it stands are defined before it."""
         place = next(k for k, line in enumerate(self.scope.lines) if line is self.line)
@@ -88,7 +92,7 @@ class SharedLoads:
         return (load for load in self._loads[tensor] if any(scope is load.scope for scope in scopes))
 
     def again(self, place: Place, kernel: Scopes, common: Callable[[Masks], Masks | None],
-              written: Callable[[Masks], tuple[str, frozenset[str]]]) -> Load | None:
+              written: Callable[[Masks], Line]) -> Load | None:
         """Return a load of a place that serves once more, with its line changed to what that needs; None if there is none.
 
         A line is only changed for what would stand beside it: that of a branch may load where nothing outside of it does.
@@ -97,7 +101,7 @@ class SharedLoads:
             place: What is loaded.
             kernel: The kernel as far as it is written.
             common: Returns, for the masks of a load, those among them under which it serves both; None if it cannot.
-            written: Returns the text of a load under some masks, and the tile dimensions that it varies along.
+            written: Returns what loads it under some masks, without a name.
         """
         tensor, offset = place
         for load in self.visible(tensor, kernel):
@@ -106,9 +110,10 @@ class SharedLoads:
                 continue
             if names_of(masks) == names_of(load.masks):
                 return load
-            text, tiles = written(masks)
-            if not load.is_shared and tiles == load.value.tiles and kernel.scope(tiles) is load.scope:
-                load.line.text, load.masks = f"{load.value.name} = {text}", masks
+            line = written(masks)
+            if not load.is_shared and line.tiles == load.value.tiles and kernel.scope(line.tiles) is load.scope:
+                load.write(line)
+                load.masks = masks
                 return load
         return None
 
@@ -141,11 +146,12 @@ class SharedLoads:
 
         Args:
             load: The load.
-            line: What is written in place of its line.
+            line: What is written in place of it, without a name.
             place: The other place, in the same tensor.
             masks: The masks under which it loads there.
         """
         tensor, offset = place
-        load.line.text, load.line.exprs, load.is_shared = line.text, line.exprs, True
+        load.write(line)
+        load.is_shared = True
         self._loads[tensor].append(replace(load, offset=offset, masks=masks))
         return self._loads[tensor][-1]

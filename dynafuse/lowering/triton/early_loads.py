@@ -16,7 +16,7 @@ from dynafuse.lowering.triton.scopes import Line, Scope
 
 NAMES = re.compile(r"\b[a-z_]\w*\b")
 DEFINITION = re.compile(r"([\w, ]+) = ")
-LOAD = re.compile(r"\w+ = tl\.load\(")
+LOAD = re.compile(r"\w+ = (lm\.repeated\()?tl\.load\(")
 
 
 def load_early(scope: Scope, first_wait: int, *, along_rows: bool) -> None:

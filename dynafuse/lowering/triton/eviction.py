@@ -31,7 +31,8 @@ LARGEST_KEPT = 24 << 20
 """Bytes of a tensor up to which it may stay: half of the second-level cache of an H100 or H200."""
 
 PLAIN_LOAD = re.compile(
-    r"(?P<load>\w+ = tl\.load\((?P<tensor>in\d+) \+ (?!.*eviction_policy).*?)(?P<end>\)(\.to\(tl\.\w+\))?)$")
+    r"(?P<load>\w+ = (lm\.repeated\()?tl\.load\((?P<tensor>in\d+) \+ (?!.*eviction_policy).*?)"
+    r"(?P<end>\)(\.to\(tl\.\w+\))?(, \d\))?)$")
 """A load without a hint: what comes before the place for one, and behind it."""
 
 

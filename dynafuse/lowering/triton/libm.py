@@ -442,6 +442,14 @@ def gelu_tanh_slope(x):
     return 0.5 * (1 + gate) + 0.5 * x * (1 - gate * gate) * inner
 
 
+@jit
+def repeated(x, times: tl.constexpr):
+    """Return a tile in which each element of the last of two dimensions is there several times, side by side."""
+    rows: tl.constexpr = x.shape[0]
+    groups: tl.constexpr = x.shape[1]
+    return tl.reshape(tl.broadcast_to(x[:, :, None], (rows, groups, times)), (rows, groups * times))
+
+
 # Combine functions for tl.reduce. Bools come in as integers: Triton's int1 is signed, so true < false there.
 
 

@@ -15,6 +15,7 @@ from dynafuse.ir import INT32_LIMIT, Layout, Spec
 from dynafuse.lowering.triton.accesses import Access, Load, Masks, SharedLoads, names_of
 from dynafuse.lowering.triton.control_flow import ControlFlow
 from dynafuse.lowering.triton.eviction import Eviction
+from dynafuse.lowering.triton.neighbours import Neighbours
 from dynafuse.lowering.triton.scopes import PER_STEP, Line
 from dynafuse.ops import Index, Value
 from dynafuse.ops.indexing_math import rejoin, symbol
@@ -39,6 +40,7 @@ class Memory(ControlFlow):
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.accesses: list[Access] = []
         self.loads = SharedLoads()
+        self.neighbours = Neighbours()
         self.eviction = Eviction(self.axes, self.tile_of, self.unit_tiles)
 
     def offset(self, layout: Layout, index: Index) -> sympy.Expr:
@@ -76,16 +78,16 @@ class Memory(ControlFlow):
         """Return what is loaded under the masks: by a load that is written already, if one serves, or by a new one."""
         masks, place = self.masks, (tensor, offset)
         shared = self.loads.again(place, self, lambda others: self.common(others, masks),
-                                  lambda common: self._load_text(tensor, layout, offset, common))
+                                  lambda common: self._load_line(tensor, layout, offset, common))
         shared = shared or self._loaded_at_either(tensor, layout, offset)
         if shared is not None:
             self.accesses = [access.under(shared.masks) if access.place == place else access for access in self.accesses]
             return shared.value
         self._note(tensor, layout, offset)
-        names_before, (text, tiles) = self._name_count, self._load_text(tensor, layout, offset, masks)
-        value = self.define(text, layout.dtype, tiles, offset)
+        names_before, line = self._name_count, self._load_line(tensor, layout, offset, masks)
+        value = self.define(line.text, layout.dtype, line.tiles, *line.exprs)
         if self._name_count > names_before:
-            self.loads.note(place, value, masks, self.scope(tiles))
+            self.loads.note(place, value, masks, self.scope(line.tiles))
         return value
 
     def _loaded_at_either(self, tensor: str, layout: Layout, offset: sympy.Expr) -> Load | None:
@@ -103,7 +105,7 @@ class Memory(ControlFlow):
             at = f"tl.where({tells}, {{0}}, {{1}}) + {{2}}"
             text, tiles = self._load_text(tensor, layout, offset, masks, at, tells.tiles)
             if tiles == load.value.tiles and self.scope(tiles) is load.scope and load.is_after(masks):
-                line = Line(f"{load.value.name} = {text}", (other_start, start, along))
+                line = Line(text, (other_start, start, along))
                 self._note(tensor, layout, offset)
                 return self.loads.share(load, line, (tensor, offset), self.masks)
         return None
@@ -118,14 +120,24 @@ class Memory(ControlFlow):
         if not any(access.place == (tensor, offset) for access in self.accesses):
             self.accesses.append(Access(tensor, layout, offset, False, names_of(self.masks)))
 
+    def _load_line(self, tensor: str, layout: Layout, offset: sympy.Expr, masks: Masks) -> Line:
+        """Return what loads under some masks, without a name: one element for a group of neighbours that load the same."""
+        varying = (symbol for symbol in offset.free_symbols if "r" in self.tile_of.get(symbol, ()))
+        group = self.neighbours.group(offset, varying, masks)
+        if group is None:
+            text, tiles = self._load_text(tensor, layout, offset, masks)
+            return Line(text, (offset,), tiles=tiles)
+        text, tiles = self._load_text(tensor, layout, offset, masks, row=group.tile)
+        return Line(f"lm.repeated({text}, {group.size})", (offset.xreplace(group.outer),), tiles=tiles)
+
     def _load_text(self, tensor: str, layout: Layout, offset: sympy.Expr, masks: Masks, at: str = "{0}",
-                   along: frozenset[str] = frozenset()) -> tuple[str, frozenset[str]]:
+                   along: frozenset[str] = frozenset(), row: str = "r") -> tuple[str, frozenset[str]]:
         """Return the text of a load under some masks, and the tile dimensions that it varies along.
 
-        ``at`` is the text of the offset, which varies along the tile dimensions ``along`` as well.
+        ``at`` is the text of the offset, which varies along the tile dimensions ``along`` as well; ``row`` walks the row.
         """
         outer, self.masks = self.masks, masks
-        pointer, mask, tiles = self.pointer_and_mask(tensor, offset, self.tiles(offset), along, at)
+        pointer, mask, tiles = self.pointer_and_mask(tensor, offset, self.tiles(offset), along, at, row)
         self.masks = outer
         text = f"tl.load({pointer}{mask}{self.eviction.hint(layout, offset, tiles)})"
         if layout.dtype is torch.bool:
@@ -135,7 +147,8 @@ class Memory(ControlFlow):
         return text, tiles
 
     def pointer_and_mask(
-        self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset(), at: str = "{0}"
+        self, tensor: str, offset: sympy.Expr, tiles: frozenset[str], along: frozenset[str] = frozenset(), at: str = "{0}",
+        row: str = "r",
     ) -> tuple[str, str, frozenset[str]]:
         """Return the pointer's text, the text of the mask argument, and the access's tiles.
 
@@ -147,10 +160,11 @@ class Memory(ControlFlow):
             tiles: The tile dimensions that it varies along.
             along: Further ones that the pointer is widened to.
             at: The text of the offset, with a place for it.
+            row: What walks the row in place of ``r``.
         """
         masks = [*names_of(self.masks)]
         all_tiles = tiles.union(along, *(mask.tiles for mask in self.masks))
         widening = "".join(f" + {tile}_zero" for tile in sorted(all_tiles - tiles - PER_STEP))
-        masks += [f"{tile}_mask" for tile in sorted(all_tiles - self.exact_tiles)]
+        masks += [f"{row if tile == 'r' else tile}_mask" for tile in sorted(all_tiles - self.exact_tiles)]
         mask_argument = f", {' & '.join(masks)}" if masks else ""
         return f"{tensor} + ({at}{widening})", mask_argument, all_tiles

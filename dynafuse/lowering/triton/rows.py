@@ -9,7 +9,8 @@ sum of exponentials, the other stores the quotients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 
@@ -34,25 +35,62 @@ from dynafuse.lowering.triton.builder import (
     with_guests,
 )
 from dynafuse.lowering.triton.emitter import Emitter
+from dynafuse.lowering.triton.neighbours import Neighbours
 from dynafuse.lowering.triton.online import OnlineSum, find_online_sums
 from dynafuse.lowering.triton.online_states import finish_online, start_online, update_online
 from dynafuse.lowering.triton.reduction_passes import pass_count, passes_before, runs_along
 from dynafuse.lowering.triton.reductions import Recurrence, recurrence
 from dynafuse.lowering.triton.row_parts import in_parts
 from dynafuse.lowering.triton.scans import scan_rows
+from dynafuse.lowering.triton.source import TileDimension
 from dynafuse.lowering.triton.text import size_text
+from dynafuse.lowering.triton.tiles import are_known
 from dynafuse.ops import Value
 from dynafuse.ops.literals import triton_type
+from dynafuse.partition.kernel_class import LANES, estimate
+
+MOST_BESIDE = 8  # neighbours along a row for which one element is loaded
+LOADED = 16  # bytes that a lane loads at once
 
 
 def persistent(builder: KernelBuilder) -> None:
     """Add a kernel that holds whole rows in registers and computes every value once."""
-    emitter = make_emitter(builder)
+    emitter = row_emitter(builder)
     emitter.on_reduction = lambda op: reduce_held_row(builder, emitter, op)
     emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
     in_parts(emitter.top, builder.schedule.parts)
     add_row_launch(builder, emitter, "0")
+
+
+def row_emitter(builder: KernelBuilder, loop: str | None = None) -> Emitter:
+    """Return a new emitter for a kernel that walks rows, which loads once what neighbours along them have in common.
+
+    Args:
+        builder: The kernels of the spec.
+        loop: The tile dimension that the kernel's loop walks, if it has one.
+    """
+    emitter, row = make_emitter(builder, loop), builder.schedule.order["r"]
+    beside = _neighbours_of_lane(builder)
+    if beside > 1 and are_known(builder.spec, row):
+        emitter.neighbours = Neighbours([emitter.axes[axis] for axis in row], beside)
+    return emitter
+
+
+def _neighbours_of_lane(builder: KernelBuilder) -> int:
+    """Return how many neighbours along a row a lane holds side by side; 1 where they are not loaded in groups.
+
+    As many as it loads at once of the largest tensors' smallest elements: lanes exchange groups of more, or of less. Loads
+    without a mask are left to the compiler, and tiles that are copied ahead as they are.
+    """
+    schedule, inputs = builder.schedule, builder.spec.inputs
+    is_beside = builder.is_of_lanes("r") and builder.tile_dim("r") == 1
+    if not is_beside or builder.mask("r") is None or schedule.parts > 1 or schedule.stages > 1 or not inputs:
+        return 1
+    sizes = [math.prod(map(estimate, layout.shape)) for layout in inputs]
+    itemsize = min(layout.dtype.itemsize for layout, size in zip(inputs, sizes, strict=True) if size == max(sizes))
+    held = schedule.block["x"] * schedule.block["r"] // (LANES * schedule.warps)
+    return math.gcd(MOST_BESIDE, LOADED // itemsize, held, schedule.block["r"])
 
 
 def reduce_held_row(builder: KernelBuilder, emitter: Emitter, op: int) -> Value:
@@ -111,8 +149,26 @@ def add_row_launch(builder: KernelBuilder, emitter: Emitter, row_start: str, loo
         tile_dimension(builder, "x", x_start, builder.numel("x"), order["x"], emitter),
         tile_dimension(builder, "r", row_start, builder.numel("r"), order["r"], emitter, in_loop=loops),
     ]
+    tiles += _group_dimensions(builder, emitter, row_start, loops)
     splits = builder.schedule.splits if builder.schedule.schedule_class == "split" else 1
     add_launch(builder, emitter, tiles, (block_count(builder.numel("x"), block["x"]), splits, 1), function=function)
+
+
+def _group_dimensions(builder: KernelBuilder, emitter: Emitter, start: str, in_loop: bool) -> Iterator[TileDimension]:
+    """Yield the tile dimensions that walk groups of neighbours along a row.
+
+    Args:
+        builder: The kernels of the spec.
+        emitter: The kernel's emitter, complete.
+        start: The text of the first element of the row in a tile, which is the first of a group.
+        in_loop: Whether it begins anew in every step of the loop.
+    """
+    cast = ".to(tl.int64)" if builder.spec.wide else ""
+    for size, group in emitter.neighbours.groups.items():
+        points = f"tl.arange(0, RBLOCK // {size}){cast}{builder.spread('r')}"
+        end = math.prod(int(axis.size) for axis in group.axes)
+        define = (f"{group.tile} = {start} // {size} + {points}", f"{group.tile}_mask = {group.tile} < {end}")
+        yield TileDimension(group.tile, define, group.axes, in_loop)
 
 
 def looped(builder: KernelBuilder) -> None:
@@ -123,7 +179,7 @@ def looped(builder: KernelBuilder) -> None:
     again is to stay there longer than what only the last one reads.
     """
     spec, row_axes = builder.spec, builder.schedule.order["r"]
-    emitter = make_emitter(builder, loop="r")
+    emitter = row_emitter(builder, loop="r")
     emitter.on_scan = lambda op: scan_rows(builder, emitter, op)
     online_sums = find_online_sums(spec)
     needed_passes = passes_before(spec, online_sums)

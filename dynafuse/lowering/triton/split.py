@@ -15,7 +15,6 @@ from dynafuse.lowering.triton.builder import (
     block_count,
     combine_lanes,
     emit_stores,
-    make_emitter,
     program_id,
     recurrence_of,
     with_guests,
@@ -23,7 +22,7 @@ from dynafuse.lowering.triton.builder import (
 from dynafuse.lowering.triton.combine import Left, add_combine_kernel, combine_in_last_program, write_partial
 from dynafuse.lowering.triton.emitter import Emitter
 from dynafuse.lowering.triton.reduction_passes import runs_along
-from dynafuse.lowering.triton.rows import add_row_launch, emit_pass, states_of_tile
+from dynafuse.lowering.triton.rows import add_row_launch, emit_pass, row_emitter, states_of_tile
 from dynafuse.lowering.triton.scopes import Line
 from dynafuse.lowering.triton.text import factor_text, size_text
 
@@ -31,7 +30,7 @@ from dynafuse.lowering.triton.text import factor_text, size_text
 def split(builder: KernelBuilder) -> None:
     """Add a kernel with several programs per row, and what combines what they leave."""
     spec, schedule = builder.spec, builder.schedule
-    emitter = make_emitter(builder, loop="r")
+    emitter = row_emitter(builder, loop="r")
     row_length, block = builder.numel("r"), schedule.block["r"]
     chunk = block_count(block_count(row_length, schedule.splits), block) * block
     emitter.top.lines.extend(_chunk_bounds(builder, chunk, row_length))

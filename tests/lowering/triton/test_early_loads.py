@@ -36,6 +36,11 @@ def test_loads_that_need_nothing_come_first_in_order() -> None:
     assert moved(list(lines), 1, along_rows=False) == [lines[k].text for k in (0, 4, 1, 2, 3)]
 
 
+def test_loads_for_groups_of_neighbours_come_first_too() -> None:
+    group = Line("v2 = lm.repeated(tl.load(in1 + ({0}), r_eights_mask).to(tl.float32), 8)", (INDEX,), tiles=BOTH)
+    assert moved([load("v0", BOTH), Line("v1 = tl.sum(v0, 1)"), group], 1)[1] == group.text
+
+
 @pytest.mark.parametrize("late", [
     load("v9", BOTH, sympy.Symbol("v0")),  # at a place that was loaded
     load("v9", BOTH, mask="v1 & x_mask"),  # under a condition that was computed

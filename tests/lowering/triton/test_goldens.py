@@ -23,7 +23,7 @@ CLASSES = {  # what each case is there to show
     "column_sum_split": "split", "column_sum_small": "split", "full_sum_split": "split", "argmax_rows": "persistent", "softmax_dynamic": "looped",
     "pointwise_dynamic": "flat", "reduction_unrolled": "flat", "embedding_gather": "flat", "dropout_with_seed": "flat",
     "cumulative_softmax": "persistent", "cumulative_columns": "looped",
-    "variance_of_channels": "split", "fold_family": "flat",
+    "variance_of_channels": "split", "gated_images": "looped", "fold_family": "flat",
     "side_by_side": "side_by_side",
 }
 
