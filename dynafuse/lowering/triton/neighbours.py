@@ -1,8 +1,9 @@
 """Loads once what neighbours along a row have in common, of whom a lane holds several side by side.
 
-A tensor that varies along the outer axes of a row alone has one element for many neighbours. Where rows are no whole tiles
-all loads have masks, and the compiler does not make one of several with a mask: each element of a lane would be loaded
-apart. So one is loaded for each group of neighbours, and repeated in registers.
+A tensor that varies along the outer axes of a row alone has one element for many neighbours. The compiler does not make one
+load of several with a mask, as rows have that are no whole tiles, and some versions of Triton show it different ones
+without: each element of a lane would be loaded apart. So one is loaded for each group of neighbours, and repeated in
+registers.
 
 Worked example: of images ``[64, 512, 784]`` with rows ``(i0, i2)`` a gate at ``512*i0 + x`` is loaded by
 ``lm.repeated(tl.load(in1 + (x + 512*r_eights0), r_eights_mask), 8)``, where ``r_eights`` counts groups of eight and

@@ -80,12 +80,12 @@ def row_emitter(builder: KernelBuilder, loop: str | None = None) -> Emitter:
 def _neighbours_of_lane(builder: KernelBuilder) -> int:
     """Return how many neighbours along a row a lane holds side by side; 1 where they are not loaded in groups.
 
-    As many as it loads at once of the largest tensors' smallest elements: lanes exchange groups of more, or of less. Loads
-    without a mask are left to the compiler, and tiles that are copied ahead as they are.
+    As many as it loads at once of the largest tensors' smallest elements: lanes exchange groups of more, or of less. Tiles
+    that are copied ahead are left as they are.
     """
     schedule, inputs = builder.schedule, builder.spec.inputs
     is_beside = builder.is_of_lanes("r") and builder.tile_dim("r") == 1
-    if not is_beside or builder.mask("r") is None or schedule.parts > 1 or schedule.stages > 1 or not inputs:
+    if not is_beside or schedule.parts > 1 or schedule.stages > 1 or not inputs:
         return 1
     sizes = [math.prod(map(estimate, layout.shape)) for layout in inputs]
     itemsize = min(layout.dtype.itemsize for layout, size in zip(inputs, sizes, strict=True) if size == max(sizes))

@@ -96,7 +96,7 @@ CLASSES: dict[str, tuple[Change, Function]] = {
 
 SIZES = {  # of images, with how many neighbours are loaded for at a time, of 16 bits and of 32
     "eights": ((9, 8, 8), 8, 4), "of two axes": ((11, 6, 12), 8, 4), "fours": ((31, 2, 6), 4, 4), "pairs": ((61, 3, 2), 2, 2),
-    "none": ((7, 7, 7), 0, 0), "whole tiles": ((16, 8, 8), 0, 0),
+    "none": ((7, 7, 7), 0, 0), "whole tiles": ((16, 8, 8), 8, 4),
 }
 
 
