@@ -143,13 +143,10 @@ def written_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
 def _flops_of_term(convolution: Depthwise, wanted: Wanted) -> float:
     """Return the instructions for an element of a window: fewer where a lane computes several points of an image.
 
-    That takes windows that overlap; where channels are planes, those of neighbours, which are side by side; of a gradient,
-    weights that do not depend on where a point is.
+    That takes windows that overlap; where channels are planes, those of neighbours, which are side by side.
     """
-    is_gradient = wanted is Wanted.INPUT
-    elements = convolution.inputs if is_gradient else convolution.outputs
-    is_dense, beside = convolution.overlaps == convolution.taps, convolution.beside
-    overlap = is_dense if is_gradient or not beside else convolution.overlaps > 1
+    elements, beside = convolution.inputs if wanted is Wanted.INPUT else convolution.outputs, convolution.beside
+    overlap = convolution.overlaps > 1 if beside else convolution.overlaps == convolution.taps
     fits = convolution.copies == 1 and (beside or convolution.taps <= MOST_SHARED)
     is_shared = convolution.rank == 2 and wanted is not Wanted.WEIGHT and elements >= LEAST_SHARED and overlap and fits
     return (SHARED_BESIDE_FLOPS if beside else SHARED_FLOPS) if is_shared else TERM_FLOPS

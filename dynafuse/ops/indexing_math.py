@@ -92,6 +92,23 @@ def known_equal(left: Size, right: Size) -> bool:
     return bool(left == right) or bool(expanded(sympy.sympify(left) - sympy.sympify(right)) == 0)
 
 
+def decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
+    """Return the outcome of a comparison if it is the same for every value of the symbols, else None.
+
+    Args:
+        left, right: The index expressions.
+        op: One of ``< <= > >= ==``; of these ``<``, ``>=`` and, of numbers, ``==`` are decided.
+    """
+    low, high = limits(sympy.expand(left - right))
+    if op == "==" and (left - right).is_number:
+        return bool(left == right)
+    if op not in ("<", ">="):
+        return None
+    if low is not None and low.is_nonnegative:
+        return op == ">="
+    return op == "<" if high is not None and high.is_negative else None
+
+
 def expanded(expr: sympy.Expr) -> sympy.Expr:
     """Return ``expr`` as a sum, multiplied out only where a product holds a sum: most index expressions are sums already."""
     return sympy.expand(expr, deep=False) if any(map(_holds_sum, sympy.Add.make_args(expr))) else expr

@@ -22,7 +22,7 @@ from sympy import S
 from torch.fx import Node
 
 from dynafuse.ops.indexing import Bounds, inside, under
-from dynafuse.ops.indexing_math import as_expr, floordiv, mod
+from dynafuse.ops.indexing_math import as_expr, decide, floordiv, mod
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.table import Builder, Index, Value
 
@@ -142,7 +142,8 @@ def shares(build: Builder, of: Sequence[Window], index: Index, counts: Sequence[
 class Cover:
     """A window that may cover an element: its number, how far the element is from its first one, and when it does cover it.
 
-    ``reached`` are the conditions that there is a window of that number, ``within`` those that the element is in it.
+    ``reached`` are the conditions that there is a window of that number, ``within`` those that the element is in it; of
+    either those that are not known to hold.
     """
 
     at: Index
@@ -150,17 +151,23 @@ class Cover:
     reached: Sequence[Bounds]
     within: Sequence[Bounds]
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether the window is known not to cover the element."""
+        return any(decide(*check) is False for check in (*self.reached, *self.within))
+
 
 def covers(of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr]) -> Iterator[Cover]:
-    """Yield the windows that may cover an element of the operand.
+    """Yield the windows that may cover an element of the operand; one that does not if none may.
 
     Args:
         of: The windows, one for each of the last dimensions.
         index: The element's.
         counts: How many windows there are; of the dimensions before these no matter what.
     """
-    for back in itertools.product(*(range(window.overlaps) for window in of)):
-        yield _cover(of, index, counts, back)
+    steps = itertools.product(*(range(window.overlaps) for window in of))
+    around = [_cover(of, index, counts, back) for back in steps]
+    yield from [cover for cover in around if not cover.is_elsewhere] or around[:1]
 
 
 def _cover(of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr], back: tuple[int, ...]) -> Cover:
@@ -172,7 +179,8 @@ def _cover(of: Sequence[Window], index: Index, counts: Sequence[sympy.Expr], bac
         places.append(_place(position, window, steps))
         reached += inside(number, S.Zero, count)
         covered += inside(places[-1], S.Zero, sympy.Integer(window.span))
-        covered += [(mod(places[-1], window.dilation), "==", S.Zero)] if window.dilation > 1 else []
+        is_hit = (mod(places[-1], window.dilation), "==", S.Zero)
+        covered += [is_hit] if window.dilation > 1 and not decide(*is_hit) else []
     return Cover(tuple(at), places, reached, covered)
 
 

@@ -20,7 +20,7 @@ from dynafuse.lowering.triton.pieces import is_begin
 from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope, Scopes
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Value
-from dynafuse.ops.indexing_math import coarsened, known_nonnegative, limits
+from dynafuse.ops.indexing_math import coarsened, decide, known_nonnegative
 from dynafuse.ops.literals import literal, opmath, triton_type
 
 Comparison = tuple[sympy.Expr, str, sympy.Expr]
@@ -75,7 +75,7 @@ class ControlFlow(Scopes):
         left, right = sympy.sympify(left), sympy.sympify(right)
         if op in ("<", ">="):
             left, right = coarsened(left, right)
-        outcome = _decide(left, op, right)
+        outcome = decide(left, op, right)
         if outcome is None:
             outcome = self._follows(sympy.expand(left - right), op)
         if outcome is not None:
@@ -359,15 +359,3 @@ def _combine(text: str, conditions: Sequence[Line]) -> Line:
         operands.append(f"({condition.text.format(*places)})")
         exprs += condition.exprs
     return Line(text.format(*operands), exprs)
-
-
-def _decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
-    """Return the outcome of a comparison if the ranges of the index symbols decide it, else None."""
-    low, high = limits(sympy.expand(left - right))
-    if op == "==" and (left - right).is_number:
-        return bool(left == right)
-    if op not in ("<", ">="):
-        return None
-    if low is not None and low.is_nonnegative:
-        return op == ">="
-    return op == "<" if high is not None and high.is_negative else None

@@ -18,10 +18,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from torch.utils._sympy.functions import FloorDiv
+
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, strides_of, vector_length
+from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, probe, strides_of, vector_length
 from dynafuse.partition.kernel_class import PROCESSORS, REGISTER
 
 RegisterTile = tuple[tuple[int, int], ...]
@@ -111,11 +113,42 @@ def _registers(spec: Spec, probed: Probe, access: Access, order: tuple[int, ...]
 
 
 def _best(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterTile:
-    """Return the tile for which a point is loaded from the fewest places; nothing if points share few of them."""
+    """Return the tile for whose points a lane loads least; nothing if that is not much less than for each by itself."""
     if not order or not are_known(spec, order) or any(store.scatters for store in spec.stores):
         return ()
     if not _is_along(probed, order[-1]):
         return ()
+    return _of_strides(spec, probed, order) or _of_overlaps(spec, probed, order)
+
+
+def _of_strides(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterTile:
+    """Return a tile of as many points as windows of a gradient begin apart; nothing if that does not save many loads.
+
+    Points at multiples of the stride are in other windows than those between, and at other places in these: of each point
+    in the tile it is known in which, so that a lane does not load from others.
+    """
+    strides = ((axis, math.lcm(*_divisors(probed, axis))) for axis in sorted(order[:-1]))
+    tile = tuple((axis, stride) for axis, stride in strides if stride > 1)
+    if not tile or tile not in _tiles(spec, [axis for axis, _ in tile]):
+        return ()
+    stepped = probe(in_steps(spec, tile), tile)
+    loads, alone = ({access.place: access for access in each.accesses if access.place} for each in (stepped, probed))
+    registers = sum(_registers(spec, stepped, access, order) for access in loads.values())
+    return tile if len(loads) <= LEAST_SHARED * len(alone) * points_of(tile) and registers <= MOST_REGISTERS else ()
+
+
+def _divisors(probed: Probe, axis: int) -> set[int]:
+    """Return by which numbers an axis is divided in places at which a tensor is read in windows."""
+    divisors: dict[str, list[int]] = defaultdict(list)
+    for access in probed.accesses:
+        for term in access.offset.atoms(FloorDiv):
+            if not access.is_store and term.args[0].has(probed.axes[axis]) and term.args[1].is_Integer:
+                divisors[access.tensor].append(int(term.args[1]))
+    return {divisor for of in divisors.values() if len(of) >= LEAST_PLACES for divisor in of}
+
+
+def _of_overlaps(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterTile:
+    """Return the tile of overlapping windows for which a point is loaded from fewest places; nothing if few are shared."""
     windows = _windows(spec, probed, order)
     axes = [axis for axis in sorted(order[:-1]) if any(window.overlaps(axis) for window in windows)]
     shared = [window for window in windows if any(map(window.overlaps, axes))]
@@ -138,10 +171,15 @@ def _is_along(probed: Probe, innermost: int) -> bool:
 
 def _tiles(spec: Spec, axes: Sequence[int]) -> Iterator[RegisterTile]:
     """Yield register tiles that divide axes and leave all processors several programs."""
-    most = min(MOST_POINTS, point_count(spec, range(len(spec.axes))) // LEAST_STEPS)
+    most = _most_points(spec)
     counts = ([count for count in range(1, most + 1) if int(spec.axes[axis].size) % count == 0] for axis in axes)
     tiles = (tuple(zip(axes, chosen, strict=True)) for chosen in itertools.product(*counts))
     return (tile for tile in tiles if points_of(tile) <= most)
+
+
+def _most_points(spec: Spec) -> int:
+    """Return how many points a lane may compute."""
+    return min(MOST_POINTS, point_count(spec, range(len(spec.axes))) // LEAST_STEPS)
 
 
 def points_of(tile: RegisterTile) -> int:

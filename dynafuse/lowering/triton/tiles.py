@@ -89,9 +89,15 @@ def clamp(value: int, low: int, high: int) -> int:
     return max(low, min(value, high))
 
 
-def probe(spec: Spec) -> Probe:
-    """Return an emitter that has emitted everything once, with a tile dimension per axis: its accesses are the kernel's."""
+def probe(spec: Spec, register_tile: Iterable[tuple[int, int]] = ()) -> Probe:
+    """Return an emitter that has emitted everything once, with a tile dimension per axis: its accesses are the kernel's.
+
+    Args:
+        spec: The region; of a register tile, in steps of that.
+        register_tile: How many points a lane computes along which axes, if not one.
+    """
     emitter = Probe(spec)
+    emitter.register_tile = dict(register_tile)
     dims = dict(spec.of_rows)
 
     def load_operand(op: int, tiles: frozenset[str] = frozenset()) -> Value:
@@ -103,8 +109,9 @@ def probe(spec: Spec) -> Probe:
         return load_operand(op, frozenset().union(*map(emitter.tiles, emitter.index(dims[op]))))
 
     emitter.on_reduction, emitter.on_scan = load_operand, load_scanned
-    for k, store in enumerate(spec.stores):
-        emitter.store_op(f"out{k}", store)
+    for _ in emitter.register_points():
+        for k, store in enumerate(spec.stores):
+            emitter.store_op(f"out{k}", store)
     return emitter
 
 

@@ -38,6 +38,15 @@ def gradient(grad: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch
     return result
 
 
+def average_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.avg_pool2d_backward(grad, x, [3, 3], [2, 2], [1, 1], False, True, None)
+
+
+def largest_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    where = F.max_pool2d(x, 3, 2, 1, return_indices=True)[1]
+    return torch.ops.aten.max_pool2d_with_indices_backward(grad, x, [3, 3], [2, 2], [1, 1], [1, 1], False, where)
+
+
 def weights(channels: int, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(length, length, 1, channels, dtype=dtype).permute(3, 2, 0, 1)
 
@@ -63,6 +72,12 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor], int]] = {
     "odd sizes": (convolved, [channels_last(2, 24, 7, 11), weights(24, 3)], 7),
     "gradient of channels": (gradient, [channels_last(2, 24, 12, 8), weights(24, 3)], 8),
     "gradient of planes": (gradient, [torch.empty(2, 6, 14, 9), torch.empty(6, 1, 5, 5)], 7),
+    "gradient, halved": (lambda g, w: gradient(g, w, 2), [channels_last(2, 24, 6, 4), weights(24, 3)], 4),
+    "gradient, halved, of five": (lambda g, w: gradient(g, w, 2), [channels_last(2, 24, 6, 4), weights(24, 5)], 4),
+    "gradient, halved, of planes": (lambda g, w: gradient(g, w, 2), [torch.empty(2, 6, 7, 5), torch.empty(6, 1, 3, 3)], 2),
+    "gradient, by three": (lambda g, w: gradient(g, w, 3), [torch.empty(2, 6, 7, 5), torch.empty(6, 1, 5, 5)], 3),
+    "gradient of averages": (average_gradient, [channels_last(2, 24, 5, 4), channels_last(2, 24, 10, 8)], 4),
+    "gradient of the largest": (largest_gradient, [channels_last(2, 24, 10, 8), channels_last(2, 24, 5, 4)], 4),
     "average": (lambda x: F.avg_pool2d(x, 3, 1, 1), [channels_last(2, 24, 12, 8)], 8),
     "average without padding": (lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False) * 2, [channels_last(2, 24, 8, 8)], 8),
     "largest and where": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), [channels_last(2, 24, 16, 16)], 8),
