@@ -4,6 +4,8 @@ Each channel of the result is made of one of the operand's, of which it has one 
 kernels for few of these, and no kernel at all for others, which they run group by group. Whether a graph's convolutions
 become these ops, says ``passes/depthwise.py``.
 
+Beyond the operand there are zeros, which weights multiply: those that are not finite make NaN of them, in gradients as well.
+
 Worked example: ``depthwise_convolution(x[1, 4, 9], w[4, 1, 3], [1], [2], [1])`` is causal where what is behind its ninth
 element is left out: the element ``i`` is ``w[c, 0, 0] x[i - 2] + w[c, 0, 1] x[i - 1] + w[c, 0, 2] x[i]``.
 """

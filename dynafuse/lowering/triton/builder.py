@@ -243,25 +243,23 @@ def fits_grid(builder: KernelBuilder, size: Size) -> bool:
 
 
 def emit_stores(builder: KernelBuilder, emitter: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
-    """Compute and store outputs; if one overwrites an input, all are computed first.
+    """Compute and store outputs at all points of a register tile.
+
+    All are computed first if one overwrites an input, or if there are several points: ptxas moves no load before a store.
 
     Args:
         builder: The kernels of the spec.
         emitter: The kernel's emitter.
         stores: The stores, each with its number in the spec.
     """
-    if any(store.into is not None for _, store in stores):
-        compute_stored(emitter, stores)
-    for number, store in stores:
-        name = f"out{number}" if store.into is None else f"in{store.into}"
-        emitter.store_op(name, store, barrier=name in loaded_tensors(emitter))
-
-
-def compute_stored(emitter: Emitter, stores: Sequence[tuple[int, Store]]) -> None:
-    """Compute outputs at all points of a register tile; what is stored later on is known then."""
+    if emitter.register_tile or any(store.into is not None for _, store in stores):
+        for _ in emitter.register_points():
+            for _, store in stores:
+                emitter.stored(store)
     for _ in emitter.register_points():
-        for _, store in stores:
-            emitter.stored(store)
+        for number, store in stores:
+            name = f"out{number}" if store.into is None else f"in{store.into}"
+            emitter.store_op(name, store, barrier=name in loaded_tensors(emitter))
 
 
 def loaded_tensors(emitter: Emitter) -> set[str]:

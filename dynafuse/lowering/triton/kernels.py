@@ -17,7 +17,6 @@ from dynafuse.ir import Lowered, Size, Spec
 from dynafuse.lowering.triton.builder import (
     KernelBuilder,
     add_launch,
-    compute_stored,
     emit_stores,
     fits_grid,
     make_emitter,
@@ -38,11 +37,7 @@ def pointwise(builder: KernelBuilder) -> None:
     """Add a kernel with one program per tile, of one or two tile dimensions."""
     order = builder.schedule.order
     emitter = make_emitter(builder)
-    stores = list(enumerate(builder.spec.stores))
-    if builder.schedule.register_tile:  # ptxas moves no load before a store
-        compute_stored(emitter, stores)
-    for _ in emitter.register_points():
-        emit_stores(builder, emitter, stores)
+    emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
     names = [name for name in ("x", "y") if name in order]
     grid = [builder.tile_count(name) for name in names]
     tiles = [tile_dimension(builder, name, builder.start(name, program), builder.numel(name), order[name], emitter)

@@ -4,7 +4,8 @@ Windows of neighbouring points overlap. A lane that computes some of these point
 registers for the others; what all of them read alike, such as a weight, it loads once as well. A kernel walks the axis in
 steps then, and its text has the lines of each point, in which loads of one place are one.
 
-Axes along which memory is contiguous are left to neighbouring lanes.
+Axes along which memory is contiguous are left to neighbouring lanes. Where windows begin apart, the gradient of what they
+read has a tile as large as that: which windows a point is in, and where, is then known when the kernel is written.
 
 Worked example: windows of 3 × 3 over ``bfloat16[128, 144, 56, 56]`` whose channels lie side by side take 9 loads a point.
 Of 4 × 2 points they take 24, three a point: a convolution that keeps channels apart takes 74 µs on an H200, not 150.
@@ -36,6 +37,9 @@ MOST_POINTS = 8
 
 MOST_REGISTERS = 250
 """Registers for all that a lane loads."""
+
+MOST_INSTRUCTIONS = 1600
+"""Instructions of a lane: what follows the windows is computed for each point, and takes the longer to compile."""
 
 LEAST_SHARED = 0.75
 """Of the loads of a point, what is left of them at most where points share them."""
@@ -129,7 +133,7 @@ def _of_strides(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterTi
     """
     strides = ((axis, math.lcm(*_divisors(probed, axis))) for axis in sorted(order[:-1]))
     tile = tuple((axis, stride) for axis, stride in strides if stride > 1)
-    if not tile or tile not in _tiles(spec, [axis for axis, _ in tile]):
+    if not tile or tile not in _tiles(spec, probed, [axis for axis, _ in tile]):
         return ()
     stepped = probe(in_steps(spec, tile), tile)
     loads, alone = ({access.place: access for access in each.accesses if access.place} for each in (stepped, probed))
@@ -155,7 +159,7 @@ def _of_overlaps(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterT
     alike = sum(len(window.places) * window.registers for window in windows if window not in shared)
     alone = sum(len(window.places) for window in shared)
     shares: dict[RegisterTile, tuple[float, int]] = {}
-    for tile in _tiles(spec, axes):
+    for tile in _tiles(spec, probed, axes):
         loads, points = [window.loads(tile) for window in shared], points_of(tile)
         registers = sum(count * window.registers for count, window in zip(loads, shared, strict=True))
         if sum(loads) <= LEAST_SHARED * alone * points and registers + alike <= MOST_REGISTERS:
@@ -169,17 +173,14 @@ def _is_along(probed: Probe, innermost: int) -> bool:
                for axis, stride in enumerate(strides_of(probed, access)))
 
 
-def _tiles(spec: Spec, axes: Sequence[int]) -> Iterator[RegisterTile]:
-    """Yield register tiles that divide axes and leave all processors several programs."""
-    most = _most_points(spec)
+def _tiles(spec: Spec, probed: Probe, axes: Sequence[int]) -> Iterator[RegisterTile]:
+    """Yield register tiles that divide axes, have few enough instructions, and leave all processors several programs."""
+    instructions = sum(work.instructions for work in probed.work)
+    steps = point_count(spec, range(len(spec.axes)))
+    most = min(MOST_POINTS, steps // LEAST_STEPS, int(MOST_INSTRUCTIONS // max(instructions, 1)))
     counts = ([count for count in range(1, most + 1) if int(spec.axes[axis].size) % count == 0] for axis in axes)
     tiles = (tuple(zip(axes, chosen, strict=True)) for chosen in itertools.product(*counts))
     return (tile for tile in tiles if points_of(tile) <= most)
-
-
-def _most_points(spec: Spec) -> int:
-    """Return how many points a lane may compute."""
-    return min(MOST_POINTS, point_count(spec, range(len(spec.axes))) // LEAST_STEPS)
 
 
 def points_of(tile: RegisterTile) -> int:

@@ -62,6 +62,23 @@ def two_outputs(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, 
     return mean + residual, (mean > residual).to(torch.uint8)
 
 
+def overwritten(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y.add_(F.avg_pool2d(x, 3, 1, 1))
+    return y * 2, (y > 0).to(torch.uint8)
+
+
+def two_overwritten(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> None:
+    c.add_(F.avg_pool2d(a, 3, 1, 1))
+    d.mul_(F.avg_pool2d(b, 3, 1, 1))
+
+
+def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    y = convolved(x, weight)
+    for number in range(60):
+        y = torch.sigmoid(y) * y + number
+    return y
+
+
 CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor], int]] = {
     "convolution of channels": (convolved, [channels_last(2, 24, 12, 8), weights(24, 3)], 8),
     "of five": (convolved, [channels_last(2, 24, 12, 8), weights(24, 5)], 4),
@@ -83,6 +100,8 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor], int]] = {
     "largest and where": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), [channels_last(2, 24, 16, 16)], 8),
     "stencil": (neighbours, [torch.empty(18, 34)], 8),
     "two outputs": (two_outputs, [channels_last(2, 24, 12, 8), channels_last(2, 24, 12, 8)], 8),
+    "overwritten": (overwritten, [channels_last(2, 24, 12, 8), channels_last(2, 24, 12, 8)], 8),
+    "two overwritten": (two_overwritten, [channels_last(2, 24, 12, 8)] * 4, 8),
 }
 """Functions, their inputs, and how many points a lane computes."""
 
@@ -123,6 +142,7 @@ def test_shared_places_are_loaded_once(used: list[Schedule]) -> None:
     (lambda x, y: x + y, [torch.empty(4096, 4096), torch.empty(4096)]),
     (lambda x: x[..., :-3] + x[..., 1:-2] + x[..., 2:-1] + x[..., 3:], [torch.empty(4096, 4099)]),  # along memory
     (lambda x: F.avg_pool2d(x, 3, 1, 1), [channels_last(1, 64, 32, 32)]),  # too few points
+    (chain, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 3, BF16)]),  # much else to compute
 ])
 def test_other_lanes_compute_a_point_each(case: tuple[Callable[..., Any], list[torch.Tensor]]) -> None:
     function, inputs = case
