@@ -16,6 +16,7 @@ from dynafuse.ops.indexing_math import (
     IndexSymbol,
     bound,
     coarsened,
+    decide,
     flatten,
     floordiv,
     known_less,
@@ -132,3 +133,20 @@ def test_coarser_comparisons_have_the_same_outcomes(a: int, b: int, c: int, cons
 ])
 def test_what_never_decides_a_comparison_is_left_out(left: sympy.Expr, right: Any, expected: tuple[Any, Any]) -> None:
     assert coarsened(left, sympy.sympify(right)) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(coefficients, coefficients, coefficients, st.integers(-70, 70), st.sampled_from(["<", ">=", "=="]))
+def test_what_is_decided_is_the_outcome_everywhere(a: int, b: int, c: int, constant: int, op: str) -> None:
+    left, right = a * I + b * J + c * K, sympy.Integer(constant)
+    outcome = decide(left, op, right)
+    outcomes = {sympy.Rel(left.xreplace(values), right, op) == sympy.true for values in assignments([I, J, K])}
+    assert outcome is None or outcomes == {outcome}
+
+
+@pytest.mark.parametrize(("left", "op", "right", "expected"), [
+    (K, "<", 4, True), (K - 4, ">=", 0, False), (K, "<", 3, None), (sympy.Integer(2), "==", 2, True), (sympy.Integer(2), "==", 0, False),
+    (J, "==", 0, None), (symbol("b", S0), "<", S0, True), (K + 1, ">=", S0, None),
+])
+def test_ranges_decide_comparisons(left: sympy.Expr, op: str, right: Any, expected: bool | None) -> None:
+    assert decide(left, op, sympy.sympify(right)) is expected
