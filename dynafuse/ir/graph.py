@@ -41,6 +41,12 @@ class Tensor:
         """Return the bytes of its elements, each counted once (a stride of zero repeats an element without moving it)."""
         return self.hint * self.dtype.itemsize
 
+    @property
+    def innermost(self) -> int | None:
+        """Return the dimension along which neighbours are next to each other in memory; None if there is none."""
+        sizes = zip(self.shape, self.stride, strict=True)
+        return next((dim for dim, (size, stride) in enumerate(sizes) if stride == 1 and size != 1), None)
+
     def __str__(self) -> str:
         return f"{str(self.dtype)[6:]}[{', '.join(map(str, self.shape))}]"
 
@@ -123,6 +129,15 @@ class Annotated:
     graph: Graph
     facts: Mapping[Node, Facts]
     environment: ShapeEnv | None = field(default=None, compare=False)  # what torch knows of the sizes, if some are dynamic
+
+    def turns(self, node: Node) -> bool:
+        """Return whether a pointwise op's neighbours in memory are no neighbours in an operand's: it transposes that."""
+        facts = self.facts[node]
+        if facts.row is None or facts.row.kind is not Kind.POINTWISE or facts.tensor is None:
+            return False
+        shape, operands = facts.tensor.shape, (self.facts[argument].tensor for argument in node.all_input_nodes)
+        innermost = {operand.innermost for operand in operands if operand is not None and operand.shape == shape}
+        return not innermost <= {None, facts.tensor.innermost}
 
     def is_view(self, node: Node) -> bool:
         """Return whether a node launches nothing: kernels that read it rewrite the index."""

@@ -31,6 +31,7 @@ LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, wher
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
 FEW_LANES = 0.4  # how long a load takes at least that some lanes of a warp need, of one that all of them need
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
+TURNED_FLOPS = 3.0  # of loads of something transposed, where lanes side by side read far from each other
 PLACE_FLOPS = 100.0  # the same of integers that depend on their place alone: indices are computed of places like that
 INTEGERS = frozenset({torch.int32, torch.int64})  # of which places are
 FUNCTION = 8.0  # what a function counts for in that
@@ -288,7 +289,7 @@ class Spaces:
         """Return what must be read to compute ``node`` again, and the arithmetic."""
         assert facts.row is not None
         sources: set[Node] = set()
-        flops = _flops_again(facts.row, facts.call)
+        flops = _flops_again(facts.row, facts.call) + (TURNED_FLOPS if self.annotated.turns(node) else 0.0)
         for argument in tensor_arguments(node):
             base = self.annotated.base(argument)
             if base in cheap:

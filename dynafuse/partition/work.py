@@ -40,6 +40,7 @@ Share: TypeAlias = Callable[[Operand], float]
 POINTWISE_POINTS = 32  # points of a pointwise program: all of its loads are under way at once
 LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2 ps for averages of 3 × 3 elements on an H200
 TIMES_ACROSS = 16.0  # how many times as long they take torch where channels are neighbours: averages of 3 × 3 50 µs, not 6
+TIMES_TURNED = 4.0  # the same where our windows read what they transpose: 0.7 ps, which convolutions took for a weight's
 TIMES_IN_ROWS = 4.0  # how many times as long loads of windows take where rows are reduced: few lanes hold many elements
 SPLIT_POINTS = 4096  # points of a program of a split reduction
 SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
@@ -285,7 +286,8 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], load
            ) -> float:
     """Count arithmetic, of all wherever it is computed, and loads again from a cache, of all wherever it is needed.
 
-    Those are loads beyond one per point, and what is spread beyond one per element of it.
+    Those are loads beyond one per point, and what is spread beyond one per element of it; what is transposed where windows
+    read it counts several times.
     """
     computed, spread = 0.0, _spread(spaces, asked)
     in_window = 1.0 if asked.shape.kind == "pointwise" else TIMES_IN_ROWS
@@ -299,7 +301,8 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], load
                 loads[reader, argument] = loads.get((reader, argument), 0.0) + loading[node] * each
     again = (count - _first_loads(spaces, argument, spread.get(reader, points), points)
              for (reader, argument), count in loads.items())
-    return computed + LOAD_FLOPS * sum(max(count, 0.0) for count in again)
+    turned = sum(times for node, times in loading.items() if times > points and spaces.annotated.turns(node))
+    return computed + LOAD_FLOPS * (sum(max(count, 0.0) for count in again) + (TIMES_TURNED - 1) * turned)
 
 
 def _first_loads(spaces: Spaces, argument: Node, elements: int, points: int) -> int:

@@ -440,3 +440,14 @@ def test_planning_takes_time_in_proportion_to_the_layers() -> None:
 
     calls(4)  # what is computed once in a process
     assert calls(64) < 2.2 * calls(32)
+
+
+@pytest.mark.parametrize(("images", "regions"), [(64, 2), (1, 1)])
+def test_a_weight_is_transposed_ahead_of_many_windows(images: int, regions: int) -> None:
+    def convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        beside = weight.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+        result: torch.Tensor = torch.ops.dynafuse.depthwise_convolution(x, beside, [1, 1], [1, 1], [1, 1])
+        return result
+
+    x = torch.empty(images, 16, 16, 64).permute(0, 3, 1, 2)
+    assert len(planned(graphs.traced(convolved, x, torch.empty(64, 1, 3, 3))).regions) == regions

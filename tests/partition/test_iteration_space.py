@@ -206,6 +206,17 @@ def test_arithmetic_adds_up_along_a_chain() -> None:
     assert not set(chain) <= spaces.cheap
 
 
+@pytest.mark.parametrize(("dims", "length", "again"), [((1, 0), 1, True), ((1, 0), 3, False), ((0, 1), 3, True)])
+def test_what_windows_read_transposed_is_not_computed_again(dims: tuple[int, int], length: int, again: bool) -> None:
+    """Lanes side by side read far from each other then, as often as there are elements in a window."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        copied = g.op("aten.clone.default", g.op("aten.permute.default", x, dims), memory_format=torch.contiguous_format)
+        return g.op("aten.avg_pool2d.default", g.op("aten.unsqueeze.default", copied, 0), [length] * 2, [1, 1])
+
+    spaces = spaces_of(graphs.built(write, torch.empty(64, 64)))
+    assert (named(spaces, "clone_default") in spaces.cheap) == again
+
+
 @pytest.mark.parametrize(("dtype", "again"), [(torch.int64, True), (torch.int32, True), (torch.float32, False)])
 def test_integers_of_places_are_computed_again(dtype: torch.dtype, again: bool) -> None:
     """As where a tensor is rolled: loaded, they would be looked up, checked, and known to be no neighbours."""
