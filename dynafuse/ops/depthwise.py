@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -24,11 +23,11 @@ import torch
 from sympy import S
 from torch._ops import OpOverload
 
-from dynafuse.ops.indexing import Bounds, under
+from dynafuse.ops.indexing import under
 from dynafuse.ops.indexing_math import floordiv
 from dynafuse.ops.literals import opmath
 from dynafuse.ops.table import Builder, Call, Index, Kind, Value, register, rewrite
-from dynafuse.ops.windows import Cover, Window, covers, elements, reduced, refusal, sizes_of, too_long, windows, within
+from dynafuse.ops.windows import Window, covers, elements, reduced, refusal, shares, sizes_of, too_long, windows, within
 
 MOST_TAPS = 49
 """The most elements of a window that are written out one by one: 7 × 7."""
@@ -112,36 +111,26 @@ def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
     image, channel, *_ = index
     of, counts = _windows(call, build.shape(call["weight"])), build.shape(call["grad_output"])
     copies = _copies(counts[1], call.shape[1])
-    shares = [_share(build, call, (image, channel * copies + copy, *cover.at), of, cover)
-              for copy, cover in itertools.product(range(copies), covers(of, index, counts))]
-    if not any(share.within for share in shares):
-        return _sum_of_products(build, call, [(under(build, s.reached, s.grad, 0), s.weight()) for s in shares])
-    products = [_product(build, call, share) for share in shares]
+    outputs, around = [channel * copies + copy for copy in range(copies)], list(covers(of, index, counts))
+
+    def grad(output: sympy.Expr, at: Index) -> Value:
+        return build.operand(call["grad_output"], (image, output, *at))
+
+    def weight(output: sympy.Expr, places: Sequence[sympy.Expr]) -> Value:
+        tap = (floordiv(place, window.dilation) for place, window in zip(places, of, strict=True))
+        return build.operand(call["weight"], (output, S.Zero, *tap))
+
+    if not any(cover.within for cover in around):
+        return _sum_of_products(build, call, [
+            (under(build, cover.reached, functools.partial(grad, output, cover.at), 0), weight(output, cover.places))
+            for output, cover in itertools.product(outputs, around)])
+
+    def product(output: sympy.Expr, at: Index, places: Sequence[sympy.Expr]) -> Value:
+        return build.expression("{0} * {1}", opmath(call.dtype), grad(output, at[2:]), weight(output, places))
+
+    products = [shared for output in outputs
+                for shared in shares(build, of, index, counts, functools.partial(product, output))]
     return build.cast(reduced(build, "{0} + {1}", products, call.dtype), call.dtype)
-
-
-@dataclass(frozen=True)
-class _Share:
-    """What a window that may cover an element adds to its gradient: the factors of a product, and when it does cover it."""
-
-    grad: Callable[[], Value]
-    weight: Callable[[], Value]
-    reached: Sequence[Bounds]
-    within: Sequence[Bounds]
-
-
-def _share(build: Builder, call: Call, at: Index, of: Sequence[Window], cover: Cover) -> _Share:
-    tap = (floordiv(place, window.dilation) for place, window in zip(cover.places, of, strict=True))
-    return _Share(functools.partial(build.operand, call["grad_output"], at),
-                  functools.partial(build.operand, call["weight"], (at[1], S.Zero, *tap)), cover.reached, cover.within)
-
-
-def _product(build: Builder, call: Call, share: _Share) -> Value:
-    """Return a share where it is any, else 0: which weight it is of depends on where the element is."""
-    def product() -> Value:
-        return build.expression("{0} * {1}", opmath(call.dtype), share.grad(), share.weight())
-
-    return under(build, [*share.reached, *share.within], product, 0)
 
 
 def _sum_of_products(build: Builder, call: Call, terms: Sequence[tuple[Value, Value]]) -> Value:
