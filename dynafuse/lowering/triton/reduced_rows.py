@@ -227,7 +227,8 @@ def rows_of(spec: Spec, probed: Probe, accesses: Sequence[Access], reduced: froz
         reads_of_rows=sum(_varies(probed, access, remaining) and not _varies(probed, access, reduced) for access in reads),
         shares_along=any(_varies(probed, access, reduced) and not _varies(probed, access, remaining) for access in reads),
         bytes_read=bytes_read_along(probed, reduced) if is_static else SHARED_BYTES,  # of those nothing is loaded ahead
-        bytes_of_rows=bytes_read_along(probed, reduced, remaining),
+        bytes_of_rows=sum(access.layout.dtype.itemsize for access in reads
+                          if _varies(probed, access, reduced) and _varies(probed, access, remaining)),
         itemsize=accesses[0].layout.dtype.itemsize,
         alignment=min(access.layout.alignment for access in accesses),
         states=sum(len(rule.states) for rule in rules),

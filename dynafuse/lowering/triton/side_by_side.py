@@ -96,7 +96,7 @@ def side_by_side(spec: Spec, name: str, write: Write) -> tuple[list[str], Launch
 
 def _nested(aparts: Sequence[Apart], write: Write) -> list[Nested]:
     """Return nests with their functions, all with as many warps as the best schedule of any has."""
-    choices = {apart.spec: _uncut(candidates(apart.spec)) for apart in aparts}
+    choices = _alike({apart.spec: candidates(apart.spec) for apart in aparts})
     warps = max(schedules[0].warps for schedules in choices.values())
     built = {spec: write(spec, _of_warps(schedules, warps)) for spec, schedules in choices.items()}
     for spec, builder in built.items():
@@ -106,9 +106,15 @@ def _nested(aparts: Sequence[Apart], write: Write) -> list[Nested]:
             for apart in aparts for builder in (built[apart.spec],)]
 
 
-def _uncut(schedules: Sequence[Schedule]) -> list[Schedule]:
-    """Return schedules as they are where nests that end elsewhere may be the same function: without cuts."""
-    return [replace(schedule, cuts=()) for schedule in schedules]
+def _alike(choices: Mapping[Spec, Sequence[Schedule]]) -> dict[Spec, list[Schedule]]:
+    """Return the schedules of nests as they may share a launch: without cuts, and with register tiles in all nests or none.
+
+    Nests that end elsewhere may be the same function. All programs of a launch have as many registers as those of the
+    hungriest nest: a batch norm takes 1.4 of its time beside windows whose lanes compute several points.
+    """
+    has_tiles = all(schedules[0].register_tile for schedules in choices.values())
+    return {spec: [replace(schedule, cuts=()) for schedule in schedules if has_tiles or not schedule.register_tile]
+            for spec, schedules in choices.items()}
 
 
 def _of_warps(schedules: Sequence[Schedule], warps: int) -> Schedule:

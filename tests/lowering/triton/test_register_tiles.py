@@ -154,6 +154,16 @@ def test_large_images_have_register_tiles() -> None:
     assert str(schedule) == "flat x=0,2*2,3*4,1/512 w4 s1 p1" and schedule.fills_registers
 
 
+@pytest.mark.parametrize(("write", "stores"), [
+    (lambda a, b: (F.avg_pool2d(a, 3, 1, 1), F.avg_pool2d(b, 3, 1, 1)), {8}),
+    (lambda a, b: (F.avg_pool2d(a, 3, 1, 1), b * 2), {1})])
+def test_nests_of_a_launch_have_register_tiles_if_all_have(
+        write: Callable[..., Any], stores: set[int], used: list[Schedule]) -> None:
+    text = lowering.lower(spec_of(write, channels_last(2, 24, 12, 8), channels_last(2, 24, 8, 12))).source
+    nests = [part for part in text.split("@triton.jit") if "dynafuse_nest" in part and "side by side" not in part]
+    assert nests and {nest.count("tl.store(") for nest in nests} == stores
+
+
 def test_axes_are_walked_in_steps() -> None:
     spec = spec_of(plainly, *CASES["convolution of channels"][1])
     sizes = [axis.size for axis in in_steps(spec, ((1, 2), (2, 4))).axes]

@@ -73,3 +73,17 @@ def test_short_rows_of_much_arithmetic_are_held_by_fewer_lanes_if_these_load_one
     """Lanes of rows of 64 have eight neighbours each; of 49 they have one of every 32, and sum up over all of a warp."""
     found = scheduled(lambda x: x.erf().exp().softmax(1), torch.empty(200704, length))
     assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", *expected)
+
+
+@pytest.mark.parametrize(("gathered", "expected"), [(True, (1, 1)), (False, (2, 2))])
+def test_rows_that_are_gathered_count_as_loaded_from_memory(gathered: bool, expected: tuple[int, int]) -> None:
+    """Of a row that all share only what is stored counts, so that a program takes two."""
+    table, at = torch.empty(30522, 768, dtype=BF16), torch.empty(1 << 15, dtype=torch.int64)
+    factors, shared = torch.empty(1 << 15, 1, dtype=BF16), torch.empty(768, dtype=BF16)
+
+    def norm(table: Tensor, at: Tensor, factors: Tensor, shared: Tensor) -> Tensor:
+        rows = table[at] * factors if gathered else shared * factors
+        return (rows - rows.mean(1, keepdim=True)).to(BF16)
+
+    found = scheduled(norm, table, at, factors, shared)
+    assert (found.schedule_class, found.block["x"], found.warps) == ("persistent", *expected)
