@@ -3,13 +3,16 @@
 Example:
     python -m bench.capture llama --scale full --modes train,infer -o llama.jsonl.xz
     python -m bench.capture bert,swin -o zoo.jsonl.xz                        # models of bench.zoo
-    python -m bench.capture my_package.models:build -o mine.jsonl            # build() returns (model, arguments)
+    python -m bench.capture my_package.models:build -o mine.jsonl --fake     # build() returns (model, arguments)
 
 The model runs once under `torch.compile` with a backend that compiles nothing: it runs the graphs that AOTAutograd makes,
 normalized by dynafuse, node by node, forward and backward, and notes which integers go into regions. A node is fusible if
 dynafuse says so (`partition.annotate`); one that is not, or that draws random numbers, is a call. A region is a connected
 set of fusible nodes between the same calls (`stages`). Regions that differ only in names and in the range of integers are
 written once, with `count`, how often they occur.
+
+With `--fake` no graph is run: results are memory that nobody has written, so that models of any size take seconds on a CPU.
+Regions that read integers which a graph would have computed are left out then.
 """
 from __future__ import annotations
 
@@ -65,10 +68,11 @@ HIGHEST = 2**63 - 1
 
 
 class Recorder:
-    """A backend of `torch.compile` that keeps the regions of what it is given."""
+    """A backend of `torch.compile` that keeps the regions of what it is given; with ``fake`` it runs nothing of that."""
 
-    def __init__(self, model: str, device: str) -> None:
+    def __init__(self, model: str, device: str, fake: bool = False) -> None:
         self.model, self.device = model, device
+        self._unwritten: Unwritten | None = Unwritten() if fake else None
         self._graphs: list[Graph] = []
 
     def backend(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -83,7 +87,7 @@ class Recorder:
         return compiled
 
     def _record(self, kind: str, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        graph = Graph(normalize(module, merge_equal=kind == "inference"), self.device)
+        graph = Graph(normalize(module, merge_equal=kind == "inference"), self.device, self._unwritten)
         self._graphs.append(graph)
         boxed: Callable[..., Any] = make_boxed_func(graph.run)
         return boxed
@@ -99,20 +103,54 @@ class Recorder:
         return [Region(data) for data in by_structure.values()]
 
 
-class Graph:
-    """An ATen graph, its regions, and the integers that have gone into them."""
+class Unwritten:
+    """Memory that nobody has written, for results that nobody has computed."""
 
-    def __init__(self, module: GraphModule, device: str) -> None:
-        self.module, self.device = module, device
+    def __init__(self) -> None:
+        self._integers: dict[int, Tensor] = {}  # by their address, which is theirs as long as they are here
+
+    def result(self, node: Node) -> Any:
+        """Return a result as large as that of a node."""
+        value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            return value
+        size, stride = [hint(length) for length in value.shape], [hint(step) for step in value.stride()]
+        result = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        if _is_integer(node):
+            self._integers[result.untyped_storage().data_ptr()] = result
+        return result
+
+    def has(self, tensor: Tensor) -> bool:
+        """Return whether integers are of this memory."""
+        return tensor.untyped_storage().data_ptr() in self._integers
+
+
+class Graph:
+    """An ATen graph, its regions, and the integers that have gone into them; what is ``unwritten``, if given, is its results."""
+
+    def __init__(self, module: GraphModule, device: str, unwritten: Unwritten | None = None) -> None:
+        self.module, self.device, self.unwritten = module, device, unwritten
         self.annotated = annotate(module, device)
         self.parts = [part for part in connected(self.annotated) if self._computes(part)]
         self._constants = constants(self.annotated)
         self.integers: dict[Node, Integers] = {}
+        self.unknown: set[Node] = set()
         self._watched = {node for part in self.parts for node in _inputs(part) if _is_integer(node)}
 
     def run(self, *args: Any) -> Any:
-        """Run the graph node by node, and note the integers."""
-        return _Noting(self).run(*args)
+        """Run the graph node by node, and note the integers; without running it, those of its inputs."""
+        return _Noting(self).run(*args) if self.unwritten is None else self._pretend(self.unwritten, args)
+
+    def _pretend(self, unwritten: Unwritten, args: Sequence[Any]) -> list[Any]:
+        values = dict(zip(self.module.graph.find_nodes(op="placeholder"), args, strict=True))
+        for node in self._watched:
+            if node in values and not unwritten.has(values[node]):
+                self.note(node, values[node])
+            else:
+                self.unknown.add(node)
+        (output,) = self.module.graph.find_nodes(op="output")
+        return [values[result] if result in values else unwritten.result(result) if isinstance(result, Node) else result
+                for result in output.args[0]]
 
     def note(self, node: Node, value: Any) -> None:
         """Take in a value of a node."""
@@ -122,6 +160,8 @@ class Graph:
     def regions(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Iterate over the regions: what each is called after, its first reductions, and the rest of it as a file has it."""
         for part in self.parts:
+            if not self.unknown.isdisjoint(_inputs(part)):
+                continue
             reductions = [_stem(node) for node in part if self._is_reduction(node)]
             yield "_".join(reductions[:NAMED_REDUCTIONS]) or "pointwise", self._region(part)
 
@@ -311,9 +351,17 @@ def _without_values(spec: list[Any]) -> list[Any]:
 
 
 # ------ command line
-def capture(model: Callable[..., Any], arguments: Sequence[Any], name: str, device: str) -> list[Region]:
-    """Run a model, and a backward from its outputs if they require grad, and return its regions on a type of device."""
-    recorder = Recorder(name, device)
+def capture(model: Callable[..., Any], arguments: Sequence[Any], name: str, device: str, fake: bool = False) -> list[Region]:
+    """Run a model, and a backward from its outputs if they require grad, and return its regions on a type of device.
+
+    Args:
+        model: The model.
+        arguments: What it is called with.
+        name: What its regions are said to be of.
+        device: The type of device.
+        fake: Whether to run none of its graphs; regions are left out then that read integers which these compute.
+    """
+    recorder = Recorder(name, device, fake)
     torch.compiler.reset()
     results = pytree.tree_leaves(torch.compile(model, backend=recorder.backend, dynamic=False)(*arguments))
     outputs = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
@@ -364,10 +412,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--modes", default="train", help="train,infer (of the models that are named)")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full")
     parser.add_argument("--layers", type=int, help="number of layers of language models")
+    parser.add_argument("--fake", action="store_true", help="run no graph; leaves out regions that read computed integers")
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default_device())
     options = parser.parse_args(arguments)
     found = [region for name, model, inputs in models(options)
-             for region in capture(model, inputs, name, device_of(model, inputs))]
+             for region in capture(model, inputs, name, device_of(model, inputs), options.fake)]
     regions = merged(found)
     write(options.out, regions)
     print(f"{sum(region.data['count'] for region in regions)} regions, {len(regions)} distinct, in {options.out}")
