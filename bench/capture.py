@@ -126,7 +126,7 @@ class Unwritten:
 
 
 class Graph:
-    """An ATen graph, its regions, and the integers that have gone into them; what is ``unwritten``, if given, is its results."""
+    """An ATen graph, its regions, and the integers that have gone into them; what is ``unwritten`` is its results."""
 
     def __init__(self, module: GraphModule, device: str, unwritten: Unwritten | None = None) -> None:
         self.module, self.device, self.unwritten = module, device, unwritten
