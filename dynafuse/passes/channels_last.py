@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dynafuse.fx import fake_mode_of, hint
 from dynafuse.ops.indexing_math import as_expr, known_equal
+from dynafuse.passes.depthwise import can_be_written_out
 from dynafuse.passes.strides import (
     CHANNELS_LAST,
     Strides,
@@ -69,12 +70,18 @@ def convolutions(module: GraphModule) -> list[Node]:
 
 
 def pays(kind: str, module: GraphModule) -> bool:
-    """Return whether Inductor's heuristic would move this graph's convolutions to channels-last."""
+    """Return whether Inductor's heuristic would move this graph's convolutions to channels-last.
+
+    Not if it has none but those that are written out in any layout, which are faster than between copies: of 128 images of
+    144 × 56 × 56, in planes, that takes an H200 109 µs, not 222.
+    """
     nodes = convolutions(module)
     if not nodes or not all(_may_move(node, kind) for node in nodes):
         return False
     if kind == "backward":  # its forward decided: follow the tensors that it saved, and gradients of its results
         return any(has_channels_innermost(operand.meta["val"]) for node in nodes for operand in _operands(node))
+    if all(map(can_be_written_out, nodes)):
+        return False
     from torch._inductor.graph import GraphLowering  # slow to import
 
     return bool(GraphLowering.decide_layout_opt(with_examples(module), is_inference=kind == "inference"))

@@ -83,6 +83,11 @@ def write_out_convolutions(
         module.graph.eliminate_dead_code()
 
 
+def can_be_written_out(node: Node) -> bool:
+    """Return whether a convolution, or its gradients, keeps channels apart so that it can be written out."""
+    return _convolution(node, node.args[0].meta["val"].device.type) is not None  # type: ignore[union-attr]
+
+
 def _convolution(node: Node, device_type: str | None) -> Convolution | None:
     """Return a convolution that keeps channels apart, or its gradients; None if it does not, or cannot be written out."""
     given = arguments(node)

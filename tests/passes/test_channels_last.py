@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from dynafuse.passes import channels_last as layout
@@ -46,6 +47,22 @@ def test_the_heuristic_is_asked_for_the_sizes_of_the_examples() -> None:
     assert all(isinstance(size, torch.SymInt) for operand in dynamic.args[:2] for size in operand.meta["val"].shape)
     known = graphs.built(lambda g, x, w: conv(g, x, w), X, WEIGHT)
     assert layout.with_examples(known) is known
+
+
+@pytest.mark.parametrize("kind", ["inference", "forward"])
+@pytest.mark.parametrize(("groups", "expected"), [((1,), True), ((96,), False), ((96, 1), True)])
+def test_convolutions_that_are_written_out_are_not_moved_by_themselves(
+        kind: str, groups: tuple[int, ...], expected: bool) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(2, 96, 6, 6, device="cuda")
+        weights = [torch.empty(96, 96 // number, 3, 3, device="cuda") for number in groups]
+
+    def write(g: graphs.Builder, x: Node, *weights: Node) -> Node:
+        for weight, number in zip(weights, groups, strict=True):
+            x = g.op("aten.convolution.default", x, weight, None, *GEOMETRY[:-1], number)
+        return x
+
+    assert layout.pays(kind, graphs.built(write, x, *weights)) is expected
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
