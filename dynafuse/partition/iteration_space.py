@@ -22,14 +22,14 @@ from dynafuse.ops.overloads import COPIES_INTO, written_to
 from dynafuse.ops.reductions import keepdim, reduced_dims
 from dynafuse.partition.axes import Axes, AxisDims, Unifier, fresh
 from dynafuse.partition.kernel_class import LANES, estimate
-from dynafuse.partition.places import Reading, readings
+from dynafuse.partition.places import ELEMENTWISE, Operand, Reading, readings
+from dynafuse.partition.windows import window_loads
 
 UNROLL = 8  # a reduction over no more elements than this is written out, and so can be computed at any index
 UNROLL_BACK = 4  # the same where each of those elements is computed with the result
 UNROLL_NEAR, NEAR = 16, 32 << 10  # the same where what it reads, of so many bytes, stays in a processor's first cache
 LEAST_FOR_LANES = 8  # elements from which on lanes load them side by side, where results are fewer than lanes
 LITTLE_MORE = 1.125  # bytes that reading a node's operands may take for each of its own, if it is not to be stored
-FEW_LANES = 0.4  # how long a load takes at least that some lanes of a warp need, of one that all of them need
 CHEAP_FLOPS = 12.0  # a node with more arithmetic than this, its cheap operands included, is not computed twice
 TURNED_FLOPS = 3.0  # of loads of something transposed, where lanes side by side read far from each other
 PLACE_FLOPS = 100.0  # the same of integers that depend on their place alone: indices are computed of places like that
@@ -74,40 +74,6 @@ class Read:
         if tensor is self.source:
             return self.dims
         return self.view_dims if tensor is self.view else None
-
-
-@dataclass(frozen=True)
-class Operand:
-    """What a node reads of an operand for one element of its own.
-
-    ``reach`` is how many elements: several for a window, 0 if only sizes matter. ``share`` is how many are needed, which is
-    less than one where the operand is a part of the result. ``is_picked`` says that loaded indices tell which ones,
-    so that no other node is known to read the same. ``is_mixed`` says that it is a part of the result in runs shorter than a
-    warp: then all lanes compute it, under a condition of its own, and whatever it is made of anew.
-    """
-
-    reach: int = 1
-    share: float = 1.0
-    is_picked: bool = False
-    is_mixed: bool = False
-
-    @property
-    def computed(self) -> float:
-        """Return how many elements have to be computed."""
-        return 1.0 if self.is_mixed else self.share
-
-    @property
-    def computed_by_longest(self) -> float:
-        """Return the same of the programs that have most of it: of a part they have nothing else."""
-        return max(self.computed, 1.0)
-
-    @property
-    def loaded(self) -> float:
-        """Return how many loads it takes, of those that all lanes need: lanes that need nothing load nothing."""
-        return max(self.share, FEW_LANES) if self.is_mixed else self.share
-
-
-ELEMENTWISE = Operand()
 
 
 def count(shape: tuple[Size, ...]) -> Size:
@@ -472,7 +438,10 @@ class Spaces:
         row, arguments = self.facts[node].row, tensor_arguments(node)
         if row is None or row.kind not in (Kind.INDEX, Kind.GATHER):
             return dict.fromkeys(arguments, ELEMENTWISE)
-        return {argument: self._moved(node, argument) for argument in arguments}
+        operands = {argument: self._moved(node, argument) for argument in arguments}
+        tensors = {argument: self.tensor(argument) for argument, operand in operands.items() if operand.reach > 1}
+        loads = window_loads(self.tensor(node), self.moves(node) or {}, tensors)
+        return {argument: replace(operand, shared=loads.get(argument)) for argument, operand in operands.items()}
 
     def _moved(self, node: Node, argument: Node) -> Operand:
         """Return what a node that moves data reads of an operand for one element of its own."""

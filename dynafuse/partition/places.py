@@ -25,6 +25,55 @@ Followed = tuple[int | None, ...]
 
 UNTOLD = Value("", torch.float32)
 
+FEW_LANES = 0.4
+"""How long a load takes at least that some lanes of a warp need, of one that all of them need."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a node reads of an operand for one element of its own.
+
+    ``reach`` is how many elements: several for a window, 0 if only sizes matter. ``share`` is how many are needed, which is
+    less than one where the operand is a part of the result. ``is_picked`` says that loaded indices tell which ones,
+    so that no other node is known to read the same. ``is_mixed`` says that it is a part of the result in runs shorter than a
+    warp: then all lanes compute it, under a condition of its own, and whatever it is made of anew. ``shared`` is how many
+    loads a window takes in a pointwise kernel whose lanes compute several points, None where each takes one.
+    """
+
+    reach: int = 1
+    share: float = 1.0
+    is_picked: bool = False
+    is_mixed: bool = False
+    shared: float | None = None
+
+    @property
+    def in_window(self) -> float:
+        """Return how many loads a pointwise kernel takes for it."""
+        return self.reach if self.shared is None else self.shared
+
+    @property
+    def computed(self) -> float:
+        """Return how many elements have to be computed."""
+        return 1.0 if self.is_mixed else self.share
+
+    @property
+    def computed_by_longest(self) -> float:
+        """Return the same of the programs that have most of it: of a part they have nothing else."""
+        return max(self.computed, 1.0)
+
+    @property
+    def loaded(self) -> float:
+        """Return how many loads it takes, of those that all lanes need: lanes that need nothing load nothing."""
+        return max(self.share, FEW_LANES) if self.is_mixed else self.share
+
+    @property
+    def loaded_together(self) -> float:
+        """Return the same of a pointwise kernel, whose lanes share what windows have in common."""
+        return self.loaded if self.shared is None else self.shared
+
+
+ELEMENTWISE = Operand()
+
 
 @dataclass(frozen=True)
 class Reading:

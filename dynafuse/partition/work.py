@@ -17,7 +17,7 @@ from torch.fx import Node
 from dynafuse.cost.model import Work, streaming
 from dynafuse.partition import legality
 from dynafuse.partition.axes import Axis, AxisDims, leaves
-from dynafuse.partition.iteration_space import Operand, Read, Spaces
+from dynafuse.partition.iteration_space import Read, Spaces
 from dynafuse.partition.kernel_class import (
     LONG_BESIDE_COLUMNS,
     PROCESSORS,
@@ -33,6 +33,7 @@ from dynafuse.partition.kernel_class import (
     rows_beside_columns,
 )
 from dynafuse.partition.legality import Member, Shape, product
+from dynafuse.partition.places import Operand
 
 Share: TypeAlias = Callable[[Operand], float]
 """How often an operand counts for each element of what reads it."""
@@ -42,11 +43,13 @@ LOAD_FLOPS = 8.0  # what could be computed while an element is loaded again: 0.2
 TIMES_ACROSS = 16.0  # how many times as long they take torch where channels are neighbours: averages of 3 × 3 50 µs, not 6
 TIMES_TURNED = 4.0  # the same where our windows read what they transpose: 0.7 ps, which convolutions took for a weight's
 TIMES_IN_ROWS = 4.0  # how many times as long loads of windows take where rows are reduced: few lanes hold many elements
+TIMES_BESIDE_COLUMNS = 28.0  # the same where columns are reduced as well: 1.7 ms for the gradient of 7 × 7, not 0.24
 SPLIT_POINTS = 4096  # points of a program of a split reduction
 SPLIT_COLUMNS = 128  # neighbouring columns that such a program takes
 STATES_TIMES = 0.05  # how many times longer memory takes beside long rows for each further byte of a column's states
 AGAIN_TIMES = 1.3  # how many times as long where rows are read again: both measured for norms over 5,120 to 20,480 elements
 AGAIN_IN_COLUMNS = 0.6  # of what few programs of columns read that takes as long again, from a cache in part: 0.1 to 1.0
+ALONG_IN_COLUMNS = 5.0  # how many times as long few of them take for what lies along columns: 4 and 8 for two batch norms
 NEAR = 32 << 20  # bytes of rows under way up to which they are in the second-level cache when they are read again
 MOST_AGAIN = 4 * PROCESSORS  # rows up to which that takes time: norms of images in one kernel 1.2 to 1.8 of that in two
 LONGEST_NEAR = 512  # elements of a column up to which one tile has all, which is near then
@@ -55,6 +58,7 @@ LEAST_BALANCED = 8 * PROCESSORS  # rows from which on programs that have more to
 COMPUTED: Share = attrgetter("computed")
 BY_LONGEST: Share = attrgetter("computed_by_longest")
 LOADED: Share = attrgetter("loaded")
+LOADED_TOGETHER: Share = attrgetter("loaded_together")
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     points = _points(spaces, asked)
     rows = _rows(spaces, asked, points)
     evaluations = _evaluations(spaces, asked, points, rows)
-    loading = _evaluations(spaces, asked, points, rows, LOADED) if _has_mixed_parts(spaces, asked) else evaluations
+    loaded = LOADED_TOGETHER if shape.kind == "pointwise" else LOADED
+    loading = _evaluations(spaces, asked, points, rows, loaded) if _is_loaded_otherwise(spaces, asked) else evaluations
     moved, flops = _moved(spaces, asked, evaluations), _flops(spaces, asked, evaluations, loading, points)
     if shape.reduced and rows < LEAST_BALANCED and _has_parts(spaces, asked):
         evaluations = _evaluations(spaces, asked, points, rows, BY_LONGEST)
@@ -104,9 +109,12 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     kernel_class = reduction_class(rows, length, along=along, across=across, splittable=splittable,
                                    is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
+    beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
     if not splittable:
         moved += _bytes_again(spaces, asked, kernel_class, programs, rows, length)
-    beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
+        if kernel_class == "column" and length > LONGEST_NEAR:  # walked twice, and what is reduced is computed in both
+            flops *= 2
+            beside = round((ALONG_IN_COLUMNS - 1) * along) if programs <= PROCESSORS else 0
     launches = _launches_of_split(rows, points, goes_by_rows(along, across)) if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, width, length, count, beside=beside)
 
@@ -287,17 +295,18 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], load
     """Count arithmetic, of all wherever it is computed, and loads again from a cache, of all wherever it is needed.
 
     Those are loads beyond one per point, and what is spread beyond one per element of it; what is transposed where windows
-    read it counts several times.
+    read it counts several times. Lanes of pointwise kernels share what their windows have in common.
     """
     computed, spread = 0.0, _spread(spaces, asked)
-    in_window = 1.0 if asked.shape.kind == "pointwise" else TIMES_IN_ROWS
+    is_pointwise = asked.shape.kind == "pointwise"
+    in_window = TIMES_BESIDE_COLUMNS if asked.shape.kind == "rowcol" else TIMES_IN_ROWS
     loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
     for node, times in evaluations.items():
         computed += spaces.flops[node] * times
         for argument, operand in spaces.operands[node].items():
             if argument not in evaluations:
                 reader = None if operand.is_picked else node
-                each = operand.reach * (in_window if operand.reach > 1 else 1.0)
+                each = operand.in_window if is_pointwise else operand.reach * (in_window if operand.reach > 1 else 1.0)
                 loads[reader, argument] = loads.get((reader, argument), 0.0) + loading[node] * each
     again = (count - _first_loads(spaces, argument, spread.get(reader, points), points)
              for (reader, argument), count in loads.items())
@@ -342,6 +351,7 @@ def _evaluations(spaces: Spaces, asked: Asked, points: int, rows: int, share_of:
     What is only computed for a part of something counts for that part (``COMPUTED``), or as often as if it were all
     (``BY_LONGEST``): so often it is for the programs that have that part, for which a kernel of few programs waits. What all
     lanes compute though some need it counts for all, or for those alone (``LOADED``): lanes that need nothing load nothing.
+    What lanes load once for several points counts so (``LOADED_TOGETHER``), though they compute it for each.
 
     What is known per row is computed once for each, what only becomes a part of something, there. What is picked from counts
     for each reader that picks; what is read at several offsets in other ways, for each offset, but no more often than it is
@@ -380,9 +390,10 @@ def _has_parts(spaces: Spaces, asked: Asked) -> bool:
     return any(operand.computed < 1 for node in asked.closure for operand in spaces.operands[node].values())
 
 
-def _has_mixed_parts(spaces: Spaces, asked: Asked) -> bool:
-    """Return whether something is computed by all lanes that some of them need."""
-    return any(operand.is_mixed for node in asked.closure for operand in spaces.operands[node].values())
+def _is_loaded_otherwise(spaces: Spaces, asked: Asked) -> bool:
+    """Return whether something is not loaded as often as it is computed: some lanes need it, or several points share it."""
+    operands = (operand for node in asked.closure for operand in spaces.operands[node].values())
+    return any(operand.is_mixed or operand.shared is not None for operand in operands)
 
 
 def _is_part(spaces: Spaces, member: Member, closure: Collection[Node]) -> bool:

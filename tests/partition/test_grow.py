@@ -442,7 +442,7 @@ def test_planning_takes_time_in_proportion_to_the_layers() -> None:
     assert calls(64) < 2.2 * calls(32)
 
 
-@pytest.mark.parametrize(("images", "regions"), [(64, 2), (1, 1)])
+@pytest.mark.parametrize(("images", "regions"), [(256, 2), (1, 1)])
 def test_a_weight_is_transposed_ahead_of_many_windows(images: int, regions: int) -> None:
     def convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         beside = weight.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)

@@ -14,17 +14,16 @@ from torch.fx import GraphModule, Node
 
 from dynafuse.partition.axes import leaves
 from dynafuse.partition.iteration_space import (
-    FEW_LANES,
     LEAST_FOR_LANES,
     NEAR,
     UNROLL,
     UNROLL_BACK,
     UNROLL_NEAR,
-    Operand,
     Read,
     Spaces,
 )
 from dynafuse.partition.kernel_class import LANES
+from dynafuse.partition.places import FEW_LANES, Operand
 from tests.support import graphs
 
 X = torch.randn(8, 6)

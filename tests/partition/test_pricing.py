@@ -472,6 +472,33 @@ def test_a_kernel_has_a_largest_number_of_tensors() -> None:
     assert all(len(region.inputs) + len(region.outputs) <= MAX_TENSORS for region in plan.regions) and len(plan.regions) > 1
 
 
+def test_long_columns_are_computed_again_where_they_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the pass that reduces them, and in that which needs the result."""
+    def write(g: graphs.Builder, x: Node) -> Node:
+        for _ in range(2):
+            x = g.op("aten.erf.default", x)
+        return g.op("aten.sub.Tensor", x, g.op("aten.sum.dim_IntList", x, [0], True))
+
+    monkeypatch.setattr(work, "AGAIN_IN_COLUMNS", 0.0)
+    x = torch.empty(1024, 4096, dtype=BF16)
+    twice = region_of(write, x)
+    monkeypatch.setattr(work, "LONGEST_NEAR", 1024)
+    assert twice.decision.kernel_class == "column"
+    assert 1.5 * region_of(write, x).predicted_us < twice.predicted_us
+
+
+@pytest.mark.parametrize(("result", "regions"), [(torch.channels_last, 1), (torch.contiguous_format, 2)])
+def test_few_columns_are_reduced_apart_from_what_lies_along_them(result: torch.memory_format, regions: int) -> None:
+    """A program would lay out what it computes of its columns anew, with nothing else under way meanwhile."""
+    def gradient(x: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide, slope = x.float(), torch.sigmoid(x.float()) * grad.float()
+        total, product = slope.sum((0, 2, 3), keepdim=True), (slope * wide).sum((0, 2, 3), keepdim=True)
+        return (slope - wide * product - total).bfloat16().clone(memory_format=result), total, product
+
+    x, grad = (torch.empty(64, 1536, 7, 7, dtype=BF16).to(memory_format=torch.channels_last) for _ in range(2))
+    assert len(graphs.planned(graphs.traced(gradient, x, grad)).regions) == regions
+
+
 @pytest.mark.parametrize(("dtype", "columns", "longest"), [
     (torch.float32, 1, 25600), (BF16, 1, 34133), (BF16, 2, 20480), (torch.float64, 1, 12800)])
 def test_rows_have_a_largest_length_beside_states_of_columns(dtype: torch.dtype, columns: int, longest: int) -> None:

@@ -13,11 +13,10 @@ Of 4 × 2 points they take 24, three a point: a convolution that keeps channels 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch.utils._sympy.functions import FloorDiv
 
@@ -25,33 +24,27 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, probe, strides_of, vector_length
-from dynafuse.partition.kernel_class import PROCESSORS, REGISTER
-
-RegisterTile = tuple[tuple[int, int], ...]
-
-LEAST_PLACES = 4
-"""Places at which a tensor is read for a point, from which on these are a window."""
-
-MOST_POINTS = 8
-"""Points of a lane."""
-
-MOST_REGISTERS = 250
-"""Registers for all that a lane loads."""
+from dynafuse.partition.windows import (
+    LEAST_PLACES,
+    LEAST_SHARED,
+    LEAST_STEPS,
+    MOST_POINTS,
+    MOST_REGISTERS,
+    STEPS,
+    RegisterTile,
+    Window,
+    best_tile,
+    overlapping,
+    points_of,
+    registers_of,
+    tiles_of,
+)
 
 MOST_INSTRUCTIONS = 1600
 """Instructions of a lane: what follows the windows is computed for each point, and takes the longer to compile."""
 
-LEAST_SHARED = 0.75
-"""Of the loads of a point, what is left of them at most where points share them."""
-
 TILES = ((512, 4), (256, 2))
 """Steps of a tile, and warps."""
-
-STEPS = 4
-"""Steps of a tile that a lane takes."""
-
-LEAST_STEPS = 4 * PROCESSORS * 512
-"""Steps of a kernel that leave all processors several programs."""
 
 
 def in_steps(spec: Spec, register_tile: RegisterTile) -> Spec:
@@ -75,45 +68,22 @@ def with_register_tiles(spec: Spec, probed: Probe, order: tuple[int, ...]) -> It
             yield Schedule("flat", {"x": order}, {"x": block}, warps, register_tile=tile)
 
 
-@dataclass(frozen=True)
-class _Window:
-    """The places at which a tensor is read for a point, and how far apart they are for neighbours along each axis.
-
-    ``registers`` is how many a lane takes for one place: a lane loads several steps side by side.
-    """
-
-    strides: tuple[int, ...]
-    places: frozenset[int]
-    registers: int
-
-    def overlaps(self, axis: int) -> bool:
-        """Return whether neighbouring points along an axis read some of the same elements; of what lies side by side."""
-        stride = self.strides[axis]
-        return 1 in self.strides and stride != 0 and any(place + stride in self.places for place in self.places)
-
-    def loads(self, tile: RegisterTile) -> int:
-        """Return from how many places the points of a register tile are loaded."""
-        steps = ([point * self.strides[axis] for point in range(count)] for axis, count in tile)
-        return len({place + sum(offsets) for offsets in itertools.product(*steps) for place in self.places})
-
-
-def _windows(spec: Spec, probed: Probe, order: tuple[int, ...]) -> list[_Window]:
+def _windows(spec: Spec, probed: Probe, order: tuple[int, ...]) -> list[Window]:
     """Return the windows of a region: what is read at several places that are known numbers of elements apart."""
     groups: dict[tuple[str, tuple[int | None, ...]], dict[int, Access]] = defaultdict(dict)
     for access in probed.accesses:
         start = access.offset.subs(dict.fromkeys(probed.axes, 0))
         if not access.is_store and start.is_Integer:
             groups[access.tensor, tuple(strides_of(probed, access))][int(start)] = access
-    return [_Window(tuple(stride or 0 for stride in strides), frozenset(places),
+    return [Window(tuple(stride or 0 for stride in strides), frozenset(places),
                     max(_registers(spec, probed, access, order) for access in places.values()))
             for (_, strides), places in groups.items() if len(places) >= LEAST_PLACES and None not in strides]
 
 
 def _registers(spec: Spec, probed: Probe, access: Access, order: tuple[int, ...]) -> int:
     """Return how many registers a lane takes for what it loads at once: for each step, or for one if all load the same."""
-    is_alike, itemsize = strides_of(probed, access)[order[-1]] == 0, access.layout.dtype.itemsize
-    is_torn = vector_length(spec, probed, access, order) < STEPS
-    return (1 if is_alike else STEPS) * (max(itemsize, REGISTER) if is_alike or is_torn else itemsize) // REGISTER
+    is_alike, is_torn = strides_of(probed, access)[order[-1]] == 0, vector_length(spec, probed, access, order) < STEPS
+    return registers_of(access.layout.dtype.itemsize, is_alike=is_alike, is_torn=is_torn)
 
 
 def _best(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterTile:
@@ -154,17 +124,8 @@ def _divisors(probed: Probe, axis: int) -> set[int]:
 def _of_overlaps(spec: Spec, probed: Probe, order: tuple[int, ...]) -> RegisterTile:
     """Return the tile of overlapping windows for which a point is loaded from fewest places; nothing if few are shared."""
     windows = _windows(spec, probed, order)
-    axes = [axis for axis in sorted(order[:-1]) if any(window.overlaps(axis) for window in windows)]
-    shared = [window for window in windows if any(map(window.overlaps, axes))]
-    alike = sum(len(window.places) * window.registers for window in windows if window not in shared)
-    alone = sum(len(window.places) for window in shared)
-    shares: dict[RegisterTile, tuple[float, int]] = {}
-    for tile in _tiles(spec, probed, axes):
-        loads, points = [window.loads(tile) for window in shared], points_of(tile)
-        registers = sum(count * window.registers for count, window in zip(loads, shared, strict=True))
-        if sum(loads) <= LEAST_SHARED * alone * points and registers + alike <= MOST_REGISTERS:
-            shares[tile] = (sum(loads) / points, points)
-    return tuple((axis, count) for axis, count in min(shares, key=shares.__getitem__, default=()) if count > 1)
+    axes = overlapping(windows, order[:-1])
+    return best_tile(windows, axes, _tiles(spec, probed, axes))
 
 
 def _is_along(probed: Probe, innermost: int) -> bool:
@@ -178,11 +139,4 @@ def _tiles(spec: Spec, probed: Probe, axes: Sequence[int]) -> Iterator[RegisterT
     instructions = sum(work.instructions for work in probed.work)
     steps = point_count(spec, range(len(spec.axes)))
     most = min(MOST_POINTS, steps // LEAST_STEPS, int(MOST_INSTRUCTIONS // max(instructions, 1)))
-    counts = ([count for count in range(1, most + 1) if int(spec.axes[axis].size) % count == 0] for axis in axes)
-    tiles = (tuple(zip(axes, chosen, strict=True)) for chosen in itertools.product(*counts))
-    return (tile for tile in tiles if points_of(tile) <= most)
-
-
-def points_of(tile: RegisterTile) -> int:
-    """Return how many points of a register tile a lane computes."""
-    return math.prod(count for _, count in tile)
+    return tiles_of({axis: int(spec.axes[axis].size) for axis in axes}, axes, most)
