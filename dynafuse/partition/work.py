@@ -50,6 +50,7 @@ STATES_TIMES = 0.05  # how many times longer memory takes beside long rows for e
 AGAIN_TIMES = 1.3  # how many times as long where rows are read again: both measured for norms over 5,120 to 20,480 elements
 AGAIN_IN_COLUMNS = 0.6  # of what few programs of columns read that takes as long again, from a cache in part: 0.1 to 1.0
 ALONG_IN_COLUMNS = 5.0  # how many times as long few of them take for what lies along columns: 4 and 8 for two batch norms
+STORED_ALONG_COLUMNS = 4.0  # the same of many programs that store it: 80 µs for 29 MB and a third as much
 NEAR = 32 << 20  # bytes of rows under way up to which they are in the second-level cache when they are read again
 MOST_AGAIN = 4 * PROCESSORS  # rows up to which that takes time: norms of images in one kernel 1.2 to 1.8 of that in two
 LONGEST_NEAR = 512  # elements of a column up to which one tile has all, which is near then
@@ -110,6 +111,8 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
                                    is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
     beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
+    if kernel_class == "split" and not goes_by_rows(along, across):
+        beside = round((STORED_ALONG_COLUMNS - 1) * _contiguous_bytes(spaces, replace(asked, reads=()))[0])
     if not splittable:
         moved += _bytes_again(spaces, asked, kernel_class, programs, rows, length)
         if kernel_class == "column" and length > LONGEST_NEAR:  # walked twice, and what is reduced is computed in both

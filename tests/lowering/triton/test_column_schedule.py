@@ -151,6 +151,8 @@ def images(count: int, channels: int, side: int) -> Tensor:
     (pooled, (64, 576, 18), (64, 32, 4, 3)),  # 288 programs of 128 columns would have two warps each
     (pooled, (128, 672, 14), (128, 16, 4, 3)),
     (gated, (128, 672, 14), (128, 8, 2, 3)),  # two tensors are as many bytes under way
+    (gated, (64, 672, 14), (128, 16, 4, 3)),  # but not of as few programs as these
+    (pooled, (32, 1536, 14), (128, 16, 4, 3)),  # half as wide tiles would leave too few steps
     (gated, (128, 366, 14), (32, 16, 1, 3)),  # rows of which lanes move four bytes at a time
     (pooled, (64, 1536, 8), (128, 8, 2, 3)),  # too few steps for more
 ])
