@@ -7,7 +7,7 @@ lie side by side, it is run group by group.
 Source of the times: 16 convolutions in bfloat16, each with channels apart and side by side, on an H200, with cuDNN as torch
 2.11 comes with (``bench/depthwise.py``). Of 96 times of the library three in five are within 1.3 of what is predicted; most
 others are short, or of sequences that it copies first. Of 72 of our kernels half are within 1.5; most others are short. The
-faster one is chosen but for two: one is close, and one read weights that it transposed in each window, as it does no more.
+faster one is chosen but for one that is close.
 
 Worked example, on an H200: of 128 images of 144 × 56 × 56 in bfloat16 and 3 × 3 windows the result takes the library 105 µs
 where channels lie side by side, its gradient 184; where images are planes 540 and 960. Written out, they take 82 and 110.
