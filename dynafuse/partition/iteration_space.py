@@ -439,9 +439,11 @@ class Spaces:
         if row is None or row.kind not in (Kind.INDEX, Kind.GATHER):
             return dict.fromkeys(arguments, ELEMENTWISE)
         operands = {argument: self._moved(node, argument) for argument in arguments}
-        tensors = {argument: self.tensor(argument) for argument, operand in operands.items() if operand.reach > 1}
-        loads = window_loads(self.tensor(node), self.moves(node) or {}, tensors)
-        return {argument: replace(operand, shared=loads.get(argument)) for argument, operand in operands.items()}
+        in_windows = {argument: self.tensor(argument) for argument, operand in operands.items() if operand.reach > 1}
+        if in_windows:
+            for argument, loads in window_loads(self.tensor(node), self.moves(node) or {}, in_windows).items():
+                operands[argument] = replace(operands[argument], shared=loads)
+        return operands
 
     def _moved(self, node: Node, argument: Node) -> Operand:
         """Return what a node that moves data reads of an operand for one element of its own."""
