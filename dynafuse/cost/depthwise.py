@@ -41,6 +41,18 @@ LEAST_SHARED = 1 << 20
 MOST_SHARED = 25
 """Elements of a window up to which a lane has registers for those of several points, where channels are planes."""
 
+MOST_POINTS = 4
+"""Points of a lane for larger windows, of elements of 16 bits: it has no registers for more, but for a short side."""
+
+SHORT_SIDE = 8
+"""Points that a lane takes at most, where they are all of a side: beyond its ends is nothing to load."""
+
+REGISTER = 4
+"""Bytes of a register."""
+
+STEPS = 4 * 512
+"""Points of a processor from which on there are enough for each point of a lane."""
+
 TIMES_IN_SUMS = 2
 """How many times as long an element of a window takes that becomes part of a sum over all windows."""
 
@@ -65,7 +77,8 @@ class Depthwise:
 
     ``inputs`` and ``outputs`` are elements of the operand and of the result, ``taps`` those of a window, and ``overlaps``
     the windows that cover an element of the operand, at most. ``groups`` are the operand's channels, each with ``copies``
-    in the result. ``beside`` tells whether channels lie side by side in memory, of images, whose ``rank`` is 2.
+    in the result. ``beside`` tells whether channels lie side by side in memory, of images, whose ``rank`` is 2. ``sides``
+    are the sizes of the operand and of the result, without images and channels.
     """
 
     inputs: int
@@ -77,6 +90,7 @@ class Depthwise:
     itemsize: int
     rank: int
     beside: bool
+    sides: tuple[tuple[int, ...], tuple[int, ...]]
 
     @property
     def bytes(self) -> int:
@@ -100,7 +114,8 @@ def depthwise_of(given: Mapping[str, Any], result: Any) -> Depthwise | None:
     overlaps = math.prod(-(-span // max(stride, 1)) for span, stride in zip(spans, strides, strict=True))
     inputs, outputs = (math.prod(map(hint, tensor.shape)) for tensor in (x, output))
     return Depthwise(inputs, outputs, math.prod(lengths), overlaps, groups, hint(weight.shape[0]) // groups,
-                     x.dtype.itemsize, len(lengths), x.dim() == 4 and hint(output.stride(1)) == 1)
+                     x.dtype.itemsize, len(lengths), x.dim() == 4 and hint(output.stride(1)) == 1,
+                     (tuple(map(hint, x.shape[2:])), tuple(map(hint, output.shape[2:]))))
 
 
 def library_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
@@ -137,19 +152,32 @@ def written_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
     terms = {Wanted.RESULT: convolution.outputs * convolution.taps,
              Wanted.INPUT: convolution.inputs * convolution.overlaps * convolution.copies,
              Wanted.WEIGHT: TIMES_IN_SUMS * convolution.outputs * convolution.taps}[wanted]
-    return work_us(streaming(convolution.bytes, _flops_of_term(convolution, wanted) * terms), device)
+    return work_us(streaming(convolution.bytes, _flops_of_term(convolution, wanted, device) * terms), device)
 
 
-def _flops_of_term(convolution: Depthwise, wanted: Wanted) -> float:
+def _flops_of_term(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
     """Return the instructions for an element of a window: fewer where a lane computes several points of an image.
 
-    That takes windows that overlap; where channels are planes, those of neighbours, which are side by side.
+    That takes windows that overlap; where channels are planes, those of neighbours, which are side by side. Large ones gain
+    nothing by lanes beside each other: in few images of 7 × 7, of which lanes would take seven points, those of 7 × 7 take
+    an H200 more than 100 µs for 1.2 million elements, a library 11 by its other times.
     """
     elements, beside = convolution.inputs if wanted is Wanted.INPUT else convolution.outputs, convolution.beside
     overlap = convolution.overlaps > 1 if beside else convolution.overlaps == convolution.taps
-    fits = convolution.copies == 1 and (beside or convolution.taps <= MOST_SHARED)
-    is_shared = convolution.rank == 2 and wanted is not Wanted.WEIGHT and elements >= LEAST_SHARED and overlap and fits
+    fits = convolution.taps <= MOST_SHARED or (beside and _has_tile(convolution, wanted, device))
+    is_image = convolution.rank == 2 and convolution.copies == 1
+    is_shared = is_image and wanted is not Wanted.WEIGHT and elements >= LEAST_SHARED and overlap and fits
     return (SHARED_BESIDE_FLOPS if beside else SHARED_FLOPS) if is_shared else TERM_FLOPS
+
+
+def _has_tile(convolution: Depthwise, wanted: Wanted, device: Device) -> bool:
+    """Return whether lanes that compute several points along a side have registers for them, and are enough."""
+    elements, sides = ((convolution.inputs, convolution.sides[0]) if wanted is Wanted.INPUT else
+                       (convolution.outputs, convolution.sides[1]))
+    most = elements / max(STEPS * device.processors, 1.0)
+    counts = [points for side in sides for points in range(2, min(side, SHORT_SIDE) + 1)
+              if side % points == 0 and (points <= MOST_POINTS or points == side)]
+    return min(counts, default=math.inf) <= most and convolution.itemsize < REGISTER
 
 
 def _planes_ns(taps: int, wanted: Wanted) -> float:

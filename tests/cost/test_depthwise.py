@@ -10,6 +10,10 @@ import torch
 from dynafuse.cost import device as devices
 from dynafuse.cost.depthwise import Wanted, depthwise_of, library_us, written_us
 from dynafuse.cost.library_calls import op_prediction
+from dynafuse.ops.depthwise import DEPTHWISE
+from tests.lowering.triton.test_pointwise_schedule import channels_last
+from tests.lowering.triton.test_register_tiles import weights
+from tests.support.representative import scheduled
 
 aten = torch.ops.aten
 H200 = devices.describe("h200")
@@ -54,6 +58,29 @@ def test_it_is_decided_as_it_was_measured(case: Case, beside: bool, wanted: Want
     by_library, by_us = library_us(sizes, wanted, H200), written_us(sizes, wanted, H200)
     assert (by_library > by_us) is (library > written)
     assert 0.4 < by_library / library < 2.4 and 0.4 < by_us / written < 2.4
+
+
+@pytest.mark.parametrize("wanted", [Wanted.RESULT, Wanted.INPUT])
+@pytest.mark.parametrize(("case", "dtype", "is_written"), [
+    (((32, 384, 14, 14), 7, 1, 1), torch.bfloat16, True), (((32, 384, 14, 14), 7, 1, 1), torch.float32, False),
+    (((32, 768, 7, 7), 7, 1, 1), torch.bfloat16, False), (((32, 768, 7, 7), 3, 1, 1), torch.bfloat16, True),
+    (((128, 768, 7, 7), 7, 1, 1), torch.bfloat16, True),
+])
+def test_large_windows_take_lanes_of_several_points(case: Case, dtype: torch.dtype, is_written: bool, wanted: Wanted) -> None:
+    """Which are two, three or four, or all of a short side: of few images of 7 × 7 seven would leave too few steps."""
+    sizes = depthwise_of(*call(case, True, dtype))
+    assert sizes is not None
+    assert (written_us(sizes, wanted, H200) < library_us(sizes, wanted, H200)) is is_written
+
+
+@pytest.mark.parametrize(("images", "side", "has_them"), [(32, 14, True), (32, 7, False), (128, 7, True), (32, 35, False)])
+def test_the_schedule_has_such_lanes(images: int, side: int, has_them: bool) -> None:
+    x = channels_last(images, 768, side, side, dtype=torch.bfloat16)
+    weight = weights(x.shape[1], 7, torch.bfloat16)
+    found = scheduled(lambda x, w: DEPTHWISE(x, w, [1, 1], [3, 3], [1, 1]), x, weight)
+    sizes = depthwise_of(*call(((images, 768, side, side), 7, 1, 1), True))
+    assert sizes is not None and bool(found.register_tile) is has_them
+    assert (written_us(sizes, Wanted.RESULT, H200) < library_us(sizes, Wanted.RESULT, H200)) is has_them
 
 
 def test_more_processors_are_faster() -> None:
