@@ -110,15 +110,20 @@ def _without_atomics(spaces: Spaces, asked: Asked) -> Work:
     kernel_class = reduction_class(rows, length, along=along, across=across, splittable=splittable,
                                    is_static=_is_static(shape.reduced), flops=_flops_per_element(spaces, asked))
     programs = _programs(kernel_class, rows, points, width)
-    beside = _bytes_beside(rows, across, width) if kernel_class == "row" else 0
-    if kernel_class == "split" and not goes_by_rows(along, across):
-        beside = round((STORED_ALONG_COLUMNS - 1) * _contiguous_bytes(spaces, replace(asked, reads=()))[0])
-    if not splittable:
+    is_again, by_rows = not splittable and not any(m.scanned for m in asked.members), goes_by_rows(along, across)
+    is_walked_twice = is_again and kernel_class == "column" and length > LONGEST_NEAR
+    if is_again:
         moved += _bytes_again(spaces, asked, kernel_class, programs, rows, length)
-        if kernel_class == "column" and length > LONGEST_NEAR:  # walked twice, and what is reduced is computed in both
-            flops *= 2
-            beside = round((ALONG_IN_COLUMNS - 1) * along) if programs <= PROCESSORS else 0
-    launches = _launches_of_split(rows, points, goes_by_rows(along, across)) if kernel_class == "split" else 1
+    if is_walked_twice:  # what is reduced is computed in both passes
+        flops *= 2
+    beside = 0
+    if kernel_class == "row":
+        beside = _bytes_beside(rows, across, width)
+    elif kernel_class == "split" and not by_rows:
+        beside = round((STORED_ALONG_COLUMNS - 1) * _contiguous_bytes(spaces, replace(asked, reads=()))[0])
+    elif is_walked_twice and programs <= PROCESSORS:
+        beside = round((ALONG_IN_COLUMNS - 1) * along)
+    launches = _launches_of_split(rows, points, by_rows) if kernel_class == "split" else 1
     return Work(moved, flops, programs, kernel_class, launches, width, length, count, beside=beside)
 
 
@@ -127,8 +132,6 @@ def _bytes_again(spaces: Spaces, asked: Asked, kernel_class: str, programs: int,
 
     Rows are still in the cache as long as all those under way have room there. Many programs hide that they have not.
     """
-    if any(member.scanned for member in asked.members):
-        return 0
     of_row = length * sum(_read_along(spaces, asked.shape, asked.sources))
     if kernel_class == "column":
         return round(AGAIN_IN_COLUMNS * rows * of_row) if programs <= PROCESSORS and length > LONGEST_NEAR else 0
@@ -302,14 +305,14 @@ def _flops(spaces: Spaces, asked: Asked, evaluations: Mapping[Node, float], load
     """
     computed, spread = 0.0, _spread(spaces, asked)
     is_pointwise = asked.shape.kind == "pointwise"
-    in_window = TIMES_BESIDE_COLUMNS if asked.shape.kind == "rowcol" else TIMES_IN_ROWS
+    slower = TIMES_BESIDE_COLUMNS if asked.shape.kind == "rowcol" else TIMES_IN_ROWS
     loads: dict[tuple[Node | None, Node], float] = {}  # of an argument, by a node, or by all that pick from it
     for node, times in evaluations.items():
         computed += spaces.flops[node] * times
         for argument, operand in spaces.operands[node].items():
             if argument not in evaluations:
                 reader = None if operand.is_picked else node
-                each = operand.in_window if is_pointwise else operand.reach * (in_window if operand.reach > 1 else 1.0)
+                each = operand.in_window if is_pointwise else operand.reach * (slower if operand.reach > 1 else 1.0)
                 loads[reader, argument] = loads.get((reader, argument), 0.0) + loading[node] * each
     again = (count - _first_loads(spaces, argument, spread.get(reader, points), points)
              for (reader, argument), count in loads.items())

@@ -487,6 +487,18 @@ def test_long_columns_are_computed_again_where_they_are_read_again(monkeypatch: 
     assert 1.5 * region_of(write, x).predicted_us < twice.predicted_us
 
 
+def test_long_columns_that_are_scanned_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(g: graphs.Builder, x: Node) -> Node:
+        for _ in range(6):
+            x = g.op("aten.erf.default", x)
+        return g.op("aten.cumsum.default", x, 0)
+
+    x = torch.empty(1024, 1 << 14, dtype=BF16)
+    region = region_of(write, x)
+    monkeypatch.setattr(work, "LONGEST_NEAR", 1024)
+    assert region.decision.kernel_class == "column" and region.predicted_us == region_of(write, x).predicted_us
+
+
 @pytest.mark.parametrize(("result", "regions"), [(torch.channels_last, 1), (torch.contiguous_format, 2)])
 def test_few_columns_are_reduced_apart_from_what_lies_along_them(result: torch.memory_format, regions: int) -> None:
     """A program would lay out what it computes of its columns anew, with nothing else under way meanwhile."""
