@@ -7,7 +7,7 @@ windows of ``3 × 3`` is made of nine elements of its operand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import Facts
+from dynafuse.ir import Facts, Size
 from dynafuse.ops import Index, Value
 from dynafuse.ops.indexing_math import IndexSymbol, symbol
 
@@ -89,12 +89,17 @@ class Reading:
     shifted: Followed | None = None
 
 
+def indices_of(shape: Sequence[Size]) -> Index:
+    """Return the symbols of an element's place in a result, one for each dimension."""
+    return tuple(symbol(f"d{k}", size) for k, size in enumerate(shape))
+
+
 def readings(node: Node, facts: Mapping[Node, Facts]) -> Mapping[Node, Reading] | None:
     """Return where a node reads each operand whose elements it reads; None if its row does not tell."""
     row, call = facts[node].row, facts[node].call
     if row is None or call is None or row.lower is None:
         return None
-    index = tuple(symbol(f"d{k}", size) for k, size in enumerate(call.shape))
+    index = indices_of(call.shape)
     asked = _Asked(facts, index)
     try:
         row.lower(asked, call, index)

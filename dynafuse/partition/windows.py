@@ -19,8 +19,9 @@ import sympy
 from torch.fx import Node
 
 from dynafuse.ir import Tensor
+from dynafuse.ops.indexing_math import IndexSymbol
 from dynafuse.partition.kernel_class import PROCESSORS, REGISTER
-from dynafuse.partition.places import Reading
+from dynafuse.partition.places import Reading, indices_of
 
 RegisterTile = tuple[tuple[int, int], ...]
 """Axes, each with how many points along it a lane computes."""
@@ -152,6 +153,7 @@ def _window(reading: Reading, operand: Tensor, result: Tensor) -> Window | None:
     if not reading.told or len(reading.indices) < LEAST_PLACES or not all(isinstance(s, int) for s in operand.stride):
         return None
     places, strides, along = set[int](), set[tuple[int, ...]](), set[int]()
+    axes = {at: axis for axis, at in enumerate(indices_of(result.shape))}
     for index in reading.indices:
         terms = [_affine(at) for at in index]
         if None in terms:
@@ -160,8 +162,8 @@ def _window(reading: Reading, operand: Tensor, result: Tensor) -> Window | None:
         for dim, (start, factors) in enumerate(terms):  # type: ignore[misc]
             place += start * operand.stride[dim]
             along |= {start} if dim == operand.innermost else set()
-            for axis, factor in factors:
-                steps[axis] += factor * operand.stride[dim]
+            for at, factor in factors:
+                steps[axes[at]] += factor * operand.stride[dim]
         places.add(place)
         strides.add(tuple(steps))
     if len(strides) != 1:
@@ -173,16 +175,14 @@ def _window(reading: Reading, operand: Tensor, result: Tensor) -> Window | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _affine(at: sympy.Expr) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-    """Return an index as a number and, for each dimension of the result, a factor; None if it is something else."""
-    start, factors = 0, list[tuple[int, int]]()
+def _affine(at: sympy.Expr) -> tuple[int, tuple[tuple[IndexSymbol, int], ...]] | None:
+    """Return an index as a number and a factor of each symbol of a dimension; None if it is something else."""
+    start, factors = 0, list[tuple[IndexSymbol, int]]()
     for term, factor in at.as_coefficients_dict().items():
-        if not factor.is_Integer:
+        if not factor.is_Integer or not (term == 1 or isinstance(term, IndexSymbol)):
             return None
         if term == 1:
             start = int(factor)
-        elif isinstance(term, sympy.Symbol) and term.name.startswith("d") and term.name[1:].isdigit():
-            factors.append((int(term.name[1:]), int(factor)))
         else:
-            return None
+            factors.append((term, int(factor)))
     return start, tuple(factors)

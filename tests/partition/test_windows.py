@@ -11,21 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dynafuse.lowering.triton.tiles import point_count
-from dynafuse.ops.depthwise import DEPTHWISE
 from dynafuse.partition.iteration_space import Spaces
 from dynafuse.partition.windows import LEAST_STEPS, Window, best_tile, overlapping, points_of, tiles_of
 from tests.lowering.triton.test_pointwise_schedule import channels_last
-from tests.lowering.triton.test_register_tiles import weights
+from tests.lowering.triton.test_register_tiles import plainly, weights
 from tests.support import graphs
 from tests.support.representative import scheduled, spec_of
 
 BF16 = torch.bfloat16
-
-
-def convolved(x: Tensor, weight: Tensor) -> Tensor:
-    length = weight.shape[-1]
-    result: Tensor = DEPTHWISE(x, weight, [1, 1], [length // 2] * 2, [1, 1])
-    return result
 
 
 def loads(function: Callable[..., Any], *inputs: Tensor) -> list[float | None]:
@@ -36,11 +29,11 @@ def loads(function: Callable[..., Any], *inputs: Tensor) -> list[float | None]:
 
 
 CASES: dict[str, tuple[Callable[..., Any], list[Tensor], list[float | None]]] = {
-    "3 x 3 of channels": (convolved, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 3, BF16)], [24 / 8, 9 / 8]),
-    "5 x 5 of channels": (convolved, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 5, BF16)], [48 / 8, 25 / 8]),
-    "7 x 7 of channels": (convolved, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 7, BF16)], [64 / 4, 49 / 4]),
-    "7 x 7 in float32": (convolved, [channels_last(16, 64, 56, 56), weights(64, 7)], [None, None]),
-    "3 x 3 of planes": (convolved, [torch.empty(16, 64, 56, 56), torch.empty(64, 1, 3, 3)], [30 / 8, 9 / 8]),
+    "3 x 3 of channels": (plainly, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 3, BF16)], [24 / 8, 9 / 8]),
+    "5 x 5 of channels": (plainly, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 5, BF16)], [48 / 8, 25 / 8]),
+    "7 x 7 of channels": (plainly, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 7, BF16)], [64 / 4, 49 / 4]),
+    "7 x 7 in float32": (plainly, [channels_last(16, 64, 56, 56), weights(64, 7)], [None, None]),
+    "3 x 3 of planes": (plainly, [torch.empty(16, 64, 56, 56), torch.empty(64, 1, 3, 3)], [30 / 8, 9 / 8]),
     "means": (lambda x: F.avg_pool2d(x, 3, 1, 1), [channels_last(16, 64, 56, 56)], [24 / 8]),
     "means 2 apart": (lambda x: F.avg_pool2d(x, 3, 2, 1), [channels_last(16, 64, 112, 112)], [45 / 8]),
     "that share nothing": (lambda x: F.avg_pool2d(x, 2, 2), [channels_last(16, 64, 112, 112)], [None]),
@@ -71,10 +64,10 @@ def test_views_between_are_looked_through() -> None:
 
     def write(x: Tensor, weight: Tensor) -> Tensor:
         behind = weight.permute(1, 2, 3, 0).clone(memory_format=torch.contiguous_format)
-        return convolved(x, behind.permute(3, 0, 1, 2))
+        return plainly(x, behind.permute(3, 0, 1, 2))
 
     copied = graphs.planned(graphs.traced(write, images, weight)).regions[-1]
-    given = graphs.planned(graphs.traced(convolved, images, weights(64, 7, BF16))).regions[-1]
+    given = graphs.planned(graphs.traced(plainly, images, weights(64, 7, BF16))).regions[-1]
     assert given.predicted_us <= copied.predicted_us < 1.25 * given.predicted_us
 
 
@@ -82,7 +75,7 @@ def test_views_between_are_looked_through() -> None:
 def test_windows_of_many_elements_are_computed_before_what_reduces_them(reduced: tuple[int, ...]) -> None:
     """Where rows are reduced lanes take one point each, and load each window by itself."""
     def write(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        y = convolved(x, weight)
+        y = plainly(x, weight)
         return y, (y * y).sum(reduced)
 
     regions = graphs.planned(graphs.traced(write, channels_last(32, 96, 56, 56, dtype=BF16), weights(96, 7, BF16))).regions
