@@ -70,7 +70,7 @@ def space(spec: Spec) -> list[Schedule]:
     probed = probe(spec)
     reduced = list(dict.fromkeys(reduced_axes(spec, op) for op, _ in spec.reductions))
     if not reduced:
-        priced = pointwise_schedules(spec, probed)
+        priced = list(pointwise_schedules(spec, probed))
         flat = next((schedule for schedule in priced if schedule.schedule_class == "flat"), None)
         return [*priced, *(_flat(spec, flat) if flat else ())]
     if len(reduced) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import sympy
 import torch
@@ -36,17 +36,17 @@ Bounds = tuple[sympy.Expr, str, sympy.Expr]
 # Masks ----------------------------------------------------------------------------------------------------------------
 
 
-def inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> Iterator[Bounds]:
-    """Yield the conditions of ``low <= at < high`` that are not known to hold.
+@functools.lru_cache(maxsize=65536)
+def inside(at: sympy.Expr, low: sympy.Expr, high: sympy.Expr) -> tuple[Bounds, ...]:
+    """Return the conditions of ``low <= at < high`` that are not known to hold.
 
     Args:
         at: An index expression.
         low, high: The range, of which ``high`` is not a part.
     """
-    if not known_nonnegative(at - low):
-        yield at, ">=", low
-    if not known_less(at, high):
-        yield at, "<", high
+    begins = () if known_nonnegative(at - low) else ((at, ">=", low),)
+    ends = () if known_less(at, high) else ((at, "<", high),)
+    return (*begins, *ends)
 
 
 def _all(build: Builder, bounds: Sequence[Bounds]) -> Value:

@@ -92,6 +92,7 @@ def known_equal(left: Size, right: Size) -> bool:
     return bool(left == right) or bool(expanded(sympy.sympify(left) - sympy.sympify(right)) == 0)
 
 
+@functools.lru_cache(maxsize=65536)
 def decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
     """Return the outcome of a comparison if it is the same for every value of the symbols, else None.
 
@@ -99,7 +100,7 @@ def decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
         left, right: The index expressions.
         op: One of ``< <= > >= ==``; of these ``<``, ``>=`` and, of numbers, ``==`` are decided.
     """
-    low, high = limits(sympy.expand(left - right))
+    low, high = limits(expanded(left - right))
     if op == "==" and (left - right).is_number:
         return bool(left == right)
     if op not in ("<", ">="):
@@ -107,6 +108,12 @@ def decide(left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
     if low is not None and low.is_nonnegative:
         return op == ">="
     return op == "<" if high is not None and high.is_negative else None
+
+
+@functools.lru_cache(maxsize=65536)
+def symbols_of(expr: sympy.Expr) -> frozenset[sympy.Symbol]:
+    """Return the symbols of an index expression; sympy looks for them each time that it is asked."""
+    return frozenset(expr.free_symbols)
 
 
 def expanded(expr: sympy.Expr) -> sympy.Expr:
@@ -156,6 +163,7 @@ def mod(expr: sympy.Expr, size: Size) -> sympy.Expr:
     return _divmod(sympy.sympify(expr), sympy.sympify(size))[1]
 
 
+@functools.lru_cache(maxsize=65536)
 @functools.lru_cache(maxsize=65536)
 def coarsened(left: sympy.Expr, right: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
     """Return two sides of ``<`` without symbols that never decide it.

@@ -20,7 +20,7 @@ from dynafuse.lowering.triton.pieces import is_begin
 from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope, Scopes
 from dynafuse.lowering.triton.text import escape, is_literal, wrap
 from dynafuse.ops import Value
-from dynafuse.ops.indexing_math import coarsened, decide, known_nonnegative
+from dynafuse.ops.indexing_math import coarsened, decide, expanded, known_nonnegative, symbols_of
 from dynafuse.ops.literals import literal, opmath, triton_type
 
 Comparison = tuple[sympy.Expr, str, sympy.Expr]
@@ -53,7 +53,7 @@ class ControlFlow(Scopes):
 
     def tiles(self, expr: sympy.Expr) -> frozenset[str]:
         """Return the tile dimensions that an index expression varies along."""
-        return frozenset[str]().union(*(self.tile_of.get(symbol, frozenset()) for symbol in expr.free_symbols))
+        return frozenset[str]().union(*(self.tile_of.get(symbol, frozenset()) for symbol in symbols_of(expr)))
 
     def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
         """Return a literal of a dtype."""
@@ -77,7 +77,7 @@ class ControlFlow(Scopes):
             left, right = coarsened(left, right)
         outcome = decide(left, op, right)
         if outcome is None:
-            outcome = self._follows(sympy.expand(left - right), op)
+            outcome = self._follows(left, op, right)
         if outcome is not None:
             return Value(str(outcome), torch.bool)
         text = f"{{0}} {op} {{1}}"
@@ -91,13 +91,15 @@ class ControlFlow(Scopes):
             self._uniform_conditions[condition.name] = Line(text, (left, right))
         return condition
 
-    def _follows(self, difference: sympy.Expr, op: str) -> bool | None:
-        """Return the outcome of a comparison with 0 if the masks and branches around it decide it, else None."""
-        if op not in ("<", ">="):
-            return None
+    def _follows(self, left: sympy.Expr, op: str, right: sympy.Expr) -> bool | None:
+        """Return the outcome of a comparison if the masks and branches around it decide it, else None."""
         around = [self.comparisons[mask.name] for mask in self.masks if mask.name in self.comparisons]
-        for left, known_op, right in (*around, *self._branch_comparisons):
-            known = sympy.expand(left - right)
+        around += self._branch_comparisons
+        if op not in ("<", ">=") or not around:
+            return None
+        difference = expanded(left - right)
+        for known_left, known_op, known_right in around:
+            known = expanded(known_left - known_right)
             if known_op in ("<", ">=") and known.free_symbols == difference.free_symbols:
                 gap = difference - known if known_op == ">=" else known - difference
                 if known_nonnegative(sympy.expand(gap)):

@@ -6,6 +6,7 @@ condition ``v0`` by ``tl.load(in0 + (x), v0 & x_mask)``; asked for once more und
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import sympy
@@ -18,8 +19,15 @@ from dynafuse.lowering.triton.eviction import Eviction
 from dynafuse.lowering.triton.neighbours import Neighbours
 from dynafuse.lowering.triton.scopes import PER_STEP, Line
 from dynafuse.ops import Index, Value
-from dynafuse.ops.indexing_math import rejoin, symbol
+from dynafuse.ops.indexing_math import expanded, rejoin, symbol
 from dynafuse.ops.literals import opmath
+
+
+@functools.lru_cache(maxsize=65536)
+def _offset(strides: tuple[sympy.Expr | int, ...], index: Index) -> sympy.Expr:
+    """Return the sum of what each number of an index is away from the begin, in elements."""
+    terms = (i * stride for i, stride in zip(index, strides, strict=True))
+    return rejoin(expanded(sum(terms, sympy.S.Zero)))
 
 
 class Memory(ControlFlow):
@@ -49,8 +57,7 @@ class Memory(ControlFlow):
         Of a piece of what is put together, parts of the sum may be beyond the 32 bits that suffice for the sum: they wrap
         around, as does the constant among them here, which would not compile otherwise.
         """
-        terms = (i * stride for i, stride in zip(index, layout.stride, strict=True))
-        offset = rejoin(sympy.expand(sum(terms, sympy.S.Zero)))
+        offset = _offset(tuple(layout.stride), index)
         constant, others = offset.as_coeff_Add()
         if self.spec.wide or not constant.is_Integer or abs(constant) <= INT32_LIMIT:
             return offset

@@ -56,18 +56,21 @@ PREFERENCE_POINTS = 1.8  # how much cheaper another number of points of windows 
 PREFERENCE_WINDOWS = 1.5  # the same where windows are read: runs have those of neighbours under way together
 
 
-def pointwise_schedules(spec: Spec, probed: Probe) -> list[Schedule]:
-    """Return schedules of a spec without reductions: of windows those with register tiles; the cheapest; the others.
+def pointwise_schedules(spec: Spec, probed: Probe) -> Iterator[Schedule]:
+    """Yield schedules of a spec without reductions: of windows those with register tiles; the cheapest; the others.
 
-    The best of each order of axes is before any other of that.
+    The best of each order of axes is before any other of that. Nothing is priced for who needs no more than the first of
+    windows with a register tile, and some come more than once.
     """
     accesses = sorted(probed.accesses, key=lambda access: -weight(access))
-    schedules = [*with_register_tiles(spec, probed, by_stride(probed, accesses, range(len(spec.axes)))),
-                 *_by_price(spec, probed, accesses)]
+    of_windows = list(with_register_tiles(spec, probed, by_stride(probed, accesses, range(len(spec.axes)))))
+    yield from of_windows[:1]
+    schedules = [*of_windows, *_by_price(spec, probed, accesses)]
     best: dict[str, Schedule] = {}  # of each order
     for schedule in schedules:
         best.setdefault(str(schedule.order), schedule)
-    return [*best.values(), *schedules]
+    yield from best.values()
+    yield from schedules
 
 
 def _by_price(spec: Spec, probed: Probe, accesses: Sequence[Access]) -> list[Schedule]:

@@ -18,12 +18,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, probe, strides_of, vector_length
+from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, probe, start_of, strides_of, vector_length
 from dynafuse.partition.windows import (
     LEAST_PLACES,
     LEAST_SHARED,
@@ -72,8 +73,8 @@ def _windows(spec: Spec, probed: Probe, order: tuple[int, ...]) -> list[Window]:
     """Return the windows of a region: what is read at several places that are known numbers of elements apart."""
     groups: dict[tuple[str, tuple[int | None, ...]], dict[int, Access]] = defaultdict(dict)
     for access in probed.accesses:
-        start = access.offset.subs(dict.fromkeys(probed.axes, 0))
-        if not access.is_store and start.is_Integer:
+        start = sympy.nan if access.is_store else start_of(probed, access)
+        if start.is_Integer:
             groups[access.tensor, tuple(strides_of(probed, access))][int(start)] = access
     return [Window(tuple(stride or 0 for stride in strides), frozenset(places),
                     max(_registers(spec, probed, access, order) for access in places.values()))

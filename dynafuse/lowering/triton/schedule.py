@@ -22,7 +22,7 @@ from dynafuse.lowering.triton.probe import Probe
 from dynafuse.lowering.triton.reduced_rows import Rows, rows_of, splittable, with_running_states
 from dynafuse.lowering.triton.row_schedule import split_rows, whole_rows
 from dynafuse.lowering.triton.rowcol_schedule import rowcol
-from dynafuse.lowering.triton.ties import lanes_first
+from dynafuse.lowering.triton.ties import Ties
 from dynafuse.lowering.triton.tiles import Schedule, probe, reduced_axes, traffic
 from dynafuse.partition.kernel_class import goes_by_rows, reduction_class
 
@@ -46,8 +46,9 @@ def _schedules(spec: Spec) -> Iterator[Schedule]:
     """Yield schedules of a spec by its typical sizes, the best first, some more than once."""
     typical = spec.typical
     probed = probe(typical)
+    ties = Ties(typical, probed)
     for schedule in _by_class(typical, probed):
-        yield replace(schedule, lanes_first=True) if lanes_first(typical, probed, schedule) else schedule
+        yield replace(schedule, lanes_first=True) if ties.lanes_first(schedule) else schedule
 
 
 def _by_class(spec: Spec, probed: Probe) -> Iterable[Schedule]:

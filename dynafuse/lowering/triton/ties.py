@@ -14,13 +14,14 @@ the same dimension: a softmax over 512 with a bias whose heads are neighbours ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 
 from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import Access
 from dynafuse.lowering.triton.probe import Probe
-from dynafuse.lowering.triton.tile_cost import LINE, TileCost
+from dynafuse.lowering.triton.tile_cost import LINE
+from dynafuse.lowering.triton.tile_facts import TileFacts
 from dynafuse.lowering.triton.tiles import Schedule, clamp, strides_of, traffic, vector_length
 from dynafuse.partition.kernel_class import LANES, estimate
 
@@ -31,36 +32,66 @@ LAST_SINCE = (3, 7)
 """The version of Triton from which on lanes walk the last dimension of a tile where no other is known to be better."""
 
 
-def lanes_first(spec: Spec, probed: Probe, schedule: Schedule) -> bool:
-    """Return whether the dimension of a schedule's tiles that its lanes are meant to walk is to be the first, not the last.
+class Ties:
+    """Which accesses of a region are tied, by the order in which tiles walk its axes.
 
     Args:
         spec: The region.
         probed: Its probe.
-        schedule: A schedule, of tiles with two dimensions or one.
     """
-    tied = [k for k, access in enumerate(probed.accesses) if _is_tied(spec, probed, access, schedule)]
-    if not tied:
-        return False
-    cost = TileCost(spec, probed)
 
-    def lines(k: int, tile: str, lanes: int, step: int) -> float:
-        """Return the lines of memory that lanes touch which lie along a dimension, so many points apart."""
-        inner = next((axis for axis in reversed(schedule.order[tile]) if cost.sizes[axis] > 1), schedule.order[tile][-1])
-        return 1 + (lanes - 1) * min(cost.apart(k, inner) * step, LINE) / LINE
+    def __init__(self, spec: Spec, probed: Probe) -> None:
+        self.spec = spec
+        self.probed = probed
+        self._tied: dict[str, list[int]] = {}  # accesses by number, by order
 
-    def touched(tile: str) -> float:
+    def lanes_first(self, schedule: Schedule) -> bool:
+        """Return whether the dimension of tiles that lanes are meant to walk is to be the first, not the last.
+
+        Args:
+            schedule: A schedule, of tiles with two dimensions or one.
+        """
+        tied = self._of(schedule)
+        if not tied:
+            return False
+        of_lanes = "x" if "y" in schedule.order else schedule.lanes
+        (other,) = schedule.order.keys() - {of_lanes}
+        are_columns = of_lanes == "x" and other == "r"  # lanes that walk them have nothing to exchange before they add it up
+        goes_along = are_columns or (
+            self._touched(schedule, tied, of_lanes) <= EXCHANGED * self._touched(schedule, tied, other))
+        return _ties_go_first() == goes_along
+
+    def _of(self, schedule: Schedule) -> list[int]:
+        """Return the tied accesses of a schedule, by number."""
+        if len(schedule.order) < 2 or 1 in schedule.block.values():
+            return []
+        order = str(schedule.order)
+        if order not in self._tied:
+            self._tied[order] = [k for k, access in enumerate(self.probed.accesses)
+                                 if _is_tied(self.spec, self.probed, access, schedule)]
+        return self._tied[order]
+
+    def _touched(self, schedule: Schedule, tied: Sequence[int], tile: str) -> float:
         """Return the lines that a warp touches for tied accesses, relative to others, if lanes walk a dimension first."""
         (across,) = schedule.order.keys() - {tile}
-        moved = _moved_at_once(spec, probed, schedule, tile)
+        moved = _moved_at_once(self.spec, self.probed, schedule, tile)
         along = clamp(schedule.block[tile] // moved, 1, LANES)
-        return sum(traffic(spec, probed, probed.accesses[k]) * lines(k, tile, along, moved)
-                   * lines(k, across, LANES // along, 1) for k in tied)
+        inner, outer = self._innermost(schedule, tile), self._innermost(schedule, across)
+        return sum(traffic(self.spec, self.probed, self.probed.accesses[k]) * self._lines(k, inner, along, moved)
+                   * self._lines(k, outer, LANES // along, 1) for k in tied)
 
-    of_lanes = "x" if "y" in schedule.order else schedule.lanes
-    (other,) = schedule.order.keys() - {of_lanes}
-    are_columns = of_lanes == "x" and other == "r"  # lanes that walk them have nothing to exchange before they add it up
-    return _ties_go_first() == (are_columns or touched(of_lanes) <= EXCHANGED * touched(other))
+    def _innermost(self, schedule: Schedule, tile: str) -> int:
+        """Return the innermost axis of more than one point along a dimension."""
+        order = schedule.order[tile]
+        return next((axis for axis in reversed(order) if self._facts.sizes[axis] > 1), order[-1])
+
+    def _lines(self, k: int, axis: int, lanes: int, step: int) -> float:
+        """Return the lines of memory that lanes touch in an access which lie along an axis, so many points apart."""
+        return 1 + (lanes - 1) * min(self._facts.apart(k, axis) * step, LINE) / LINE
+
+    @cached_property
+    def _facts(self) -> TileFacts:
+        return TileFacts(self.spec, self.probed)
 
 
 def _moved_at_once(spec: Spec, probed: Probe, schedule: Schedule, tile: str) -> int:
@@ -76,8 +107,7 @@ def _ties_go_first() -> bool:
 
 def _is_tied(spec: Spec, probed: Probe, access: Access, schedule: Schedule) -> bool:
     """Return whether an access varies along both dimensions of a tile, and has no neighbours along either."""
-    is_flat = len(schedule.order) < 2 or 1 in schedule.block.values()
-    return not is_flat and _varies_along_all(probed, access, schedule) and not any(
+    return _varies_along_all(probed, access, schedule) and not any(
         _has_neighbours(spec, probed, access, axes) for axes in schedule.order.values())
 
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dynafuse.lowering.triton.pieces import is_begin, tile_count
-from dynafuse.lowering.triton.tile_facts import ELSEWHERE, TileAccess, TileFacts
+from dynafuse.lowering.triton.tile_facts import ELSEWHERE, TileFacts, Walk
 from dynafuse.lowering.triton.tiles import Schedule, values_per_tile
 from dynafuse.partition.kernel_class import LANES, PROCESSORS, SECTOR
 
@@ -55,6 +55,17 @@ class _Touched:
 
     lines: float
     partial: float
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How lanes make an access: what they touch, and along which tile dimension they lie side by side."""
+
+    touched: _Touched
+    tile: str
+    distinct_lines: float  # of memory that it touches per point of a tile, each counted once
+    width: int  # elements that a lane moves at once
+    whole: frozenset[str]  # tile dimensions all axes of which it walks as one
 
 
 class TileCost(TileFacts):
@@ -102,7 +113,9 @@ class _Tiling:
         self.held = dict(values_per_tile(cost.spec, schedule.order, schedule.block))
         self._besides: dict[str, int] = {}
         self._repeated: dict[frozenset[int], float] = {}
-        self._best = [self._best_tile(access) for access in cost.accesses]
+        self._uniform: dict[str, bool] = {}
+        ways = {walk: self._way(walk) for walk in cost.walks}
+        self.ways = [(access, ways[access.walk]) for access in cost.accesses]
 
     def _tiles(self, axes: frozenset[int]) -> frozenset[str]:
         return frozenset(self.tile_of[axis] for axis in axes)
@@ -114,6 +127,12 @@ class _Tiling:
         return self.cost.share_under(uniform) * 0.5**unknown
 
     def _is_uniform(self, mask: str) -> bool:
+        if mask not in self._uniform:
+            self._uniform[mask] = self._has_one_outcome(mask)
+        return self._uniform[mask]
+
+    def _has_one_outcome(self, mask: str) -> bool:
+        """Return whether a condition holds for all of a program's points or for none."""
         axes, bound, _ = self.cost.conditions[mask]
         held = [self.held.get(axis, 0) for axis in axes]
         cuts = self.cuts if axes == {*self.order["x"]} else ()
@@ -154,34 +173,34 @@ class _Tiling:
         lanes_along = {"x": along_x, "y": max(1, self.lanes // along_x)}
         return min(1.0, lanes_along[other] / self.block[other])
 
-    def _touched(self, access: TileAccess, tile: str) -> _Touched:
+    def _touched(self, walk: Walk, tile: str) -> _Touched:
         """Return what an access touches per element with lanes side by side along a tile dimension."""
         beside = self._beside(tile)
-        width = min(self._vector(access, tile), beside)
-        lanes = self._lanes(tile, width if access.is_store else beside)
+        width = min(self._vector(walk, tile), beside)
+        lanes = self._lanes(tile, width if walk.is_store else beside)
         offsets = {0}
         for dimension, count, apart in lanes:
-            offsets = _sums(offsets, self._offsets(access, dimension, count, apart))
+            offsets = _sums(offsets, self._offsets(walk, dimension, count, apart))
         lines = len({offset // LINE for offset in offsets})
         taken = math.prod(count for _, count, _ in lanes) * width
         partial = 0.0
-        if access.is_store:
-            begin = self._begin(access, tile)
-            partial = _partial({offset + begin for offset in offsets}, width * access.itemsize, lines)
+        if walk.is_store:
+            begin = self._begin(walk, tile)
+            partial = _partial({offset + begin for offset in offsets}, width * walk.itemsize, lines)
         again = 0.0  # lines that are returned to, and fetched again where others have taken their place
-        if not any(access.strides[group.axis] == 1 for group in self.groups[tile][-1:]):
-            again = max(0.0, lines / taken - self._distinct_lines(access)) * self._conflicts(access)
+        if not any(walk.strides[group.axis] == 1 for group in self.groups[tile][-1:]):
+            again = max(0.0, lines / taken - self._distinct_lines(walk)) * self._conflicts(walk)
         return _Touched(lines / taken + again, partial / taken)
 
-    def _begin(self, access: TileAccess, tile: str) -> int:
+    def _begin(self, walk: Walk, tile: str) -> int:
         """Return how many bytes behind the begin of a sector the stores of a warp begin.
 
         Rows that are no whole sectors apart begin anywhere in one; so does what a warp stores of a row longer than a tile.
         """
-        apart = (access.strides[group.axis] or 0 for t, groups in self.groups.items() for group in groups
-                 if not (self._is_whole(access, t) and access.strides[groups[-1].axis] == 1))
-        is_shifted = any(stride != 1 and stride * access.itemsize % SECTOR for stride in apart)
-        return access.itemsize if is_shifted and self.block[tile] < self.walked[tile] else 0
+        apart = (walk.strides[group.axis] or 0 for t, groups in self.groups.items() for group in groups
+                 if not (self._is_whole(walk, t) and walk.strides[groups[-1].axis] == 1))
+        is_shifted = any(stride != 1 and stride * walk.itemsize % SECTOR for stride in apart)
+        return walk.itemsize if is_shifted and self.block[tile] < self.walked[tile] else 0
 
     def _lanes(self, tile: str, beside: int) -> list[tuple[str, int, int]]:
         """Return how many lanes of a warp lie along each tile dimension, and how many points apart.
@@ -195,27 +214,27 @@ class _Tiling:
             lanes, apart = max(1, lanes // count), 1
         return along
 
-    def _offsets(self, access: TileAccess, dimension: str, count: int, apart: int) -> set[int]:
+    def _offsets(self, walk: Walk, dimension: str, count: int, apart: int) -> set[int]:
         """Return the offsets, in bytes, at which lanes along a tile dimension are in an access."""
         offsets, inner = [0.0] * count, 1
         for group in reversed(self.groups[dimension]):
-            stride = access.strides[group.axis]
-            apart_bytes = ELSEWHERE if stride is None else stride * access.itemsize
+            stride = walk.strides[group.axis]
+            apart_bytes = ELSEWHERE if stride is None else stride * walk.itemsize
             if apart_bytes:
                 for lane in range(count):
                     offsets[lane] += lane * apart // inner % group.size * apart_bytes
             inner *= group.size
         return set(map(int, offsets))
 
-    def _conflicts(self, access: TileAccess) -> float:
+    def _conflicts(self, walk: Walk) -> float:
         """Return how often a line is fetched again that is returned to: a cache holds few rows that are far apart."""
-        far = math.prod(count for tile in self.block for apart, count in self._steps(access, tile) if apart >= FAR)
+        far = math.prod(count for tile in self.block for apart, count in self._steps(walk, tile) if apart >= FAR)
         return min(MOST_CONFLICTS, far / WAYS - 1) if far > WAYS else 0.0
 
-    def _distinct_lines(self, access: TileAccess) -> float:
+    def _distinct_lines(self, walk: Walk) -> float:
         """Return how many different lines of memory an access touches per point of a tile."""
-        steps = sorted((step for tile in self.block for step in self._steps(access, tile)), key=lambda step: step[0])
-        runs, extent = 1.0, float(access.itemsize)
+        steps = sorted((step for tile in self.block for step in self._steps(walk, tile)), key=lambda step: step[0])
+        runs, extent = 1.0, float(walk.itemsize)
         for stride, count in steps:
             if stride <= max(extent, LINE / 2):
                 extent += stride * (count - 1)
@@ -223,63 +242,62 @@ class _Tiling:
                 runs *= count
         apart = [stride for stride, _ in steps if stride > extent]
         lines = extent / LINE + (1.0 if any(stride % LINE for stride in apart) else max(0.0, 1.0 - extent / LINE))
-        if access.is_store and any(stride % SECTOR for stride in apart):
+        if walk.is_store and any(stride % SECTOR for stride in apart):
             lines += PARTIAL_SECTORS
         return runs * lines / math.prod(self.block.values())
 
-    def _steps(self, access: TileAccess, tile: str) -> Iterator[tuple[float, int]]:
+    def _steps(self, walk: Walk, tile: str) -> Iterator[tuple[float, int]]:
         """Yield how far apart, in bytes, and how many the values of each axis are in a tile."""
         covered = 1
         for group in reversed(self.groups[tile]):
             count = min(group.size, -(-self.block[tile] // covered))
-            stride = access.strides[group.axis]
-            yield (access.itemsize if stride is None else abs(stride) * access.itemsize), count
+            stride = walk.strides[group.axis]
+            yield (walk.itemsize if stride is None else abs(stride) * walk.itemsize), count
             covered *= count
 
-    def _best_tile(self, access: TileAccess) -> tuple[str, _Touched]:
-        """Return along which tile dimension the lanes of an access lie side by side, and what it touches.
+    def _way(self, walk: Walk) -> _Way:
+        """Return how lanes make an access.
 
-        Triton takes that along which it moves most elements at once, be it two of every other row that are moved so.
+        They lie side by side along the dimension along which they move most elements at once, be it two of every other row
+        that are moved so: Triton takes that.
         """
-        touched = {tile: self._touched(access, tile) for tile in self.block}
+        touched = {tile: self._touched(walk, tile) for tile in self.block}
+        widths = {tile: self._vector(walk, tile) for tile in self.block}
         tile = min(touched, key=lambda tile: (
-            -self._vector(access, tile), touched[tile].lines + touched[tile].partial, tile != "x", tile))
-        return tile, touched[tile]
+            -widths[tile], touched[tile].lines + touched[tile].partial, tile != "x", tile))
+        whole = frozenset(tile for tile in self.block if self._is_whole(walk, tile))
+        return _Way(touched[tile], tile, self._distinct_lines(walk), widths[tile], whole)
 
     def _beside(self, tile: str) -> int:
         """Return how many points side by side a lane loads along a tile dimension: as many as an access moves at once."""
         if tile not in self._besides:
-            widest = max((self._vector(access, tile) for access in self.cost.accesses), default=1)
+            widest = max((self._vector(walk, tile) for walk in self.cost.walks), default=1)
             self._besides[tile] = min(widest, max(1, int(self.per_lane)), self.block[tile])
         return self._besides[tile]
 
-    def _vector(self, access: TileAccess, tile: str) -> int:
+    def _vector(self, walk: Walk, tile: str) -> int:
         """Return how many elements a lane moves at once."""
-        groups = [(group, t) for t in self.groups for group in self.groups[t] if access.strides[group.axis] != 0]
+        groups = [(group, t) for t in self.groups for group in self.groups[t] if walk.strides[group.axis] != 0]
         if not self.groups[tile]:
             return 1
         innermost = self.groups[tile][-1]
-        is_blurred = any(self.tile_of[axis] == tile for axis in access.blurred)
-        if access.strides[innermost.axis] != 1 or innermost.axis not in access.linear or is_blurred:
+        is_blurred = any(self.tile_of[axis] == tile for axis in walk.blurred)
+        if walk.strides[innermost.axis] != 1 or innermost.axis not in walk.linear or is_blurred:
             return 1
-        is_whole = self._is_whole(access, tile)
-        width = math.gcd(access.vector, self.walked[tile] if is_whole else innermost.size)
+        is_whole = self._is_whole(walk, tile)
+        width = math.gcd(walk.vector, self.walked[tile] if is_whole else innermost.size)
         for group, t in groups:
-            stride = access.strides[group.axis]
+            stride = walk.strides[group.axis]
             if group is not innermost and not (is_whole and t == tile):
-                jump = (access.jump or 1) if stride is None else int(stride) if stride == int(stride) else 1
+                jump = (walk.jump or 1) if stride is None else int(stride) if stride == int(stride) else 1
                 width = math.gcd(width, jump)
-        conditions = (self.cost.conditions[mask] for mask in access.masks if mask in self.cost.conditions)
-        for axes, bound, _ in conditions:
-            if innermost.axis in axes:
-                width = math.gcd(width, bound or 1)
-        return width
+        return math.gcd(width, *(bound for axes, bound in walk.bounds if innermost.axis in axes))
 
-    def _is_whole(self, access: TileAccess, tile: str) -> bool:
+    def _is_whole(self, walk: Walk, tile: str) -> bool:
         """Return whether an access walks all axes of a tile dimension as one: it is at the tile's own variable."""
-        expected = access.strides[self.groups[tile][-1].axis] if self.groups[tile] else 0
+        expected = walk.strides[self.groups[tile][-1].axis] if self.groups[tile] else 0
         for group in reversed(self.groups[tile]):
-            if expected is None or access.strides[group.axis] != expected:
+            if expected is None or walk.strides[group.axis] != expected:
                 return False
             expected *= group.size
         return True
@@ -307,15 +325,12 @@ class _Tiling:
         per_point = sum(instructions * (self._repeats_of_lanes if is_apart else self._repeats)(axes) * self._needed(masks)
                         for (axes, masks, is_apart), instructions in self.cost.work.items())
         indices: dict[str, float] = {}
-        for access, (tile, _) in zip(self.cost.accesses, self._best, strict=True):
-            repeats, width = self._repeats(access.axes) * self._needed(access.masks), self._vector(access, tile)
-            exchange = EXCHANGE if tile != "x" else 0.0
-            per_point += repeats * (ACCESS / width + exchange + (access.itemsize < 4))
-            for t in self._tiles(access.axes):
-                if self._is_whole(access, t):
-                    continue
+        for access, way in self.ways:
+            repeats, exchange = self._repeats(access.axes) * self._needed(access.masks), EXCHANGE if way.tile != "x" else 0.0
+            per_point += repeats * (ACCESS / way.width + exchange + (access.walk.itemsize < 4))
+            for t in self._tiles(access.axes) - way.whole:
                 along = frozenset(axis for axis in access.axes if self.tile_of[axis] == t)
-                indices[t] = max(indices.get(t, 0.0), self._index_instructions(t) * self._repeats(along) / width)
+                indices[t] = max(indices.get(t, 0.0), self._index_instructions(t) * self._repeats(along) / way.width)
         for t in self.block:
             indices[t] = max(indices.get(t, 0.0), self._place_instructions(t))
         padded = math.prod(self.tile_counts[tile] * block for tile, block in self.block.items())
@@ -325,18 +340,16 @@ class _Tiling:
     def distinct_lines(self) -> float:
         """Return how many lines of memory all programs touch, each counted once a program."""
         points = math.prod(self.block.values()) * self.programs
-        return points * sum(self._distinct_lines(access) * access.share for access in self.cost.accesses)
+        return points * sum(way.distinct_lines * access.share for access, way in self.ways)
 
     def lines(self) -> float:
         """Return how many lines of memory all accesses touch."""
-        pairs = zip(self.cost.accesses, self._best, strict=True)
-        return self.cost.points * sum(
-            touched.lines * access.share * self._repeats(access.axes) for access, (_, touched) in pairs)
+        touched = (way.touched.lines * access.share * self._repeats(access.axes) for access, way in self.ways)
+        return self.cost.points * sum(touched)
 
     def partial(self) -> float:
         """Return how many lines could be touched while parts of sectors are read or written."""
-        pairs = zip(self.cost.accesses, self._best, strict=True)
-        written = sum(touched.partial * access.share for access, (_, touched) in pairs)
+        written = sum(way.touched.partial * access.share for access, way in self.ways)
         return max(0.0, self.distinct_lines() - self.cost.bytes_moved / LINE) + self.cost.points * written
 
     def issue(self) -> float:
@@ -357,4 +370,4 @@ class _Tiling:
     def _branches(self) -> int:
         """Return how often a program waits for the loads of a branch before it begins those of the next: once a store."""
         masks = {mask for access in self.cost.accesses for mask in access.masks if mask in self.cost.conditions}
-        return sum(access.is_store for access in self.cost.accesses) - 1 if any(map(self._is_uniform, masks)) else 0
+        return sum(access.walk.is_store for access in self.cost.accesses) - 1 if any(map(self._is_uniform, masks)) else 0

@@ -34,25 +34,34 @@ LEAST_PLACES = 4  # at which a tensor is read for a point, from which on these a
 
 
 @dataclass(frozen=True)
-class TileAccess:
-    """An access with its numbers: bytes of an element, strides by axis in elements (None: anywhere).
+class Walk:
+    """How an access walks the axes: bytes of an element, strides by axis in elements (None: anywhere).
 
     ``linear`` are the axes along which neighbours are exactly as far apart as the stride says, ``blurred`` those with an
-    index that comes of floats, of which Triton does not know that it is the same for neighbours.
+    index that comes of floats, of which Triton does not know that it is the same for neighbours. ``bounds`` are axes of
+    which some are walked element by element, with a number at which a mask ends or begins there.
     """
 
-    tensor: str
     itemsize: int
     strides: tuple[float | None, ...]
     linear: frozenset[int]
     blurred: frozenset[int]
-    axes: frozenset[int]
-    share: float  # of the points at which it is made
     vector: int  # the most elements that a lane may move at once, by alignment and masks
     jump: int  # of what elements an offset is a multiple, but for the axes with strides; 0 if nothing is added to these
+    bounds: tuple[tuple[frozenset[int], int], ...]
+    is_store: bool
+
+
+@dataclass(frozen=True)
+class TileAccess:
+    """An access with its numbers."""
+
+    tensor: str
+    walk: Walk
+    axes: frozenset[int]
+    share: float  # of the points at which it is made
     masks: tuple[str, ...]
     numel: int
-    is_store: bool
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,7 @@ class TileFacts:
         self.conditions = probed.conditions()
         self.places = probed.places
         self.accesses = [self._access(access) for access in probed.accesses]
+        self.walks = list(dict.fromkeys(access.walk for access in self.accesses))
         self.work: dict[tuple[frozenset[int], tuple[str, ...], bool], float] = defaultdict(float)  # by what it depends on
         for work in probed.work:
             self.work[work.axes, work.masks, work.is_apart] += work.instructions
@@ -90,8 +100,15 @@ class TileFacts:
         linear = frozenset(k for k, axis in enumerate(self._probed.axes) if k not in axes or access.offset.has(axis))
         by_floats = (symbol for symbol in access.offset.free_symbols if symbol.name in self._probed.by_floats)
         blurred = frozenset[int]().union(*map(self._probed.axes_along, by_floats))
-        return TileAccess(access.tensor, access.layout.dtype.itemsize, strides, linear, blurred, axes, share, vector,
-                       self._jump(access.offset), access.masks, numel, access.is_store)
+        walk = Walk(access.layout.dtype.itemsize, strides, linear, blurred, vector, self._jump(access.offset),
+                    self._bounds(access.masks, strides), access.is_store)
+        return TileAccess(access.tensor, walk, axes, share, access.masks, numel)
+
+    def _bounds(self, masks: Sequence[str], strides: Sequence[float | None]) -> tuple[tuple[frozenset[int], int], ...]:
+        """Return the bounds of masks along axes that are walked element by element; 1 for one that is not known."""
+        conditions = (self.conditions[mask] for mask in masks if mask in self.conditions)
+        bounds = ((axes, bound or 1) for axes, bound, _ in conditions if any(strides[k] == 1 for k in axes))
+        return tuple(dict.fromkeys(bounds))
 
     def share_under(self, masks: Sequence[str]) -> float:
         """Return the share of the points at which masks let something through, as far as they are bounds of single axes."""
@@ -151,9 +168,9 @@ class TileFacts:
 
     def apart(self, number: int, axis: int) -> float:
         """Return how many bytes apart neighbours along an axis are in an access of the probe, by its number."""
-        access = self.accesses[number]
-        stride = access.strides[axis]
-        return ELSEWHERE if stride is None else abs(stride) * access.itemsize
+        walk = self.accesses[number].walk
+        stride = walk.strides[axis]
+        return ELSEWHERE if stride is None else abs(stride) * walk.itemsize
 
     # ------------------------------------------------------------------ axes
 
@@ -194,15 +211,15 @@ class TileFacts:
     def is_contiguous(self, axes: Sequence[int]) -> bool:
         """Return whether some access walks axes, given outermost first, as one run of neighbouring elements."""
         inner = [math.prod(self.sizes[axis] for axis in axes[k + 1:]) for k in range(len(axes))]
-        return any([access.strides[axis] for axis in axes] == inner for access in self.accesses)
+        return any([walk.strides[axis] for axis in axes] == inner for walk in self.walks)
 
     # ------------------------------------------------------------------ price
 
     @cached_property
     def bytes_read(self) -> int:
         """Return the bytes that a point takes of the reads that vary along all axes."""
-        whole = [access for access in self.accesses if len(access.axes) == len(self.sizes) and not access.is_store]
-        return sum(access.itemsize for access in whole)
+        whole = [access.walk for access in self.accesses if len(access.axes) == len(self.sizes)]
+        return sum(walk.itemsize for walk in whole if not walk.is_store)
 
     @property
     def has_windows(self) -> bool:
@@ -223,25 +240,25 @@ class TileFacts:
     def _windows(self) -> list[tuple[tuple[float | None, ...], int]]:
         """Return the strides and the bytes of an element of tensors that are read at many places around each point."""
         pairs = zip(self.accesses, self._probed.accesses, strict=True)
-        places = Counter((access.tensor, access.strides, access.itemsize) for access, noted in pairs
-                         if not access.is_store and self._is_torn(access, noted.offset))
+        places = Counter((access.tensor, access.walk.strides, access.walk.itemsize) for access, noted in pairs
+                         if not access.walk.is_store and self._is_torn(access.walk, noted.offset))
         return [(strides, itemsize) for (_, strides, itemsize), count in places.items() if count >= LEAST_PLACES]
 
-    def _is_torn(self, access: TileAccess, offset: sympy.Expr) -> bool:
+    def _is_torn(self, walk: Walk, offset: sympy.Expr) -> bool:
         """Return whether neighbours in memory, which several points read, are not where a lane may move them at once."""
-        strides = ((axis, stride) for axis, stride in enumerate(access.strides) if stride is not None)
+        strides = ((axis, stride) for axis, stride in enumerate(walk.strides) if stride is not None)
         near = {axis: abs(stride) for axis, stride in strides if 0 < abs(stride) <= 2}
         start = self._valued(offset, {})
-        is_shifted = start.is_Integer and int(start) % access.vector
-        return any(stride != 1 or is_shifted or axis not in access.linear for axis, stride in near.items())
+        is_shifted = start.is_Integer and int(start) % walk.vector
+        return any(stride != 1 or is_shifted or axis not in walk.linear for axis, stride in near.items())
 
     @cached_property
     def bytes_moved(self) -> float:
         """Return the bytes that go to or from memory: what accesses walk of a tensor together, but all of it at most."""
         moved: dict[str, float] = {}
         for access in self.accesses:
-            walked = access.share * math.prod(self.sizes[k] for k in access.axes) * access.itemsize
-            moved[access.tensor] = min(moved.get(access.tensor, 0.0) + walked, access.numel * access.itemsize)
+            walked = access.share * math.prod(self.sizes[k] for k in access.axes) * access.walk.itemsize
+            moved[access.tensor] = min(moved.get(access.tensor, 0.0) + walked, access.numel * access.walk.itemsize)
         return sum(moved.values())
 
 

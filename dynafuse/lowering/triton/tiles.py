@@ -149,6 +149,11 @@ def strides_of(probed: Emitter, access: Access) -> list[int | None]:
     return [stride_along(access.offset, axis) for axis in probed.axes]
 
 
+def start_of(probed: Emitter, access: Access) -> sympy.Expr:
+    """Return the offset of an access where all axes begin."""
+    return access.offset.xreplace(dict.fromkeys(probed.axes, sympy.S.Zero))
+
+
 @functools.lru_cache(maxsize=4096)
 def stride_along(offset: sympy.Expr, axis: sympy.Symbol) -> int | None:
     """Return how far apart neighbours along an axis are at an offset, in elements; None where the offset is not linear."""
@@ -166,7 +171,7 @@ def vector_length(spec: Spec, probed: Emitter, access: Access, axes: Sequence[in
         axes: The axes that the neighbours lie along, outermost first.
     """
     strides = strides_of(probed, access)
-    start = access.offset.subs(dict.fromkeys(probed.axes, 0)) if None not in strides else sympy.nan
+    start = start_of(probed, access) if None not in strides else sympy.nan
     if not start.is_Integer:
         return 1
     run, inner = run_along(spec, strides, axes)

@@ -450,7 +450,7 @@ def test_rows_are_not_walked_along_pairs_that_lie_in_memory() -> None:
     (bound,) = bounds_of(lambda x: F.silu(F.pixel_unshuffle(x, 2)), torch.empty(32, 128, 64, 64, dtype=BF16))
     found = choose_schedule(bound.spec)
     cost = TileCost(bound.spec, probe(bound.spec))
-    (read,) = (access for access in cost.accesses if not access.is_store)
+    (read,) = (walk for walk in cost.walks if not walk.is_store)
     assert found.schedule_class == "tiled" and read.strides[found.order["y"][-1]] != 1
 
 

@@ -51,7 +51,7 @@ def test_lanes_walk_rows_of_odd_length_that_lie_side_by_side(first: bool) -> Non
     spec = spec_of(lambda x: x.view(64, 197, 384).permute(0, 2, 1).contiguous(), torch.empty(64 * 197, 384, dtype=torch.bfloat16))
     assert [axis.size for axis in spec.axes] == [64, 384, 197]
     tiled = Schedule("tiled", {"y": (0, 2), "x": (1,)}, {"y": 128, "x": 32}, 8)
-    assert ties.lanes_first(spec, probe(spec), tiled) == (not first)
+    assert ties.Ties(spec, probe(spec)).lanes_first(tiled) == (not first)
 
 
 def test_lanes_that_move_vectors_are_as_far_apart_in_everything_along_them(first: bool) -> None:
@@ -59,7 +59,7 @@ def test_lanes_that_move_vectors_are_as_far_apart_in_everything_along_them(first
     spec = spec_of(lambda x, bias: (x + bias.permute(2, 0, 1)).softmax(-1),
                    torch.empty(16, 12, 512, 512, dtype=torch.bfloat16), torch.empty(512, 512, 12))
     rows = Schedule("persistent", {"x": (0, 1, 2), "r": (3,)}, {"x": 2, "r": 512}, 1)
-    assert ties.lanes_first(spec, probe(spec), rows) == (not first)
+    assert ties.Ties(spec, probe(spec)).lanes_first(rows) == (not first)
 
 
 @pytest.mark.parametrize("name", ["transpose", "heads", "batch norm", "cat of channels", "slices"])
