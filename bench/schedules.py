@@ -128,12 +128,16 @@ def _compile_into(sender: Connection, job: Job, capability: int) -> None:
 
 def compiled_here(job: Job, capability: int) -> Answer:
     """Return the kernel of a job, compiled in this process, or why there is none."""
+    from dynafuse.lowering.triton.compiler import compile_launch
+    from dynafuse.lowering.triton.jobs import taken
     from dynafuse.lowering.triton.lower import lower
-    from dynafuse.lowering.triton.worker import compiled_bytes
+    from dynafuse.lowering.triton.worker import files_in_memory
 
     def compiled() -> Answer:
         lowered = lower(job.code, job.schedule)
-        return Answer(lowered, [compiled_bytes(lowered.source, launch, capability) for launch in lowered.launches])
+        with files_in_memory():
+            binaries = [taken(compile_launch(lowered.source, launch, capability)) for launch in lowered.launches]
+        return Answer(lowered, binaries)
 
     return attempted(compiled, lambda error: Answer(error=_text(error)))
 

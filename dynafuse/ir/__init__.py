@@ -27,7 +27,6 @@ from dynafuse.ir.graph import (
 )
 from dynafuse.ir.kernel import (
     ARRIVED,
-    PLACE_WIDTH,
     Launch,
     Lowered,
     Workspace,
@@ -60,7 +59,7 @@ from dynafuse.ir.spec import (
 )
 
 __all__ = [
-    "ALIGNED", "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "PLACE_WIDTH", "Accuracy", "Annotated", "Apart", "Axis",
+    "ALIGNED", "ARRIVED", "COUNT", "INT32_LIMIT", "MAX_TENSORS", "Accuracy", "Annotated", "Apart", "Axis",
     "Classed", "Decision", "Dims", "Facts", "FoldFamily", "FoldFit", "Launch", "Layout", "Lowered", "Nest", "OpSpec",
     "Option", "Override", "Plan", "Ref", "Refusal", "RefusalKind", "Region", "Role", "Size", "Spec", "Store", "Tensor",
     "Workspace", "is_piece", "iter_instances", "nests_apart", "references", "returns_new",

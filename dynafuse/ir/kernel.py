@@ -8,10 +8,6 @@ import torch
 
 from dynafuse.fx import Size
 
-PLACE_WIDTH = 160
-"""Bytes that a kernel's asserts leave for the user's line: it is put into the binary that is loaded, and into no key."""
-
-
 ARRIVED = "arrived"
 """The argument for counters: one for each program of the grid's first dimension, 0 before the launch and after it."""
 

@@ -127,7 +127,9 @@ def replace_random(module: GraphModule, forcing: Forcing = NOTHING) -> None:
         module: The graph, which is changed in place.
         forcing: What the user has forced.
     """
-    # Inductor is slow to import, and its passes are private.
+    if not any(_is_random(node) for node in module.graph.nodes):
+        return
+    # Inductor's passes are private, and take a good part of a second to import.
     from torch._inductor.fx_passes.replace_random import replace_random_passes
     from torch._inductor.virtualized import V
 

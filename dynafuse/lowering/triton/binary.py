@@ -17,17 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from dynafuse.ir import Launch
 from dynafuse.lowering.triton.compiler import constants_of, gpu_target
+from dynafuse.lowering.triton.jobs import BINARY, ELF, Taken
 from dynafuse.lowering.triton.scratch import scratch_folder
-
-BINARY = "cubin"
-ELF = b"\x7fELF"
-
-Taken: TypeAlias = tuple[Mapping[str, Any], bytes]
-"""What is kept of a compiled kernel: what Triton says of it, and the content of a cubin."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +44,8 @@ class Signature:
         return cls(launch.entry, signature, dict(zip(positions, constants.values(), strict=True)), {})
 
 
-def taken(compiled: Any) -> Taken:
-    """Return metadata and binary of a compiled kernel.
-
-    Raises:
-        ValueError: It has no such binary.
-    """
-    binary = compiled.asm.get(BINARY)
-    if not isinstance(binary, bytes) or not binary.startswith(ELF):
-        raise ValueError(f"{compiled.name} has no {BINARY}")
-    metadata = compiled.metadata._asdict()
-    metadata["extern_libs"] = []  # where this machine's libdevice lies; it is linked in
-    plain: dict[str, Any] = json.loads(json.dumps({**metadata, "target": vars(metadata["target"])}, default=vars))
-    return plain, binary
-
-
 def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capability: int) -> Any:
-    """Return the compiled kernel of what :func:`taken` returned.
+    """Return the compiled kernel of what :func:`dynafuse.lowering.triton.jobs.taken` returned.
 
     Args:
         launch: The kernel's launch.
@@ -90,7 +70,7 @@ def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capabil
 
 
 def restored_all(launches: Sequence[Launch], binaries: Iterable[Taken], capability: int) -> tuple[Any, ...]:
-    """Return the compiled kernels of launches, each of what :func:`taken` returned. Raises what :func:`restored` does.
+    """Return the compiled kernels of launches, each of what was kept of it. Raises what :func:`restored` does.
 
     Args:
         launches: The launches, in order.

@@ -12,7 +12,7 @@ from typing import Any
 
 from dynafuse.ir import ALIGNED, Launch, Lowered
 from dynafuse.lowering.triton.dependent import WAITS
-from dynafuse.lowering.triton.packed_sums import assembled_apart
+from dynafuse.lowering.triton.jobs import Job, compile_job
 
 DEPENDENT_FROM = 90
 """The capability from which on kernels can wait for the one before (PTX's ``griddepcontrol``)."""
@@ -25,6 +25,14 @@ def module_of(source: str) -> Any:
     return PyCodeCache.load(source)
 
 
+def path_of(source: str) -> str:
+    """Return where the module of a source text lies, which its binaries name."""
+    from torch._inductor.codecache import PyCodeCache
+
+    path: str = PyCodeCache.write(source)[1]
+    return path
+
+
 def interpreting() -> bool:
     """Return whether Triton runs kernels in its interpreter."""
     import triton
@@ -32,12 +40,18 @@ def interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def gpu_target(capability: int) -> Any:
-    """Return what Triton is to compile for, with the ptxas that torch brings along, which its workers take."""
+def use_torchs_assembler() -> None:
+    """Have Triton take the ptxas that torch brings along, as Inductor does: here, and in processes that start later."""
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
-    from triton.backends.compiler import GPUTarget
 
     _set_triton_ptxas_path()
+
+
+def gpu_target(capability: int) -> Any:
+    """Return what Triton is to compile for."""
+    from triton.backends.compiler import GPUTarget
+
+    use_torchs_assembler()
     return GPUTarget("cuda", capability, 32)
 
 
@@ -46,32 +60,24 @@ def constants_of(launch: Launch, capability: int) -> dict[str, int]:
     return dict(launch.constants) | {WAITS: capability >= DEPENDENT_FROM}
 
 
+def job_of(launch: Launch, capability: int) -> Job:
+    """Return what is to be compiled for a launch, for a compute capability such as 90."""
+    less = dict(launch.alignments)
+    multiples = ((i, less.get(name, ALIGNED)) for i, (name, kind) in enumerate(launch.signature) if kind[0] == "*")
+    return Job(launch.entry, launch.signature, tuple(constants_of(launch, capability).items()), tuple(multiples),
+               launch.warps, launch.stages, launch.asserts, capability)
+
+
 def compile_launch(source: str, launch: Launch, capability: int) -> Any:
-    """Compile one kernel; Triton keeps the binary in its own cache folder. No GPU is needed.
+    """Compile one kernel in this process; Triton keeps the binary in its own cache folder. No GPU is needed.
 
     Args:
         source: The text of all kernels of the region.
         launch: The kernel's launch.
         capability: The compute capability that it is compiled for, as 90.
     """
-    import triton
-    from triton.compiler import ASTSource
-
-    function = getattr(module_of(source), launch.entry)
-    names = [name for name, _ in launch.signature]
-    constants = constants_of(launch, capability)
-    signature = dict(launch.signature) | dict.fromkeys(constants, "constexpr")
-    less = dict(launch.alignments)
-    attributes = {(i,): [["tt.divisibility", less.get(name, ALIGNED)]]
-                  for i, (name, kind) in enumerate(launch.signature) if kind[0] == "*"}
-    assert names == function.arg_names[:len(names)], (names, function.arg_names)
-    built = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages,
-               "enable_reflect_ftz": False}  # libdevice keeps subnormal numbers, as eager's functions do
-    if launch.asserts:  # without it Triton leaves them out; it would also check integers for overflow
-        options |= {"debug": True, "sanitize_overflow": False}
-    target = gpu_target(capability)
-    return assembled_apart(triton.compile(built, target=target, options=options), target, options)
+    use_torchs_assembler()
+    return compile_job(job_of(launch, capability), module_of(source))
 
 
 def load(lowered: Lowered, capability: int | None) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from dynafuse.cache.entry import Entry
 from dynafuse.futures import then
 from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.base import AVAILABLE, Availability, Compilation, Executor, Use
-from dynafuse.lowering.triton import binary, compiler
+from dynafuse.lowering.triton import binary, compiler, jobs
 from dynafuse.lowering.triton.launch import Kernel
 from dynafuse.lowering.triton.lower import lowerings
 from dynafuse.lowering.triton.room import roomiest
@@ -92,9 +92,9 @@ class Triton(Executor):
         }
         blobs = {"source": kernel.source.encode()}
         if compilation.capability is not None:
-            binaries = [binary.taken(compiled) for compiled in kernel.compiled]
+            binaries = [jobs.taken(compiled) for compiled in kernel.compiled]
             data["metadata"] = [metadata for metadata, _ in binaries]
-            blobs |= {f"{binary.BINARY}{k}": content for k, (_, content) in enumerate(binaries)}
+            blobs |= {f"{jobs.BINARY}{k}": content for k, (_, content) in enumerate(binaries)}
         return Entry(_kind(compilation), key, data, blobs)
 
     def decode(self, entry: Entry, region: CanonicalRegion, compilation: Compilation) -> Kernel:
@@ -122,7 +122,7 @@ def _kind(compilation: Compilation) -> str:
 
 def _restored(entry: Entry, planned: tuple[Launch, ...], capability: int) -> tuple[Any, ...]:
     """Return the binaries of an entry, ready to be launched."""
-    binaries = [entry.blobs[f"{binary.BINARY}{k}"] for k in range(len(planned))]
+    binaries = [entry.blobs[f"{jobs.BINARY}{k}"] for k in range(len(planned))]
     return binary.restored_all(planned, zip(entry.data["metadata"], binaries, strict=True), capability)
 
 

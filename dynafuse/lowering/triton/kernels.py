@@ -23,11 +23,11 @@ from dynafuse.lowering.triton.builder import (
     program_id,
     tile_dimension,
 )
+from dynafuse.lowering.triton.header import HEADER, QUICK, SCANS
 from dynafuse.lowering.triton.register_tiles import in_steps
 from dynafuse.lowering.triton.rowcol import rowcol
 from dynafuse.lowering.triton.rows import looped, persistent
 from dynafuse.lowering.triton.side_by_side import SIDE_BY_SIDE, side_by_side
-from dynafuse.lowering.triton.source import HEADER, QUICK, SCANS
 from dynafuse.lowering.triton.split import split
 from dynafuse.lowering.triton.text import size_text
 from dynafuse.lowering.triton.tiles import Schedule

@@ -17,9 +17,10 @@ import torch
 
 from dynafuse.errors import IndexOutOfRange
 from dynafuse.forks import Lock
-from dynafuse.ir import PLACE_WIDTH, Launch
+from dynafuse.ir import Launch
 from dynafuse.lowering.triton.compiler import constants_of
 from dynafuse.lowering.triton.dependent import MOST_PROGRAMS, WAITS, dependent_launcher
+from dynafuse.lowering.triton.header import PLACE_WIDTH
 
 _INTERPRETING = Lock()
 Launcher = Callable[..., None]

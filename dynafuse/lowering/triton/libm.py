@@ -24,9 +24,9 @@ import triton.language as tl
 from triton import knobs
 from triton.language.core import builtin
 
-from dynafuse.ir import PLACE_WIDTH
 from dynafuse.lowering.triton import ptx
 from dynafuse.lowering.triton.device_functions import jit
+from dynafuse.lowering.triton.header import PLACE_WIDTH
 from dynafuse.lowering.triton.libm_divisions import div as div
 from dynafuse.lowering.triton.libm_divisions import div_by as div_by
 from dynafuse.lowering.triton.libm_random import rand as rand

@@ -27,7 +27,7 @@ from dynafuse.fallback import answered
 from dynafuse.futures import settle, then
 from dynafuse.ir import Launch, Lowered
 from dynafuse.lowering.triton import pool
-from dynafuse.lowering.triton.binary import BINARY
+from dynafuse.lowering.triton.jobs import BINARY
 from dynafuse.lowering.triton.tile_cost import REGISTERS
 from dynafuse.lowering.triton.tiles import Schedule
 from dynafuse.partition.kernel_class import LANES, PROCESSORS

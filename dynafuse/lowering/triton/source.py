@@ -22,19 +22,6 @@ from dynafuse.lowering.triton.scopes import Line, Scope
 from dynafuse.lowering.triton.text import factor_text, size_text
 from dynafuse.ops.indexing_math import symbol
 
-HEADER = """\
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from dynafuse.lowering.triton import libm as lm
-"""
-QUICK = "from dynafuse.lowering.triton import libm_quick as lq\n"
-"""The line of a module's header that kernels with quick functions need besides."""
-SCANS = "from dynafuse.lowering.triton import libm_scans as ls\n"
-"""The same for kernels with scans."""
-
-
 Variables = dict[sympy.Symbol, sympy.Expr]
 """The variable of each axis in a kernel's text."""
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from dynafuse.errors import IndexOutOfRange
-from dynafuse.ir import PLACE_WIDTH, Launch
+from dynafuse.ir import Launch
+from dynafuse.lowering.triton.header import PLACE_WIDTH
 from dynafuse.lowering.triton.launch import Kernel, located
 
 LAUNCH = Launch("k", (("in0", "*bf16"), ("out0", "*fp32"), ("s0", "i64")), (4, 1, 1), (("XBLOCK", 64),), warps=8)

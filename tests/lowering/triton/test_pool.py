@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import re
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -22,13 +25,16 @@ from torch._inductor.runtime import compile_tasks
 
 from dynafuse import backend
 from dynafuse.ir import Launch, Lowered
-from dynafuse.lowering.triton import pool, scratch
-from dynafuse.lowering.triton.compiler import gpu_target, load
+from dynafuse.lowering.triton import pool, scratch, worker
+from dynafuse.lowering.triton.compiler import gpu_target, job_of, load, path_of
 from dynafuse.lowering.triton.scratch import MEMORY
+from dynafuse.lowering.triton.worker import Task
+from dynafuse.lowering.triton.workers import WorkerError, Workers, WorkersEnded
 from tests.support.processes import ROOT, environment, python
 
 KERNEL, FINISH = (Launch(name, (), (sympy.Integer(1),) * 3, (), 2, 1) for name in ("kernel", "finish"))
 ONE, TWO = Lowered("source", (KERNEL,)), Lowered("source", (KERNEL, FINISH))
+PATIENCE_S = 60.0
 SCALE = """
 import triton
 import triton.language as tl
@@ -42,37 +48,36 @@ def scale(x, n, BLOCK: tl.constexpr, WAITS: tl.constexpr):
 SCALE_LAUNCH = Launch("scale", (("x", "*fp32"), ("n", "i32")), (sympy.Integer(1),) * 3, (("BLOCK", 64),), 2, 1)
 
 
-class Workers:
-    """Stands for torch's pool: remembers what it is given, and has it at once or never."""
+class Stand:
+    """Stands for workers: remembers what it is given, and has it at once or never."""
 
     def __init__(self) -> None:
-        self.given: list[Any] = []
+        self.given: list[Task] = []
         self.error: Exception | None = None
 
-    def submit(self, *call: Any) -> Future[Any]:
-        self.given.append(call)
+    def submit(self, task: Task) -> Future[Any]:
+        self.given.append(task)
         done: Future[Any] = Future()
         if self.error is None:
-            done.set_result((call[2].entry, b"binary"))
+            done.set_result((task.job.entry, b"binary"))
         else:
             done.set_exception(self.error)
         return done
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """A pool that is not ready."""
-    found = Workers()
+def workers(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Workers that are not ready."""
+    stand = Stand()
     monkeypatch.setattr(pool, "load", lambda lowered, capability: (threading.current_thread().name,))
     monkeypatch.setattr(pool, "compile_launch", lambda source, launch, capability: threading.current_thread().name)
     monkeypatch.setattr(pool, "restored", lambda launch, metadata, binary, capability: f"{metadata} of workers")
-    monkeypatch.setattr(pool, "_workers", lambda: found)
-    monkeypatch.setattr(pool, "_are_ready", lambda: False)
-    return found
+    monkeypatch.setattr(pool, "_ready", lambda count: None)
+    return stand
 
 
-def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_are_ready", lambda: True)
+def ready(workers: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_ready", lambda count: workers)
 
 
 def submitted(number: int, capability: int | None = 90, count: int | None = None) -> list[Future[tuple[Any, ...]]]:
@@ -84,18 +89,18 @@ def made(kernels: list[Future[tuple[Any, ...]]]) -> set[str]:
     return {name.split("_")[0] for kernel in kernels for name in kernel.result(timeout=20)}
 
 
-def test_while_workers_start_threads_compile(workers: Workers) -> None:
+def test_while_workers_start_threads_compile(workers: Stand) -> None:
     assert made(submitted(6)) == {"dynafuse-compile"}
     assert not workers.given
 
 
-def test_workers_that_are_ready_compile_all(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready(monkeypatch)
+def test_workers_that_are_ready_compile_all(workers: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(workers, monkeypatch)
     assert [kernel.result(timeout=20) for kernel in submitted(3)] == [("kernel of workers",)] * 3
     assert len(workers.given) == 3
 
 
-def test_kernels_of_one_source_are_compiled_side_by_side(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_one_source_are_compiled_side_by_side(workers: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=20)
 
     def meets(source: str, launch: Launch, capability: int) -> str:
@@ -104,12 +109,12 @@ def test_kernels_of_one_source_are_compiled_side_by_side(workers: Workers, monke
 
     monkeypatch.setattr(pool, "compile_launch", meets)
     assert pool.submit(TWO, 90, None).result(timeout=40) == ("kernel", "finish")
-    ready(monkeypatch)
+    ready(workers, monkeypatch)
     assert pool.submit(TWO, 90, None).result(timeout=20) == ("kernel of workers", "finish of workers")
-    assert [given[1:3] for given in workers.given] == [("source", KERNEL), ("source", FINISH)]
+    assert {(task.text, task.job.entry) for task in workers.given} == {("source", "kernel"), ("source", "finish")}
 
 
-def test_workers_take_what_no_thread_has_begun(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_take_what_no_thread_has_begun(workers: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     def slow(source: str, launch: Launch, capability: int) -> str:
@@ -121,19 +126,22 @@ def test_workers_take_what_no_thread_has_begun(workers: Workers, monkeypatch: py
     kernels = submitted(pool.THREADS + 3)
     for _ in range(pool.THREADS):
         assert begun.acquire(timeout=20)
-    ready(monkeypatch)
+    ready(workers, monkeypatch)
     go_on.set()
     assert [kernel.result(timeout=20) for kernel in kernels] == [("slow",)] * pool.THREADS + [("kernel of workers",)] * 3
     assert len(workers.given) == 3
 
 
-def test_workers_that_are_gone_are_not_waited_for(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready(monkeypatch)
-    monkeypatch.setattr(workers, "submit", None)
+@pytest.mark.parametrize("how", ["before", "meanwhile"])
+def test_what_workers_that_are_gone_have_not_compiled_threads_do(how: str, workers: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(workers, monkeypatch)
+    workers.error = WorkersEnded()
+    if how == "before":
+        monkeypatch.setattr(workers, "submit", None)
     assert made(submitted(2)) == {"dynafuse-compile"}
 
 
-def test_who_waits_for_a_kernel_gets_its_failure(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_kernel_gets_its_failure(workers: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any) -> Any:
         raise ValueError("here")
 
@@ -143,7 +151,7 @@ def test_who_waits_for_a_kernel_gets_its_failure(workers: Workers, monkeypatch: 
         pool.submit(ONE, 90, None).result(timeout=20)
     with pytest.raises(ValueError, match="here"):
         pool.submit(ONE, 90, 0).result(timeout=20)
-    ready(monkeypatch)
+    ready(workers, monkeypatch)
     workers.error = RuntimeError("there")
     with pytest.raises(RuntimeError, match="there"):
         pool.submit(ONE, 90, None).result(timeout=20)
@@ -151,40 +159,149 @@ def test_who_waits_for_a_kernel_gets_its_failure(workers: Workers, monkeypatch: 
 
 @pytest.mark.parametrize(("capability", "count"), [(90, 0), (None, None)])
 def test_without_workers_and_in_the_interpreter_nobody_else_compiles(
-        capability: int | None, count: int | None, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready(monkeypatch)
+        capability: int | None, count: int | None, workers: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(workers, monkeypatch)
     assert made(submitted(3, capability, count)) == {threading.current_thread().name}
     assert not workers.given
 
 
-WORKERS = """
-import json, os, sys
-from torch._inductor.compile_worker.subproc_pool import SubprocPool
-from tests.lowering.triton.test_pool import SCALE, SCALE_LAUNCH, loaded
-from dynafuse.lowering.triton.worker import Pickler, compiled_bytes
+def task_of(text: str, launch: Launch) -> Task:
+    """What workers are given of a kernel."""
+    return Task(text, path_of(text), job_of(launch, 90))
 
-workers = SubprocPool(1, Pickler(is_parent=False))
-before = workers.submit(loaded).result()
-metadata, cubin = workers.submit(compiled_bytes, SCALE, SCALE_LAUNCH, 90).result()
-print(json.dumps({"before": before, "after": workers.submit(loaded).result(), "name": metadata["name"], "size": len(cubin)}))
-workers.shutdown()
+
+@pytest.fixture
+def process() -> Iterator[Workers]:
+    """Two workers."""
+    workers = Workers(2)
+    workers.ready.result(timeout=PATIENCE_S)
+    yield workers
+    workers.stop()
+
+
+ALONE = """
+import json, sys
+from dynafuse.lowering.triton.worker import Task, compiled_text, _compile_first
+from dynafuse.lowering.triton.jobs import Job
+
+def loaded():
+    return sorted(name for name in sys.modules if name.startswith(("torch", "triton.", "dynafuse.")))
+
+_compile_first()
+before = loaded()
+metadata, cubin = compiled_text(Task(sys.argv[1], "/nowhere/scale.py", Job(
+    "scale", (("x", "*fp32"), ("n", "i32")), (("BLOCK", 64), ("WAITS", 1)), ((0, 16),), 2, 1, False, 90)))
+print(json.dumps({"before": before, "after": loaded(), "name": metadata["name"], "size": len(cubin)}))
 """
 
 
-def loaded() -> list[str]:
-    """What this process has imported of what compiles kernels."""
-    return sorted(name for name in sys.modules if name.startswith(("triton.", "dynafuse.lowering.", "torch._inductor.runtime.")))
-
-
 def test_workers_are_born_with_what_compiles_kernels_and_leave_no_files(tmp_path: Path) -> None:
+    """They never have torch, without which they are ready in a fraction of the time."""
     variables = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     others = set(MEMORY.glob("dynafuse-*"))
-    found = json.loads(python("-c", WORKERS, env=environment(interpreted=False, **variables)).splitlines()[-1])
-    assert found["name"] == "scale" and found["size"] > 1000
-    assert "triton.compiler.code_generator" in found["before"]
-    assert found["after"] == found["before"]
+    seen = json.loads(python("-c", ALONE, SCALE, env=environment(interpreted=False, **variables)).splitlines()[-1])
+    assert seen["name"] == "scale" and seen["size"] > 1000
+    assert "triton.compiler.code_generator" in seen["before"]
+    assert seen["after"] == seen["before"]
+    assert "torch" not in seen["after"]
     assert not list((tmp_path / "triton").rglob("*.cubin"))
     assert set(MEMORY.glob("dynafuse-*")) <= others
+
+
+COMPARED = """
+from dynafuse.lowering.triton.compiler import compile_launch, path_of, job_of
+from dynafuse.lowering.triton.jobs import taken
+from dynafuse.lowering.triton.worker import Task
+from dynafuse.lowering.triton.workers import Workers
+from tests.lowering.triton.test_pool import SCALE, SCALE_LAUNCH
+
+workers = Workers(1)
+theirs = workers.submit(Task(SCALE, path_of(SCALE), job_of(SCALE_LAUNCH, 90))).result()
+mine = taken(compile_launch(SCALE, SCALE_LAUNCH, 90))
+print(theirs[1] == mine[1], {name for name in mine[0] if mine[0][name] != theirs[0][name]} <= {"hash"})
+workers.stop()
+"""
+
+
+def test_workers_compile_to_the_bits_that_threads_do() -> None:
+    assert python("-c", COMPARED, env=environment(interpreted=False)) == "True True\n"
+
+
+def test_what_a_worker_cannot_compile_fails_with_its_reason_and_others_go_on(process: Workers) -> None:
+    with pytest.raises(WorkerError, match="ModuleNotFoundError: No module named 'nowhere'"):
+        process.submit(task_of("import nowhere\n", SCALE_LAUNCH)).result(timeout=PATIENCE_S)
+    with pytest.raises(WorkerError, match="has no attribute 'scale'"):
+        process.submit(task_of("import math\n", SCALE_LAUNCH)).result(timeout=PATIENCE_S)
+
+
+def test_workers_that_have_ended_take_nothing_and_let_nobody_wait(process: Workers) -> None:
+    waits = process.submit(task_of("import time\ntime.sleep(600)\n", SCALE_LAUNCH))
+    process._process.kill()
+    assert isinstance(waits.exception(timeout=PATIENCE_S), WorkersEnded)
+    with pytest.raises(WorkersEnded):
+        process.submit(task_of(SCALE, SCALE_LAUNCH))
+
+
+def test_a_worker_that_is_killed_ends_all_of_them(process: Workers) -> None:
+    """As the kernel does where memory runs out; what they were about is then compiled elsewhere."""
+    waits = process.submit(task_of("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", SCALE_LAUNCH))
+    assert isinstance(waits.exception(timeout=PATIENCE_S), WorkersEnded)
+    assert process._process.wait(PATIENCE_S) == 1
+
+
+def test_workers_end_with_who_has_started_them() -> None:
+    """Also with one that is killed while they compile."""
+    program = """
+import os, signal, sys, time
+from dynafuse.lowering.triton.worker import Task
+from dynafuse.lowering.triton.compiler import job_of
+from dynafuse.lowering.triton.workers import Workers
+from tests.lowering.triton.test_pool import SCALE_LAUNCH
+
+workers = Workers(2)
+text = f"import os, time\\nopen({sys.argv[1]!r}, 'w').write(str(os.getpid()))\\ntime.sleep(600)\\n"
+workers.submit(Task(text, "/nowhere/text.py", job_of(SCALE_LAUNCH, 90)))
+while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pid"
+        subprocess.run([sys.executable, "-c", program, str(file)], env=environment(), check=False, timeout=PATIENCE_S)
+        assert eventually(lambda: not is_running(int(file.read_text())))
+
+
+def test_workers_that_nobody_asks_for_anything_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And come back: the server is run here, in a thread."""
+    monkeypatch.setattr(worker, "RESTING_S", 0.1)
+    ours, theirs = multiprocessing.Pipe()
+    server = worker._Server(theirs, 1)
+    monkeypatch.setattr(server, "_end", lambda: None)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    for number in range(2):
+        ours.send((number, task_of("import nowhere\n", SCALE_LAUNCH)))
+        assert ours.poll(PATIENCE_S) and ours.recv()[0] == number
+        assert eventually(lambda: server.workers is None)
+    ours.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def eventually(check: Callable[[], bool]) -> bool:
+    """Whether something becomes true before long."""
+    end = time.monotonic() + PATIENCE_S
+    while not check() and time.monotonic() < end:
+        time.sleep(0.05)
+    return check()
+
+
+def is_running(process: int) -> bool:
+    """Whether a process does anything: one that has ended may wait for somebody to ask how."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_where_memory_is_full_files_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,7 +319,7 @@ def test_where_memory_is_full_files_lie_on_disk(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.gpu
 def test_what_workers_have_compiled_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pool.warm(None)
-    while not pool._are_ready():
+    while pool._ready(None) is None:
         time.sleep(0.1)
     with monkeypatch.context() as patched:
         patched.setattr(triton, "compile", None)
