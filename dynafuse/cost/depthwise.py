@@ -39,16 +39,10 @@ LEAST_SHARED = 1 << 20
 """Elements from which on there are enough points for that."""
 
 MOST_SHARED = 25
-"""Elements of a window up to which a lane has registers for those of several points, where channels are planes."""
+"""Elements of a window up to which lanes share those of several points of planes: larger windows are walked row by row."""
 
-MOST_POINTS = 4
-"""Points of a lane for larger windows, of elements of 16 bits: it has no registers for more, but for a short side."""
-
-SHORT_SIDE = 8
-"""Points that a lane takes at most, where they are all of a side: beyond its ends is nothing to load."""
-
-REGISTER = 4
-"""Bytes of a register."""
+MOST_POINTS = 8
+"""Points of a lane, which for larger windows lie beside each other in rows."""
 
 STEPS = 4 * 512
 """Points of a processor from which on there are enough for each point of a lane."""
@@ -171,13 +165,11 @@ def _flops_of_term(convolution: Depthwise, wanted: Wanted, device: Device) -> fl
 
 
 def _has_tile(convolution: Depthwise, wanted: Wanted, device: Device) -> bool:
-    """Return whether lanes that compute several points along a side have registers for them, and are enough."""
+    """Return whether lanes can compute several points of a row, and are enough."""
     elements, sides = ((convolution.inputs, convolution.sides[0]) if wanted is Wanted.INPUT else
                        (convolution.outputs, convolution.sides[1]))
     most = elements / max(STEPS * device.processors, 1.0)
-    counts = [points for side in sides for points in range(2, min(side, SHORT_SIDE) + 1)
-              if side % points == 0 and (points <= MOST_POINTS or points == side)]
-    return min(counts, default=math.inf) <= most and convolution.itemsize < REGISTER
+    return any(sides[-1] % points == 0 for points in range(2, MOST_POINTS + 1) if points <= most)
 
 
 def _planes_ns(taps: int, wanted: Wanted) -> float:

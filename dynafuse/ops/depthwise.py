@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -26,8 +27,20 @@ from torch._ops import OpOverload
 from dynafuse.ops.indexing import under
 from dynafuse.ops.indexing_math import floordiv
 from dynafuse.ops.literals import opmath
-from dynafuse.ops.table import Builder, Call, Index, Kind, Value, register, rewrite
-from dynafuse.ops.windows import Window, covers, elements, reduced, refusal, shares, sizes_of, too_long, windows, within
+from dynafuse.ops.table import Builder, Call, Index, Kind, Loop, Shape, Value, register, rewrite
+from dynafuse.ops.windows import (
+    MAX_WINDOW,
+    Window,
+    covers,
+    element,
+    reduced,
+    refusal,
+    shares,
+    sizes_of,
+    too_long,
+    windows,
+    within,
+)
 
 MOST_TAPS = 49
 """The most elements of a window that are written out one by one: 7 × 7."""
@@ -84,6 +97,10 @@ DEPTHWISE_BACKWARD: OpOverload = torch.ops.dynafuse.depthwise_convolution_backwa
 """The gradient with respect to what is convolved."""
 
 
+Tap = tuple[int | sympy.Expr, ...]
+"""The place of an element in its window."""
+
+
 # Values at an index ---------------------------------------------------------------------------------------------------
 
 
@@ -93,6 +110,19 @@ def _windows(call: Call, weight: Sequence[sympy.Expr]) -> list[Window]:
 
 
 def _lower(build: Builder, call: Call, index: Index) -> Value:
+    lengths = [window.length for window in _windows(call, build.shape(call["weight"]))]
+    return _sum_of_products(build, call, list(_terms(build, call, index, itertools.product(*map(range, lengths)))))
+
+
+def _add_row(build: Builder, call: Call, index: Index, row: sympy.Expr, total: Value) -> Value:
+    """Return a sum with what a row of the window adds to it."""
+    lengths = [window.length for window in _windows(call, build.shape(call["weight"]))]
+    taps = ((row, *rest) for rest in itertools.product(*map(range, lengths[1:])))
+    return _added(build, call, _terms(build, call, index, taps), total)
+
+
+def _terms(build: Builder, call: Call, index: Index, taps: Iterable[Tap]) -> Iterator[tuple[Value, Value]]:
+    """Yield elements of the window, given their places in it, each with its weight."""
     image, channel, *at = index
     _, channels, *sizes = build.shape(call["self"])
     source, of = floordiv(channel, _copies(call.shape[1], channels)), _windows(call, build.shape(call["weight"]))
@@ -100,11 +130,42 @@ def _lower(build: Builder, call: Call, index: Index) -> Value:
     def read(place: Index) -> Value:
         return build.operand(call["self"], (image, source, *place))
 
-    def term(tap: Sequence[int], place: Index) -> tuple[Value, Value]:
-        weight = build.operand(call["weight"], (channel, S.Zero, *map(sympy.Integer, tap)))
-        return within(build, sizes, place, read, 0), weight
+    for tap in taps:
+        weight = build.operand(call["weight"], (channel, S.Zero, *map(sympy.sympify, tap)))
+        yield within(build, sizes, element(of, tuple(at), tap), read, 0), weight
 
-    return _sum_of_products(build, call, [term(tap, place) for tap, place in elements(of, tuple(at))])
+
+def _rows(call: Call, shape: Shape) -> int:
+    """Return in how many steps a window is walked, a row each; 1 for one that is written out."""
+    lengths = [int(size) for size in shape(call["weight"])[2:]]
+    return lengths[0] if len(lengths) > 1 and math.prod(lengths) > MAX_WINDOW else 1
+
+
+def _rows_of_gradient(call: Call, shape: Shape) -> int:
+    """Return the same of a gradient; where windows begin apart, a row of them covers few elements."""
+    is_plain = shape(call["grad_output"])[1] == call.shape[1] and all(stride == 1 for stride in call["stride"])
+    return _rows(call, shape) if is_plain else 1
+
+
+def _add_row_of_gradient(build: Builder, call: Call, index: Index, row: sympy.Expr, total: Value) -> Value:
+    """Return a sum with what the windows add to it that have the element in a row."""
+    image, channel, *at = index
+    of, counts = _windows(call, build.shape(call["weight"])), build.shape(call["grad_output"])[2:]
+
+    def terms() -> Iterator[tuple[Value, Value]]:
+        for rest in itertools.product(*(range(window.length) for window in of[1:])):
+            tap = (row, *rest)
+            number = tuple(position + window.padding - window.dilation * step
+                           for position, window, step in zip(at, of, tap, strict=True))
+            weight = build.operand(call["weight"], (channel, S.Zero, *map(sympy.sympify, tap)))
+            yield within(build, counts, number, functools.partial(_grad, build, call, image, channel), 0), weight
+
+    return _added(build, call, terms(), total)
+
+
+def _grad(build: Builder, call: Call, image: sympy.Expr, output: sympy.Expr, at: Index) -> Value:
+    """Return the gradient of an element of the result."""
+    return build.operand(call["grad_output"], (image, output, *at))
 
 
 def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
@@ -113,8 +174,7 @@ def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
     copies = _copies(counts[1], call.shape[1])
     outputs, around = [channel * copies + copy for copy in range(copies)], list(covers(of, index, counts))
 
-    def grad(output: sympy.Expr, at: Index) -> Value:
-        return build.operand(call["grad_output"], (image, output, *at))
+    grad = functools.partial(_grad, build, call, image)
 
     def weight(output: sympy.Expr, places: Sequence[sympy.Expr]) -> Value:
         tap = (floordiv(place, window.dilation) for place, window in zip(places, of, strict=True))
@@ -135,11 +195,15 @@ def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
 
 def _sum_of_products(build: Builder, call: Call, terms: Sequence[tuple[Value, Value]]) -> Value:
     """Return the sum of products in the order of the terms, rounded once."""
-    wide = opmath(call.dtype)
-    total = build.expression("{0} * {1}", wide, *terms[0])
-    for term in terms[1:]:
-        total = build.expression("{0} * {1} + {2}", wide, *term, total)
-    return build.cast(total, call.dtype)
+    first = build.expression("{0} * {1}", opmath(call.dtype), *terms[0])
+    return build.cast(_added(build, call, terms[1:], first), call.dtype)
+
+
+def _added(build: Builder, call: Call, terms: Iterable[tuple[Value, Value]], total: Value) -> Value:
+    """Return a sum with products added to it, in the order of the terms."""
+    for term in terms:
+        total = build.expression("{0} * {1} + {2}", opmath(call.dtype), *term, total)
+    return total
 
 
 def _copies(outputs: sympy.Expr, channels: sympy.Expr) -> int:
@@ -171,5 +235,10 @@ def _refusal(call: Call, channels: sympy.Expr) -> str:
     return "" if all(number.is_Integer for number in numbers) else "a convolution of symbolic channels or windows"
 
 
-register(rewrite(DEPTHWISE, Kind.INDEX, _lower, accepts=_accepts, flops=2.0))
-register(rewrite(DEPTHWISE_BACKWARD, Kind.INDEX, _lower_gradient, accepts=_accepts_gradient, flops=2.0))
+FIRST_SIDE = 2
+"""The dimension, of images, of results and of weights, along which windows are walked row by row."""
+
+register(replace(rewrite(DEPTHWISE, Kind.INDEX, _lower, accepts=_accepts, flops=2.0),
+                 loop=Loop(_rows, _add_row, FIRST_SIDE)))
+register(replace(rewrite(DEPTHWISE_BACKWARD, Kind.INDEX, _lower_gradient, accepts=_accepts_gradient, flops=2.0),
+                 loop=Loop(_rows_of_gradient, _add_row_of_gradient, FIRST_SIDE)))

@@ -229,6 +229,24 @@ class Scatter:
 
 
 Lower = Callable[[Builder, Call, Index], Value]
+Shape = Callable[[Any], Sequence[Any]]
+"""Returns the sizes of a tensor argument."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How a kernel's text adds a value up in a loop, where the terms of it would be too many to write out.
+
+    ``count`` returns the steps of a call, given the sizes of its arguments; 1 for one that is written out. ``step`` returns
+    the sum after a step, of which the number is an index expression, given the sum before. A step moves along the dimension
+    ``dim`` of what is read.
+    """
+
+    count: Callable[[Call, Shape], int]
+    step: Callable[[Builder, Call, Index, sympy.Expr, Value], Value]
+    dim: int
+
+
 Emit = str | Callable[..., str]
 
 
@@ -257,6 +275,7 @@ class Row:
     smooth: bool = False  # pointwise: whether quicker functions serve it where its result only becomes 16-bit floats
     rounds: bool = False  # pointwise: whether it casts what the user casts: its operand and its result are rounded
     lower: Lower | None = None  # view, index, gather, creation, random: the value at an index
+    loop: Loop | None = None  # index: what adds it up, if it is not written out
     view: View | None = None  # view, index: what it does to dimensions; None where it takes parts of them
     order: Order | None = None  # view, index: of one that permutes, the order
     indices: Callable[[Mapping[str, Any]], Iterable[Indexed]] | None = None  # gather: its index tensors, by its arguments

@@ -86,8 +86,19 @@ def too_long(count: int, limit: int = MAX_WINDOW) -> str:
 def elements(of: Sequence[Window], at: Index) -> Iterator[tuple[tuple[int, ...], Index]]:
     """Yield the places of the elements of the window at ``at``: in the window, and in the operand."""
     for steps in itertools.product(*(range(window.length) for window in of)):
-        yield steps, tuple(position * window.stride - window.padding + window.dilation * step
-                           for position, window, step in zip(at, of, steps, strict=True))
+        yield steps, element(of, at, steps)
+
+
+def element(of: Sequence[Window], at: Index, steps: Sequence[int | sympy.Expr]) -> Index:
+    """Return the place in the operand of an element of a window.
+
+    Args:
+        of: The windows, a dimension each.
+        at: The window's number in each.
+        steps: The element's place in the window.
+    """
+    return tuple(position * window.stride - window.padding + window.dilation * step
+                 for position, window, step in zip(at, of, steps, strict=True))
 
 
 def within(build: Builder, sizes: Sequence[sympy.Expr], at: Index, read: Callable[[Index], Value], outside: float) -> Value:

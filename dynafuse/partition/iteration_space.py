@@ -441,9 +441,17 @@ class Spaces:
         operands = {argument: self._moved(node, argument) for argument in arguments}
         in_windows = {argument: self.tensor(argument) for argument, operand in operands.items() if operand.reach > 1}
         if in_windows:
-            for argument, loads in window_loads(self.tensor(node), self.moves(node) or {}, in_windows).items():
+            readings, (steps, dim) = self.moves(node) or {}, self._loop(node)
+            for argument, loads in window_loads(self.tensor(node), readings, in_windows, steps, dim).items():
                 operands[argument] = replace(operands[argument], shared=loads)
         return operands
+
+    def _loop(self, node: Node) -> tuple[int, int]:
+        """Return in how many steps a loop adds a node up, and along which dimension of its operands a step moves."""
+        row, call = self.facts[node].row, self.facts[node].call
+        if row is None or row.loop is None or call is None:
+            return 1, 0
+        return row.loop.count(call, lambda argument: self.tensor(argument).shape), row.loop.dim
 
     def _moved(self, node: Node, argument: Node) -> Operand:
         """Return what a node that moves data reads of an operand for one element of its own."""

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 from torch.fx import Node
@@ -125,7 +125,8 @@ def best_tile(windows: Sequence[Window], axes: Sequence[int], tiles: Iterable[Re
 # Of a node -------------------------------------------------------------------------------------------------------------
 
 
-def window_loads(result: Tensor, readings: Mapping[Node, Reading], operands: Mapping[Node, Tensor]) -> dict[Node, float]:
+def window_loads(result: Tensor, readings: Mapping[Node, Reading], operands: Mapping[Node, Tensor],
+                 steps: int = 1, dim: int = 0) -> dict[Node, float]:
     """Return how many loads a point takes of each operand that is read in windows which lanes of a pointwise kernel share.
 
     Operands of which each point is loaded by itself are left out.
@@ -134,7 +135,11 @@ def window_loads(result: Tensor, readings: Mapping[Node, Reading], operands: Map
         result: What is made of the windows.
         readings: Where its operands are read.
         operands: Those that are read at several places.
+        steps: In how many steps a loop walks the windows, if they are not written out: lanes share what one step reads.
+        dim: The dimension of operands along which a step moves.
     """
+    if steps > 1:
+        readings = {argument: _of_a_step(reading, dim) for argument, reading in readings.items()}
     if not all(isinstance(size, int) for size in result.shape) or result.innermost is None:
         return {}
     windows = {argument: window for argument, operand in operands.items()
@@ -145,7 +150,14 @@ def window_loads(result: Tensor, readings: Mapping[Node, Reading], operands: Map
     axes = overlapping(windows.values(), (axis for axis in range(len(result.shape)) if axis != result.innermost))
     tiles = tiles_of(dict(enumerate(map(int, result.shape))), axes, min(MOST_POINTS, result.hint // LEAST_STEPS))
     tile = best_tile(list(windows.values()), axes, tiles)
-    return {argument: window.loads(tile) / points_of(tile) for argument, window in windows.items()} if tile else {}
+    points = points_of(tile)
+    return {argument: steps * window.loads(tile) / points for argument, window in windows.items()} if tile else {}
+
+
+def _of_a_step(reading: Reading, dim: int) -> Reading:
+    """Return what a step of a loop reads, of which each moves along a dimension."""
+    at = min((index[dim] for index in reading.indices), key=str)
+    return replace(reading, indices=frozenset(index for index in reading.indices if index[dim] == at))
 
 
 def _window(reading: Reading, operand: Tensor, result: Tensor) -> Window | None:

@@ -62,18 +62,18 @@ def test_it_is_decided_as_it_was_measured(case: Case, beside: bool, wanted: Want
 
 @pytest.mark.parametrize("wanted", [Wanted.RESULT, Wanted.INPUT])
 @pytest.mark.parametrize(("case", "dtype", "is_written"), [
-    (((32, 384, 14, 14), 7, 1, 1), torch.bfloat16, True), (((32, 384, 14, 14), 7, 1, 1), torch.float32, False),
+    (((32, 384, 14, 14), 7, 1, 1), torch.bfloat16, True), (((32, 384, 14, 14), 7, 1, 1), torch.float32, True),
     (((32, 768, 7, 7), 7, 1, 1), torch.bfloat16, False), (((32, 768, 7, 7), 3, 1, 1), torch.bfloat16, True),
     (((128, 768, 7, 7), 7, 1, 1), torch.bfloat16, True),
 ])
 def test_large_windows_take_lanes_of_several_points(case: Case, dtype: torch.dtype, is_written: bool, wanted: Wanted) -> None:
-    """Which are two, three or four, or all of a short side: of few images of 7 × 7 seven would leave too few steps."""
+    """Of few images of 7 × 7 seven would leave too few steps."""
     sizes = depthwise_of(*call(case, True, dtype))
     assert sizes is not None
     assert (written_us(sizes, wanted, H200) < library_us(sizes, wanted, H200)) is is_written
 
 
-@pytest.mark.parametrize(("images", "side", "has_them"), [(32, 14, True), (32, 7, False), (128, 7, True), (32, 35, False)])
+@pytest.mark.parametrize(("images", "side", "has_them"), [(32, 14, True), (32, 7, False), (128, 7, True), (32, 35, True), (32, 37, False)])
 def test_the_schedule_has_such_lanes(images: int, side: int, has_them: bool) -> None:
     x = channels_last(images, 768, side, side, dtype=torch.bfloat16)
     weight = weights(x.shape[1], 7, torch.bfloat16)

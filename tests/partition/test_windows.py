@@ -31,8 +31,8 @@ def loads(function: Callable[..., Any], *inputs: Tensor) -> list[float | None]:
 CASES: dict[str, tuple[Callable[..., Any], list[Tensor], list[float | None]]] = {
     "3 x 3 of channels": (plainly, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 3, BF16)], [24 / 8, 9 / 8]),
     "5 x 5 of channels": (plainly, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 5, BF16)], [48 / 8, 25 / 8]),
-    "7 x 7 of channels": (plainly, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 7, BF16)], [64 / 4, 49 / 4]),
-    "7 x 7 in float32": (plainly, [channels_last(16, 64, 56, 56), weights(64, 7)], [None, None]),
+    "7 x 7 of channels": (plainly, [channels_last(16, 64, 56, 56, dtype=BF16), weights(64, 7, BF16)], [7 * 14 / 8, 49 / 8]),
+    "7 x 7 in float32": (plainly, [channels_last(16, 64, 56, 56), weights(64, 7)], [7 * 14 / 8, 49 / 8]),
     "3 x 3 of planes": (plainly, [torch.empty(16, 64, 56, 56), torch.empty(64, 1, 3, 3)], [30 / 8, 9 / 8]),
     "means": (lambda x: F.avg_pool2d(x, 3, 1, 1), [channels_last(16, 64, 56, 56)], [24 / 8]),
     "means 2 apart": (lambda x: F.avg_pool2d(x, 3, 2, 1), [channels_last(16, 64, 112, 112)], [45 / 8]),

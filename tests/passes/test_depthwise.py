@@ -37,6 +37,10 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]]] =
     "a volume": ((1, 3, 5, 4, 6), (3, 1, 2), 1, {"padding": (1, 0, 1)}),
     "windows of one": ((2, 3, 5, 6), (1, 1), 1, {}),
     "windows of one, strided, two for each": ((2, 3, 5, 6), (1, 1), 2, {"stride": 2}),
+    "row by row": ((2, 5, 9, 10), (7, 7), 1, {"padding": 3}),
+    "row by row, strided": ((1, 3, 13, 12), (7, 5), 1, {"stride": 2, "padding": (3, 2)}),
+    "row by row, dilated": ((1, 3, 16, 15), (3, 9), 1, {"dilation": (2, 1), "padding": (2, 4)}),
+    "slice by slice": ((1, 2, 6, 5, 6), (3, 3, 3), 1, {"padding": 1}),
     "windows larger than the image": ((1, 3, 1, 2), (3, 5), 1, {"padding": 2}),
 }
 
@@ -64,7 +68,7 @@ def test_it_is_what_eager_computes(name: str, layout: str) -> None:
     assert DEPTHWISE in found and DEPTHWISE_BACKWARD in found and aten.convolution.default not in found
 
 
-@pytest.mark.parametrize("name", ["same", "strided", "two for each", "a causal sequence"])
+@pytest.mark.parametrize("name", ["same", "strided", "two for each", "a causal sequence", "row by row"])
 def test_16_bit_floats_are_summed_in_float32(name: str) -> None:
     function, x, weight = operands(name, torch.bfloat16)
     assert DEPTHWISE in targets(check(function, x, weight, **SLOW))

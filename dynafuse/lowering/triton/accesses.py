@@ -31,13 +31,14 @@ Place: TypeAlias = tuple[str, sympy.Expr]
 
 @dataclass(frozen=True)
 class Access:
-    """A load or store: the tensor, its layout, the offset in elements, and the conditions that mask it."""
+    """A load or store: the tensor, its layout, the offset in elements, the conditions that mask it; how often, in a loop."""
 
     tensor: str
     layout: Layout
     offset: sympy.Expr
     is_store: bool
     masks: tuple[str, ...] = ()
+    times: int = 1
 
     @property
     def place(self) -> Place | None:

@@ -29,7 +29,7 @@ from dynafuse.lowering.triton.scopes import PER_PROGRAM, PER_STEP
 from dynafuse.lowering.triton.source import TileDimension, divides_evenly, render
 from dynafuse.lowering.triton.text import escape, size_text
 from dynafuse.lowering.triton.tiles import Schedule, are_known, point_count, reduced_axes, values_per_tile
-from dynafuse.ops import Value, lookup
+from dynafuse.ops import Index, Value, lookup
 from dynafuse.ops.indexing_math import flatten
 from dynafuse.ops.literals import triton_type
 from dynafuse.ops.overloads import overload
@@ -160,16 +160,26 @@ def numel(spec: Spec, axes: Sequence[int]) -> Size:
     return total
 
 
-def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[str] | None = None) -> Emitter:
+class Asking(Emitter):
+    """An emitter that finds out at which indices the points of a register tile want what loops add up."""
+
+    def _looped(self, position: int, index: Index, steps: int) -> Value:
+        self.awaited.setdefault(position, []).append(index)
+        return Value(self.new_name(), self.calls[position][1].dtype, self._all_tiles - PER_STEP)
+
+
+def make_emitter(builder: KernelBuilder, loop: str | None = None, tile_of: list[str] | None = None,
+                 kind: type[Emitter] = Emitter) -> Emitter:
     """Return a new emitter for one kernel of the spec.
 
     Args:
         builder: The kernels of the spec.
         loop: The tile dimension that the kernel's loop walks, if it has one.
         tile_of: The tile dimension of each axis, if not the schedule's.
+        kind: What it is.
     """
     schedule = builder.schedule
-    emitter = Emitter(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
+    emitter = kind(builder.spec, tile_of or schedule.tile_of(len(builder.spec.axes)), loop, builder.round_like_eager)
     emitter.hoist_invariants = schedule.hoist_invariants
     emitter.register_tile = dict(schedule.register_tile)
     emitter.eviction.beside = innermost(emitter.axes, (order for tile, order in schedule.order.items() if tile != "y"))
@@ -240,6 +250,20 @@ def fits_grid(builder: KernelBuilder, size: Size) -> bool:
     if isinstance(size, sympy.Expr) and isinstance(builder.spec, Classed):
         size = with_symbols_at(size, builder.spec.most)
     return isinstance(size, int) and size <= MOST_PROGRAMS
+
+
+def looping_emitter(builder: KernelBuilder) -> Emitter:
+    """Return a new emitter that adds values up in loops, those of all points of a register tile in one."""
+    emitter = make_emitter(builder)
+    emitter.loops = True
+    if emitter.register_tile and any(row.loop is not None for row, _ in emitter.calls):
+        asking = make_emitter(builder, kind=Asking)
+        asking.loops = True
+        for _ in asking.register_points():
+            for store in builder.spec.stores:
+                asking.stored(store)
+        emitter.awaited = asking.awaited
+    return emitter
 
 
 def emit_stores(builder: KernelBuilder, emitter: Emitter, stores: Sequence[tuple[int, Store]]) -> None:

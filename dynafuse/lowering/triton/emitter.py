@@ -27,6 +27,7 @@ from dynafuse.lowering.triton.memory import Memory
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
 from dynafuse.lowering.triton.ranges import FLOATS, Range, Ranges
+from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope
 from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
@@ -59,6 +60,8 @@ class Emitter(Memory):
         self.lanes: tuple[sympy.Symbol, ...] = ()  # axes along a tile's last dimension of a multiple of four points
         self.register_tile: dict[int, int] = {}  # of axes of which a lane computes several points, how many
         self.register_point: dict[int, int] = {}  # which of them is computed at the moment
+        self.loops = False  # whether values are added up in loops that are not written out
+        self.awaited: dict[int, list[Index]] = {}  # of such ops, at which indices points of a register tile want them
         self.used_scalars: set[str] = set()  # the kernel's scalar arguments that its body uses, but for sizes
         self.substitutes: dict[int, Value] = {}  # values that stand for ops, at any index
         self.index_exprs: dict[str, sympy.Expr] = {}  # integers that are index expressions, by the names of their values
@@ -244,10 +247,36 @@ class Emitter(Memory):
             return self._round_result(position, self._reduction(position, index))
         if row.kind is Kind.SCAN:
             return self._round_result(position, self._scan(position, index))
+        steps = row.loop.count(call, self.shape) if self.loops and row.loop is not None and not self.masks else 1
+        if steps > 1 and not self.open_branches:
+            return self._looped(position, index, steps)
         assert row.lower is not None, row
         self.used_scalars |= {arg.name for arg in call.args.values() if isinstance(arg, HoistedScalar)}
         value = row.lower(self, call, index)
         return value if row.kind is Kind.VIEW else self._round_result(position, Value(value.name, call.dtype, value.tiles))
+
+    def _looped(self, position: int, index: Index, steps: int) -> Value:
+        """Return the value of an op that a loop adds up; the same loop does so for all points of a register tile."""
+        row, call = self.calls[position]
+        assert row.loop is not None, row
+        awaited = self.awaited.get(position, [])
+        indices = awaited if index in awaited else [index]
+        tiles, number = self._all_tiles - PER_STEP, symbol(self.new_name("w"), steps)
+        sums = [Value(self.new_name("sum"), opmath(call.dtype), tiles) for _ in indices]
+        for total in sums:
+            zero = self._broadcast_text(self.constant(0, total.dtype), total.dtype)
+            self.add_line(f"{total} = {zero}", tiles)
+        body = Scope(header=Line(f"for {number} in range({steps}):"), is_branch=True)
+        self.open_branches.append(body)
+        for total, at in zip(sums, indices, strict=True):
+            body.lines.append(Line(f"{total} = {row.loop.step(self, call, at, number, total)}"))
+        self.open_branches.pop()
+        self.scope(tiles).lines.append(body)
+        for total, at in zip(sums, indices, strict=True):
+            value = self._round_result(position, self.cast(total, call.dtype))
+            self.scope(tiles).values[position, at, self.masks] = value
+        rounded: Value = self.scope(tiles).values[position, index, self.masks]
+        return rounded
 
     def _round_result(self, position: int, value: Value) -> Value:
         if not self.rounding.rounds_result(position):

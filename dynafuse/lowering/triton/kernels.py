@@ -19,7 +19,7 @@ from dynafuse.lowering.triton.builder import (
     add_launch,
     emit_stores,
     fits_grid,
-    make_emitter,
+    looping_emitter,
     program_id,
     tile_dimension,
 )
@@ -36,7 +36,7 @@ from dynafuse.lowering.triton.tiles import Schedule
 def pointwise(builder: KernelBuilder) -> None:
     """Add a kernel with one program per tile, of one or two tile dimensions."""
     order = builder.schedule.order
-    emitter = make_emitter(builder)
+    emitter = looping_emitter(builder)
     emit_stores(builder, emitter, list(enumerate(builder.spec.stores)))
     names = [name for name in ("x", "y") if name in order]
     grid = [builder.tile_count(name) for name in names]

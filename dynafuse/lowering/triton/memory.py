@@ -47,6 +47,7 @@ class Memory(ControlFlow):
         self.unit_tiles = frozenset("xyr") - frozenset(tile_of)  # tile dimensions that walk no axis: a single point
         self.exact_tiles: frozenset[str] = frozenset()  # tile dimensions that never reach beyond their end: no mask
         self.accesses: list[Access] = []
+        self.times = 1  # how often what is written now is computed: more than once in a loop of which a probe writes a step
         self.loads = SharedLoads()
         self.neighbours = Neighbours()
         self.eviction = Eviction(self.axes, self.tile_of, self.unit_tiles)
@@ -125,7 +126,7 @@ class Memory(ControlFlow):
     def _note(self, tensor: str, layout: Layout, offset: sympy.Expr) -> None:
         """Note that a place is loaded from under the masks."""
         if not any(access.place == (tensor, offset) for access in self.accesses):
-            self.accesses.append(Access(tensor, layout, offset, False, names_of(self.masks)))
+            self.accesses.append(Access(tensor, layout, offset, False, names_of(self.masks), self.times))
 
     def _load_line(self, tensor: str, layout: Layout, offset: sympy.Expr, masks: Masks) -> Line:
         """Return what loads under some masks, without a name: one element for a group of neighbours that load the same."""

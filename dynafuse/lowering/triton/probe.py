@@ -18,7 +18,8 @@ from dynafuse.ir import Spec
 from dynafuse.lowering.triton.accesses import names_of
 from dynafuse.lowering.triton.draws import OF_FOURS
 from dynafuse.lowering.triton.emitter import Emitter
-from dynafuse.ops import Value
+from dynafuse.ops import Index, Value
+from dynafuse.ops.literals import opmath
 
 FUNCTION = 12.0  # instructions of a function of the math library outside of an op
 BRANCH = 16.0  # the least of one that branches
@@ -46,6 +47,7 @@ class Work:
     axes: frozenset[int]
     masks: tuple[str, ...]
     is_apart: bool
+    times: int = 1  # how often it is computed, of one line: in a loop
 
 
 class Condition(NamedTuple):
@@ -98,8 +100,19 @@ class Probe(Emitter):
         if self._name_count > names_before:
             instructions = self._instructions(text, dtype, bool(comment))
             if instructions:
-                self.work.append(Work(instructions, axes_of(tiles), names_of(self.masks), value.name in self._apart))
+                is_apart = value.name in self._apart
+                self.work.append(Work(instructions, axes_of(tiles), names_of(self.masks), is_apart, self.times))
         return value
+
+    def _looped(self, position: int, index: Index, steps: int) -> Value:
+        """Return the value of an op that a loop adds up: of its steps one is written, which counts as often as there are."""
+        row, call = self.calls[position]
+        assert row.loop is not None, row
+        outer, self.times = self.times, steps
+        start = self.constant(0, opmath(call.dtype))
+        value = row.loop.step(self, call, index, sympy.Integer(steps // 2), start)
+        self.times = outer
+        return self._round_result(position, self.cast(value, call.dtype))
 
     def _instructions(self, text: str, dtype: torch.dtype, is_op: bool) -> float:
         """Return about how many instructions a line takes. Loads are priced as accesses, other names cost nothing."""

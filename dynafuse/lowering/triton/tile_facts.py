@@ -59,7 +59,7 @@ class TileAccess:
     tensor: str
     walk: Walk
     axes: frozenset[int]
-    share: float  # of the points at which it is made
+    share: float  # of the points at which it is made, times how often
     masks: tuple[str, ...]
     numel: int
 
@@ -88,7 +88,7 @@ class TileFacts:
         self.walks = list(dict.fromkeys(access.walk for access in self.accesses))
         self.work: dict[tuple[frozenset[int], tuple[str, ...], bool], float] = defaultdict(float)  # by what it depends on
         for work in probed.work:
-            self.work[work.axes, work.masks, work.is_apart] += work.instructions
+            self.work[work.axes, work.masks, work.is_apart] += work.times * work.instructions
         self._merged: dict[tuple[int, int], bool] = {}
 
     def _access(self, access: Access) -> TileAccess:
@@ -102,7 +102,7 @@ class TileFacts:
         blurred = frozenset[int]().union(*map(self._probed.axes_along, by_floats))
         walk = Walk(access.layout.dtype.itemsize, strides, linear, blurred, vector, self._jump(access.offset),
                     self._bounds(access.masks, strides), access.is_store)
-        return TileAccess(access.tensor, walk, axes, share, access.masks, numel)
+        return TileAccess(access.tensor, walk, axes, access.times * share, access.masks, numel)
 
     def _bounds(self, masks: Sequence[str], strides: Sequence[float | None]) -> tuple[tuple[frozenset[int], int], ...]:
         """Return the bounds of masks along axes that are walked element by element; 1 for one that is not known."""

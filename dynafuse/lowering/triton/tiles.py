@@ -98,6 +98,7 @@ def probe(spec: Spec, register_tile: Iterable[tuple[int, int]] = ()) -> Probe:
     """
     emitter = Probe(spec)
     emitter.register_tile = dict(register_tile)
+    emitter.loops = not spec.of_rows
     dims = dict(spec.of_rows)
 
     def load_operand(op: int, tiles: frozenset[str] = frozenset()) -> Value:

@@ -72,6 +72,16 @@ def two_overwritten(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.
     d.mul_(F.avg_pool2d(b, 3, 1, 1))
 
 
+def beside_others(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A convolution with a producer, of which another result is made, and with consumers, one of which masks it."""
+    y = convolved(x.relu(), weight)
+    return torch.sigmoid(y) + x, F.pad(y, (1, 1))[..., 1:-1].tanh()
+
+
+def two_of_seven(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return convolved(x, first) * convolved(x, second)
+
+
 def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     y = convolved(x, weight)
     for number in range(60):
@@ -83,11 +93,15 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor], int]] = {
     "convolution of channels": (convolved, [channels_last(2, 24, 12, 8), weights(24, 3)], 8),
     "of five": (convolved, [channels_last(2, 24, 12, 8), weights(24, 5)], 4),
     "of seven": (convolved, [channels_last(1, 24, 8, 12, dtype=BF16), weights(24, 7, BF16)], 6),
+    "of seven, in a kernel with others": (beside_others, [channels_last(1, 24, 8, 12), weights(24, 7)], 6),
+    "of seven, two for each": (convolved, [channels_last(1, 12, 8, 12), weights(24, 7)], 1),
+    "two of seven": (two_of_seven, [channels_last(1, 24, 8, 12), weights(24, 7), weights(24, 7)], 6),
     "in bfloat16": (convolved, [channels_last(2, 24, 8, 8, dtype=BF16), weights(24, 3, BF16)], 8),
     "of planes": (convolved, [torch.empty(2, 6, 14, 9), torch.empty(6, 1, 3, 3)], 7),
     "halved": (lambda x, w: convolved(x, w, 2), [channels_last(2, 24, 16, 16), weights(24, 3)], 8),
     "odd sizes": (convolved, [channels_last(2, 24, 7, 11), weights(24, 3)], 7),
     "gradient of channels": (gradient, [channels_last(2, 24, 12, 8), weights(24, 3)], 8),
+    "gradient, of seven": (gradient, [channels_last(1, 24, 8, 12), weights(24, 7)], 6),
     "gradient of planes": (gradient, [torch.empty(2, 6, 14, 9), torch.empty(6, 1, 5, 5)], 7),
     "gradient, halved": (lambda g, w: gradient(g, w, 2), [channels_last(2, 24, 6, 4), weights(24, 3)], 4),
     "gradient, halved, of five": (lambda g, w: gradient(g, w, 2), [channels_last(2, 24, 6, 4), weights(24, 5)], 4),
@@ -135,6 +149,24 @@ def test_shared_places_are_loaded_once(used: list[Schedule]) -> None:
     assert used[-1].register_tile == ((2, 2), (3, 4)) and text.count("tl.load(in0") == 4 * 6
     assert text.count("tl.load(in1") == 9 and text.count("tl.store(") == 8
     assert text.rindex("tl.load(") < text.index("tl.store(")
+
+
+def test_large_windows_are_walked_row_by_row(used: list[Schedule]) -> None:
+    """All points of a tile in one loop, which loads for each step what they share of a row."""
+    _, inputs, points = CASES["of seven"]
+    text = lowering.lower(spec_of(plainly, *inputs)).source
+    before, _, body = text.partition("    for w")
+    assert used[-1].register_tile == ((2, points),) and before.count("tl.full(") == points and "tl.load(" not in before
+    assert body.count("tl.load(in0") == points + 6 and body.count("tl.load(in1") == 7 and "    for w" not in body
+    assert lowering.lower(spec_of(two_of_seven, *CASES["two of seven"][1])).source.count("    for w") == 2
+
+
+@pytest.mark.parametrize(("function", "inputs"), [
+    (plainly, CASES["of five"][1]), (lambda g, w: gradient(g, w, 2), [channels_last(1, 24, 6, 4), weights(24, 7)]),
+    (lambda x, w: convolved(x, w).sum((2, 3)), CASES["of seven"][1]),  # in a kernel that walks rows
+    (lambda x, w: F.pad(convolved(x, w), (1, 1)), CASES["of seven"][1])])  # under a condition
+def test_other_windows_are_written_out(function: Callable[..., Any], inputs: list[torch.Tensor]) -> None:
+    assert "    for w" not in lowering.lower(spec_of(function, *inputs)).source
 
 
 @pytest.mark.parametrize("case", [
