@@ -126,8 +126,9 @@ def test_what_is_around_it_is_in_its_kernel() -> None:
     assert len(graph.plan.regions) == 1 and DEPTHWISE in targets([graph])
 
 
-def test_infinities_and_nans_reach_the_elements_whose_windows_have_them() -> None:
-    function, x, weight = operands("same", torch.float32)
+@pytest.mark.parametrize("name", ["same", "row by row"])
+def test_infinities_and_nans_reach_the_elements_whose_windows_have_them(name: str) -> None:
+    function, x, weight = operands(name, torch.float32)
     with torch.no_grad():
         x[0, 0, 2, 3], x[0, 1, 0, 0], x[1, 2, 7, 8] = torch.inf, -torch.inf, torch.nan
     check(function, x, weight, **SLOW)
@@ -139,6 +140,15 @@ def test_sizes_may_be_dynamic(grad: bool) -> None:
     for batch, length in ((3, 19), (5, 33), (2, 7)):
         x = torch.randn(batch, 6, length, requires_grad=grad)
         graphs = check(lambda x: model(x)[..., :x.shape[-1]], x, grad=grad, dynamic=True, precise=False, **SLOW)
+        assert DEPTHWISE in targets(graphs) and (DEPTHWISE_BACKWARD in targets(graphs)) is grad
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_images_of_large_windows_may_be_dynamic(grad: bool) -> None:
+    model = torch.nn.Conv2d(6, 6, 7, padding=3, groups=6, bias=False)
+    for batch, height, width in ((3, 9, 8), (5, 11, 14), (2, 8, 7)):
+        x = torch.randn(batch, 6, height, width, requires_grad=grad)
+        graphs = check(model, x, grad=grad, dynamic=True, precise=False, **SLOW)
         assert DEPTHWISE in targets(graphs) and (DEPTHWISE_BACKWARD in targets(graphs)) is grad
 
 

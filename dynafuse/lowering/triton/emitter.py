@@ -272,11 +272,10 @@ class Emitter(Memory):
             body.lines.append(Line(f"{total} = {row.loop.step(self, call, at, number, total)}"))
         self.open_branches.pop()
         self.scope(tiles).lines.append(body)
-        for total, at in zip(sums, indices, strict=True):
-            value = self._round_result(position, self.cast(total, call.dtype))
-            self.scope(tiles).values[position, at, self.masks] = value
-        rounded: Value = self.scope(tiles).values[position, index, self.masks]
-        return rounded
+        results = {at: self._round_result(position, self.cast(total, call.dtype))
+                   for total, at in zip(sums, indices, strict=True)}
+        self.scope(tiles).values.update({(position, at, self.masks): value for at, value in results.items()})
+        return results[index]
 
     def _round_result(self, position: int, value: Value) -> Value:
         if not self.rounding.rounds_result(position):
