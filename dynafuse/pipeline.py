@@ -38,6 +38,7 @@ from dynafuse.fallback import left_out
 from dynafuse.futures import has_failed, outcome
 from dynafuse.ir import Launch, Plan
 from dynafuse.lowering.base import Executor
+from dynafuse.lowering.calls import terms_in_code
 from dynafuse.lowering.registry import executor
 from dynafuse.partition.annotate import annotate, signature, unknown_to_device
 from dynafuse.partition.executors import Executors
@@ -355,7 +356,7 @@ def _with_bases(setting: Setting) -> Setting:
 
 def _requests(setting: Setting, plan: CanonicalPlan) -> Requests:
     """Ask for the kernel of every region, by name; for what takes a compiler longest first."""
-    largest_first = sorted(plan.regions, key=lambda region: -len(region.spec.ops))
+    largest_first = sorted(plan.regions, key=lambda region: -terms_in_code(region.spec))
     return {region.name: request(region, setting.compilation) for region in largest_first}
 
 

@@ -6,10 +6,12 @@ arguments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sympy
 
 from dynafuse.errors import LoweringError
-from dynafuse.ir import OpSpec
+from dynafuse.ir import OpSpec, Ref, Size, Spec
 from dynafuse.ops import Call, Row, lookup
 from dynafuse.ops.overloads import overload
 
@@ -25,3 +27,15 @@ def row_and_call(op: OpSpec) -> tuple[Row, Call]:
     if target is None or row is None:
         raise LoweringError(op.target, "it has no row in the op table")
     return row, Call(target, dict(op.args), tuple(map(sympy.sympify, op.shape)), op.dtype)
+
+
+def terms_in_code(spec: Spec) -> int:
+    """Return about how many terms the code of a spec's kernels has: one an op, and of windows each that is written out.
+
+    Raises:
+        LoweringError: As for :func:`row_and_call`.
+    """
+    def shape(argument: Ref) -> Sequence[Size]:
+        return spec.tensor(argument).shape
+
+    return sum(1 if row.terms is None else row.terms(call, shape) for row, call in map(row_and_call, spec.ops))

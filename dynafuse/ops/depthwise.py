@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +141,11 @@ def _rows(call: Call, shape: Shape) -> int:
     return lengths[0] if len(lengths) > 1 and math.prod(lengths) > MAX_WINDOW else 1
 
 
+def _terms_in_code(rows: Callable[[Call, Shape], int], call: Call, shape: Shape) -> int:
+    """Return how many elements of a window the code has, given the function that returns in how many steps it is walked."""
+    return math.prod(int(size) for size in shape(call["weight"])[2:]) // rows(call, shape)
+
+
 def _rows_of_gradient(call: Call, shape: Shape) -> int:
     """Return the same of a gradient; where windows begin apart, a row of them covers few elements."""
     is_plain = shape(call["grad_output"])[1] == call.shape[1] and all(stride == 1 for stride in call["stride"])
@@ -239,6 +244,7 @@ FIRST_SIDE = 2
 """The dimension, of images, of results and of weights, along which windows are walked row by row."""
 
 register(replace(rewrite(DEPTHWISE, Kind.INDEX, _lower, accepts=_accepts, flops=2.0),
-                 loop=Loop(_rows, _add_row, FIRST_SIDE)))
+                 loop=Loop(_rows, _add_row, FIRST_SIDE), terms=functools.partial(_terms_in_code, _rows)))
 register(replace(rewrite(DEPTHWISE_BACKWARD, Kind.INDEX, _lower_gradient, accepts=_accepts_gradient, flops=2.0),
-                 loop=Loop(_rows_of_gradient, _add_row_of_gradient, FIRST_SIDE)))
+                 loop=Loop(_rows_of_gradient, _add_row_of_gradient, FIRST_SIDE),
+                 terms=functools.partial(_terms_in_code, _rows_of_gradient)))

@@ -275,6 +275,7 @@ class Row:
     smooth: bool = False  # pointwise: whether quicker functions serve it where its result only becomes 16-bit floats
     rounds: bool = False  # pointwise: whether it casts what the user casts: its operand and its result are rounded
     lower: Lower | None = None  # view, index, gather, creation, random: the value at an index
+    terms: Callable[[Call, Shape], int] | None = None  # index: of how many terms the code for an element is, if of many
     loop: Loop | None = None  # index: what adds it up, if it is not written out
     view: View | None = None  # view, index: what it does to dimensions; None where it takes parts of them
     order: Order | None = None  # view, index: of one that permutes, the order

@@ -5,10 +5,12 @@ Example:
 """
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from bench import depthwise, host, indices, measure, micro, run, subject, systems, table
 from bench.measure import Outcome
 from bench.run import split
-from bench.worker import Failed, Process
+from bench.worker import Failed, Process, compile_package
 
 
 def rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -109,6 +111,17 @@ def test_a_second_process_finds_the_caches_of_the_first(tmp_path: Path, monkeypa
     assert run.main(small("residual", "residual/1", "--rounds", "1", "--systems", system, "--out", str(out))) == 0
     (row,) = rows(out).values()
     assert row["compiled"] == 0 and row["disk_hits"] == row["kernels"] > 0
+
+
+def test_a_cold_start_finds_the_package_as_an_installation_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "dynafuse" / "part"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("")
+    spec = SimpleNamespace(submodule_search_locations=[str(package.parent)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    compile_package.__wrapped__()
+    assert len(list(tmp_path.rglob("*.pyc"))) == 2
 
 
 def test_a_worker_that_does_not_answer_is_ended() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dynafuse.lowering.calls import terms_in_code
 from dynafuse.lowering.triton import filled_loads, register_tiles
 from dynafuse.lowering.triton import lower as lowering
 from dynafuse.lowering.triton.register_tiles import in_steps
@@ -141,6 +142,13 @@ def test_all_points_are_right(name: str, used: list[Schedule]) -> None:
     torch.manual_seed(0)
     check(function, *(torch.randn_like(x) for x in inputs))
     assert points in [register_tiles.points_of(schedule.register_tile) for schedule in used]
+
+
+@pytest.mark.parametrize(("function", "length", "terms"), [
+    (plainly, 3, 9), (plainly, 5, 25), (plainly, 7, 7), (lambda g, w: gradient(g, w), 7, 7), (lambda g, w: gradient(g, w, 2), 7, 49),
+    (lambda x, w: convolved(x, w).sigmoid() + x, 5, 27)])
+def test_code_of_windows_has_their_terms(function: Callable[..., Any], length: int, terms: int) -> None:
+    assert terms_in_code(spec_of(function, channels_last(2, 24, 12, 8), weights(24, length))) - terms in (0, 1)  # a view
 
 
 def test_shared_places_are_loaded_once(used: list[Schedule]) -> None:
