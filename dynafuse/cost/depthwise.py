@@ -42,10 +42,10 @@ MOST_SHARED = 25
 """Elements of a window up to which lanes share those of several points of planes: larger windows are walked row by row."""
 
 MOST_POINTS = 8
-"""Points of a lane, which for larger windows lie beside each other in rows."""
+"""Points that a lane computes; of larger windows they lie beside each other in rows."""
 
-STEPS = 4 * 512
-"""Points of a processor from which on there are enough for each point of a lane."""
+STEPS_OF_PROCESSOR = 4 * 512
+"""Steps of a processor, of a register tile each, from which on it has several programs."""
 
 TIMES_IN_SUMS = 2
 """How many times as long an element of a window takes that becomes part of a sum over all windows."""
@@ -71,8 +71,8 @@ class Depthwise:
 
     ``inputs`` and ``outputs`` are elements of the operand and of the result, ``taps`` those of a window, and ``overlaps``
     the windows that cover an element of the operand, at most. ``groups`` are the operand's channels, each with ``copies``
-    in the result. ``beside`` tells whether channels lie side by side in memory, of images, whose ``rank`` is 2. ``sides``
-    are the sizes of the operand and of the result, without images and channels.
+    in the result. ``beside`` tells whether channels lie side by side in memory, of images, whose ``rank`` is 2. ``widths``
+    are the last sizes of the operand and of the result.
     """
 
     inputs: int
@@ -84,7 +84,7 @@ class Depthwise:
     itemsize: int
     rank: int
     beside: bool
-    sides: tuple[tuple[int, ...], tuple[int, ...]]
+    widths: tuple[int, int]
 
     @property
     def bytes(self) -> int:
@@ -109,7 +109,7 @@ def depthwise_of(given: Mapping[str, Any], result: Any) -> Depthwise | None:
     inputs, outputs = (math.prod(map(hint, tensor.shape)) for tensor in (x, output))
     return Depthwise(inputs, outputs, math.prod(lengths), overlaps, groups, hint(weight.shape[0]) // groups,
                      x.dtype.itemsize, len(lengths), x.dim() == 4 and hint(output.stride(1)) == 1,
-                     (tuple(map(hint, x.shape[2:])), tuple(map(hint, output.shape[2:]))))
+                     (hint(x.shape[-1]), hint(output.shape[-1])))
 
 
 def library_us(convolution: Depthwise, wanted: Wanted, device: Device) -> float:
@@ -166,10 +166,10 @@ def _flops_of_term(convolution: Depthwise, wanted: Wanted, device: Device) -> fl
 
 def _has_tile(convolution: Depthwise, wanted: Wanted, device: Device) -> bool:
     """Return whether lanes can compute several points of a row, and are enough."""
-    elements, sides = ((convolution.inputs, convolution.sides[0]) if wanted is Wanted.INPUT else
-                       (convolution.outputs, convolution.sides[1]))
-    most = elements / max(STEPS * device.processors, 1.0)
-    return any(sides[-1] % points == 0 for points in range(2, MOST_POINTS + 1) if points <= most)
+    elements, width = ((convolution.inputs, convolution.widths[0]) if wanted is Wanted.INPUT else
+                       (convolution.outputs, convolution.widths[1]))
+    most = elements / max(STEPS_OF_PROCESSOR * device.processors, 1.0)
+    return any(width % points == 0 for points in range(2, MOST_POINTS + 1) if points <= most)
 
 
 def _planes_ns(taps: int, wanted: Wanted) -> float:

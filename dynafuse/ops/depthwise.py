@@ -109,15 +109,24 @@ def _windows(call: Call, weight: Sequence[sympy.Expr]) -> list[Window]:
     return windows([int(size) for size in weight[2:]], call["stride"], call["padding"], call["dilation"])
 
 
+def _weight(build: Builder, call: Call, output: sympy.Expr, tap: Iterable[int | sympy.Expr]) -> Value:
+    """Return the weight of an element of a window, of a channel of the result."""
+    return build.operand(call["weight"], (output, S.Zero, *map(sympy.sympify, tap)))
+
+
+def _taps(of: Sequence[Window]) -> Iterator[Tap]:
+    """Yield the places of a window's elements, by some of its dimensions."""
+    return itertools.product(*(range(window.length) for window in of))
+
+
 def _lower(build: Builder, call: Call, index: Index) -> Value:
-    lengths = [window.length for window in _windows(call, build.shape(call["weight"]))]
-    return _sum_of_products(build, call, list(_terms(build, call, index, itertools.product(*map(range, lengths)))))
+    taps = _taps(_windows(call, build.shape(call["weight"])))
+    return _sum_of_products(build, call, list(_terms(build, call, index, taps)))
 
 
 def _add_row(build: Builder, call: Call, index: Index, row: sympy.Expr, total: Value) -> Value:
     """Return a sum with what a row of the window adds to it."""
-    lengths = [window.length for window in _windows(call, build.shape(call["weight"]))]
-    taps = ((row, *rest) for rest in itertools.product(*map(range, lengths[1:])))
+    taps = ((row, *rest) for rest in _taps(_windows(call, build.shape(call["weight"]))[1:]))
     return _added(build, call, _terms(build, call, index, taps), total)
 
 
@@ -131,7 +140,7 @@ def _terms(build: Builder, call: Call, index: Index, taps: Iterable[Tap]) -> Ite
         return build.operand(call["self"], (image, source, *place))
 
     for tap in taps:
-        weight = build.operand(call["weight"], (channel, S.Zero, *map(sympy.sympify, tap)))
+        weight = _weight(build, call, channel, tap)
         yield within(build, sizes, element(of, tuple(at), tap), read, 0), weight
 
 
@@ -158,11 +167,11 @@ def _add_row_of_gradient(build: Builder, call: Call, index: Index, row: sympy.Ex
     of, counts = _windows(call, build.shape(call["weight"])), build.shape(call["grad_output"])[2:]
 
     def terms() -> Iterator[tuple[Value, Value]]:
-        for rest in itertools.product(*(range(window.length) for window in of[1:])):
+        for rest in _taps(of[1:]):
             tap = (row, *rest)
             number = tuple(position + window.padding - window.dilation * step
                            for position, window, step in zip(at, of, tap, strict=True))
-            weight = build.operand(call["weight"], (channel, S.Zero, *map(sympy.sympify, tap)))
+            weight = _weight(build, call, channel, tap)
             yield within(build, counts, number, functools.partial(_grad, build, call, image, channel), 0), weight
 
     return _added(build, call, terms(), total)
@@ -183,7 +192,7 @@ def _lower_gradient(build: Builder, call: Call, index: Index) -> Value:
 
     def weight(output: sympy.Expr, places: Sequence[sympy.Expr]) -> Value:
         tap = (floordiv(place, window.dilation) for place, window in zip(places, of, strict=True))
-        return build.operand(call["weight"], (output, S.Zero, *tap))
+        return _weight(build, call, output, tap)
 
     if not any(cover.within for cover in around):
         return _sum_of_products(build, call, [

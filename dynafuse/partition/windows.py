@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 import sympy
 from torch.fx import Node
 
+from dynafuse.cost.depthwise import MOST_POINTS as MOST_POINTS
+from dynafuse.cost.depthwise import STEPS_OF_PROCESSOR
 from dynafuse.ir import Tensor
 from dynafuse.ops.indexing_math import IndexSymbol
 from dynafuse.partition.kernel_class import PROCESSORS, REGISTER
@@ -29,9 +31,6 @@ RegisterTile = tuple[tuple[int, int], ...]
 LEAST_PLACES = 4
 """Places at which a tensor is read for a point, from which on these are a window."""
 
-MOST_POINTS = 8
-"""Points of a lane."""
-
 MOST_REGISTERS = 250
 """Registers for all that a lane loads."""
 
@@ -41,7 +40,7 @@ LEAST_SHARED = 0.75
 STEPS = 4
 """Steps of a tile that a lane takes."""
 
-LEAST_STEPS = 4 * PROCESSORS * 512
+LEAST_STEPS = PROCESSORS * STEPS_OF_PROCESSOR
 """Steps of a kernel that leave all processors several programs."""
 
 

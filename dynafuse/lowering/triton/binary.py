@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dynafuse.ir import Launch
-from dynafuse.lowering.triton.compiler import constants_of, gpu_target
+from dynafuse.lowering.triton.compiler import gpu_target, job_of
 from dynafuse.lowering.triton.jobs import BINARY, ELF, Taken
 from dynafuse.lowering.triton.scratch import scratch_folder
 
@@ -38,10 +38,10 @@ class Signature:
     @classmethod
     def of(cls, launch: Launch, capability: int) -> Signature:
         """Return the signature of a launch, as compiling for a capability made it."""
-        constants = constants_of(launch, capability)
-        signature = dict(launch.signature) | dict.fromkeys(constants, "constexpr")
-        positions = ((len(launch.signature) + k,) for k in range(len(constants)))
-        return cls(launch.entry, signature, dict(zip(positions, constants.values(), strict=True)), {})
+        job = job_of(launch, capability)
+        constants: dict[tuple[int, ...], int] = {
+            (len(job.signature) + k,): value for k, (_, value) in enumerate(job.constants)}
+        return cls(job.entry, job.parameters(), constants, {})
 
 
 def restored(launch: Launch, metadata: Mapping[str, Any], binary: bytes, capability: int) -> Any:

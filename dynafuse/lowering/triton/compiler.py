@@ -12,7 +12,7 @@ from typing import Any
 
 from dynafuse.ir import ALIGNED, Launch, Lowered
 from dynafuse.lowering.triton.dependent import WAITS
-from dynafuse.lowering.triton.jobs import Job, compile_job
+from dynafuse.lowering.triton.jobs import Job, compile_job, target_of
 
 DEPENDENT_FROM = 90
 """The capability from which on kernels can wait for the one before (PTX's ``griddepcontrol``)."""
@@ -48,11 +48,9 @@ def use_torchs_assembler() -> None:
 
 
 def gpu_target(capability: int) -> Any:
-    """Return what Triton is to compile for."""
-    from triton.backends.compiler import GPUTarget
-
+    """Return what Triton is to compile for, with the assembler that it takes."""
     use_torchs_assembler()
-    return GPUTarget("cuda", capability, 32)
+    return target_of(capability)
 
 
 def constants_of(launch: Launch, capability: int) -> dict[str, int]:

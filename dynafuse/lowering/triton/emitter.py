@@ -27,7 +27,7 @@ from dynafuse.lowering.triton.memory import Memory
 from dynafuse.lowering.triton.promotion import compute_dtype
 from dynafuse.lowering.triton.propagation import MOST, argument, compares_with_index, comparison, propagated
 from dynafuse.lowering.triton.ranges import FLOATS, Range, Ranges
-from dynafuse.lowering.triton.scopes import PER_STEP, Line, Scope
+from dynafuse.lowering.triton.scopes import PER_STEP, Line
 from dynafuse.lowering.triton.text import escape, is_literal, quick, size_text, wrap
 from dynafuse.lowering.triton.unrolled import unrolled
 from dynafuse.ops import Call, Combine, Context, Index, Kind, Row, Scatter, Value, Write
@@ -258,7 +258,8 @@ class Emitter(Memory):
     def _looped(self, position: int, index: Index, steps: int) -> Value:
         """Return the value of an op that a loop adds up; the same loop does so for all points of a register tile."""
         row, call = self.calls[position]
-        assert row.loop is not None, row
+        loop = row.loop
+        assert loop is not None, row
         awaited = self.awaited.get(position, [])
         indices = awaited if index in awaited else [index]
         tiles, number = self._all_tiles - PER_STEP, symbol(self.new_name("w"), steps)
@@ -266,11 +267,13 @@ class Emitter(Memory):
         for total in sums:
             zero = self._broadcast_text(self.constant(0, total.dtype), total.dtype)
             self.add_line(f"{total} = {zero}", tiles)
-        body = Scope(header=Line(f"for {number} in range({steps}):"), is_branch=True)
-        self.open_branches.append(body)
-        for total, at in zip(sums, indices, strict=True):
-            body.lines.append(Line(f"{total} = {row.loop.step(self, call, at, number, total)}"))
-        self.open_branches.pop()
+
+        def step() -> Value:
+            for total, at in zip(sums, indices, strict=True):
+                self.add_line(f"{total} = {loop.step(self, call, at, number, total)}", tiles)
+            return sums[0]
+
+        body, _ = self._in_branch(Line(f"for {number} in range({steps}):"), step, None)
         self.scope(tiles).lines.append(body)
         results = {at: self._round_result(position, self.cast(total, call.dtype))
                    for total, at in zip(sums, indices, strict=True)}

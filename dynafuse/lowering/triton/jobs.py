@@ -42,6 +42,13 @@ class Job:
         return dict(self.signature) | {name: "constexpr" for name, _ in self.constants}
 
 
+def target_of(capability: int) -> Any:
+    """Return what Triton compiles for."""
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("cuda", capability, 32)
+
+
 def compile_job(job: Job, module: Any) -> Any:
     """Compile a kernel; Triton keeps the binary in its own cache folder. No GPU is needed.
 
@@ -50,7 +57,6 @@ def compile_job(job: Job, module: Any) -> Any:
         module: Has the function, of which Triton reads the source.
     """
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = getattr(module, job.entry)
@@ -62,7 +68,7 @@ def compile_job(job: Job, module: Any) -> Any:
                "enable_reflect_ftz": False}  # libdevice keeps subnormal numbers, as eager's functions do
     if job.asserts:  # without it Triton leaves them out; it would also check integers for overflow
         options |= {"debug": True, "sanitize_overflow": False}
-    target = GPUTarget("cuda", job.capability, 32)
+    target = target_of(job.capability)
     return assembled_apart(triton.compile(built, target=target, options=options), target, options)
 
 
